@@ -20,7 +20,6 @@ from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import EOS
 from phmctl.decoding.beam import Seq2Seq, beam_search, pad
 from phmctl.decoding.translator import (
-    CTRANSLATE2,
     ENGINES,
     Hypothesis,
     Translation,
@@ -31,6 +30,7 @@ from phmctl.decoding.translator import (
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import UserError, check_known
 from phmctl.export import with_engine
+from phmctl.exports import CTRANSLATE2
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import TranslationRecipe

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.translator import CTRANSLATE2, Hypothesis, length_penalty, longest_outputs
+from phmctl.decoding.translator import Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import RunError, missing
+from phmctl.exports import CTRANSLATE2
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"

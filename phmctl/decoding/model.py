@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from phmctl.runs import Run
 
 Texts = Sequence[str | Sequence[str]]
+Advance = Callable[[int], None]  # is told how many more lines are done
 Line = tuple[str, dict[str, Any]]  # an answer as ``decode`` writes it: its text, and what ``--json`` says of it
+
+
+def ignore(count: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +149,8 @@ class Model:
         """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
         return {}
 
-    def answer(
-        self, lines: Sequence[str], *, numbers: Sequence[int] | None = None, advance: Callable[[int], None]
-    ) -> list[Line]:
-        """Return the answer to each line, for ``decode``; what is cut is warned of.
-
-        `numbers` are those of the lines, for messages: 1, 2, … where None. `advance` is told how many are done.
-        """
+    def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
+        """Return the answer to each line, for ``decode``; `first` is the first one's number. What is cut is told."""
         raise self._lacks("answer")
 
     def _lacks(self, method: str) -> UserError:

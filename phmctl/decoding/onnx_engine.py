@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from phmctl.data.special import PAD
 from phmctl.decoding.beam import TorchEngine
-from phmctl.decoding.translator import ONNX
 from phmctl.errors import RunError, require
+from phmctl.exports import ONNX
 
 ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
 

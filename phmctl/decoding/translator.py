@@ -5,9 +5,8 @@ are), or an export's. What an engine wants is imported with it: an export to CTr
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +17,7 @@ from phmctl.data.clean import clean_line
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.model import Line, Model, Texts, about_run, check_export, check_texts
+from phmctl.decoding.model import Advance, Line, Model, Texts, about_run, check_export, check_texts, ignore
 from phmctl.devices import takes_bfloat16
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.exports import Export
@@ -48,8 +47,8 @@ def length_penalty(length: Any, alpha: float) -> Any:
 
 
 _IRRELEVANT = {"batch_tokens", "execution"}  # settings of the search that change its speed only
-TORCH, CTRANSLATE2, ONNX = "torch", "ctranslate2", "onnx"
-ENGINES = (TORCH, CTRANSLATE2, ONNX)
+TORCH = "torch"
+ENGINES = (TORCH, exports.CTRANSLATE2, exports.ONNX)
 
 
 class Engine(Protocol):
@@ -142,18 +141,11 @@ class Translator(Model):
             raise UserError(f"n_best = {n_best} must be between 1 and beam = {settings.beam}")
         return self._translate(check_texts(texts), settings, n_best, strict)
 
-    def answer(
-        self,
-        lines: Sequence[str],
-        *,
-        numbers: Sequence[int] | None = None,
-        advance: Callable[[int], None] = lambda count: None,
-    ) -> list[Line]:
+    def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
         """Return the best translation of each line, or its n best with number, rank and score, a line each."""
-        numbers = numbers or range(1, len(lines) + 1)
-        found = self._translate(lines, self.settings, self.n_best or 1, self.strict, numbers, advance)
+        found = self._translate(lines, self.settings, self.n_best or 1, self.strict, first, advance)
         answers = []
-        for number, best in zip(numbers, found, strict=False):
+        for number, best in enumerate(found, first):
             ranked = [f"{number}\t{rank}\t{each.score:.6f}\t{each.text}" for rank, each in enumerate(best, start=1)]
             text = best[0].text if self.n_best is None else "\n".join(ranked)
             answers.append((text, as_json(best)))
@@ -168,10 +160,10 @@ class Translator(Model):
         settings: DecodingSection,
         n_best: int,
         strict: bool,
-        numbers: Sequence[int] | None = None,
-        advance: Callable[[int], None] = lambda count: None,
+        first: int = 1,
+        advance: Advance = ignore,
     ) -> list[list[Translation]]:
-        sources, cut = self.token_ids(lines, strict=strict, numbers=numbers)
+        sources, cut = self.token_ids(lines, strict=strict, first=first)
         results: list[list[Translation]] = [[EMPTY] for _ in lines]
         advance(sources.count([]))
         allowed = self.tokenizers.target.size
@@ -183,18 +175,18 @@ class Translator(Model):
         return results
 
     def token_ids(
-        self, lines: Sequence[str], *, strict: bool = False, numbers: Sequence[int] | None = None
+        self, lines: Sequence[str], *, strict: bool = False, first: int = 1
     ) -> tuple[list[list[int]], set[int]]:
         """Return the ids of each line, closed by EOS, and the places of those that were cut.
 
         A line without tokens gives an empty list; one of more than `max_tokens` is cut with a warning, or refused
-        (DataError) where `strict` is set. `numbers` are those of the lines, for messages; None: 1, 2, …
+        (DataError) where `strict` is set. `first` is the number of the first line, for messages.
         """
         encoded = self.tokenizers.source.encode(self._clean(lines))
         limit, cut = self.max_tokens, set()
-        for place, (ids, number) in enumerate(zip(encoded, numbers or count(1), strict=False)):
+        for place, ids in enumerate(encoded):
             if limit is not None and len(ids) > limit:
-                message = f"line {number} has {len(ids)} tokens, more than the {limit} of the training data"
+                message = f"line {first + place} has {len(ids)} tokens, more than the {limit} of the training data"
                 if strict:
                     raise DataError(f"{message}; split it, or leave strict out to translate its beginning")
                 warn(f"{message}; translating its beginning")

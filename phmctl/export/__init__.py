@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phmctl.console import note
 from phmctl.decoding.translator import ENGINES, TORCH
-from phmctl.errors import OutputError, UserError, check_known
+from phmctl.errors import UserError, check_known
 from phmctl.exports import CTRANSLATE2, SAFETENSORS, Export
 from phmctl.files import locked
 from phmctl.runs import Run, Weights
@@ -52,17 +52,11 @@ def with_engine(
         return kept
     from phmctl.export.verb import export
 
-    try:
-        with locked(folder.parent / f".{name}.lock"):
-            if kept := _kept(folder, weights):  # another process was faster
-                return kept
-            note(f"exporting to {engine}; it is kept in {folder}")
-            return export(
-                run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING
-            ).export
-    except OutputError as error:
-        elsewhere = f"phmctl export {run.folder} --to {engine} -o DIR"
-        raise type(error)(f"{error}; or export it elsewhere: {elsewhere}") from error
+    with locked(folder.parent / f".{name}.lock"):
+        if kept := _kept(folder, weights):  # another process was faster
+            return kept
+        note(f"exporting to {engine}; it is kept in {folder}")
+        return export(run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING).export
 
 
 def _kept(folder: Path, weights: Weights) -> Export | None:

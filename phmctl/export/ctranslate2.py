@@ -21,18 +21,16 @@ from phmctl.nn.layers import sinusoids
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
 
-def check_quantize(quantize: str) -> None:
-    """Refuse (UserError) a quantisation that CTranslate2 does not have, or that this machine cannot run."""
+def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str, longest: int, folder: Path) -> None:
+    """Write a Transformer's dense form as a CTranslate2 model into ``folder/model``.
+
+    UserError: CTranslate2 has no such quantisation, or this machine cannot run it.
+    """
     check_known("quantisation", quantize, QUANTIZATIONS)
     able = require("ctranslate2", "ctranslate2").get_supported_compute_types("cpu")
     if quantize not in able:
         known = ", ".join(name for name in QUANTIZATIONS if name in able)
         raise UserError(f"--quantize {quantize}: this machine's processor cannot run it; it can run {known}")
-
-
-def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str, longest: int, folder: Path) -> None:
-    """Write a Transformer's dense form as a CTranslate2 model into ``folder/model``."""
-    check_quantize(quantize)
     specs = require("ctranslate2.specs", "ctranslate2")
     try:
         spec = _spec(specs, form, longest)

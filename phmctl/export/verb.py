@@ -46,7 +46,7 @@ def model_card(subject: Subject, described: Mapping[str, Any], found: Verificati
     if found.compared == IDS:
         here = "its tokenizer is here, the model is not"
         use = "the transformers library: AutoTokenizer, `from_pretrained(DIR)`."
-    corpus, labels = data.get("corpus", ""), data.get("labels", ())
+    languages = [str(data.get(f"{side}_language", "?")) for side in ("source", "target")]
     try:
         licence = load_card(recipe.model_dump()["data"].get("card", "")).licence
     except DataError:
@@ -61,9 +61,8 @@ def model_card(subject: Subject, described: Mapping[str, Any], found: Verificati
             f"parameters of its dense twin: {totals.dense:,}; without embeddings {inner.dense:,}",
         ],
         "Data": [
-            f"corpus: {corpus} ({data['source_language']} to {data['target_language']})"
-            if "source_language" in data
-            else f"corpus: {corpus}; labels: {', '.join(labels)}",
+            f"corpus: {data.get('corpus', '')}",
+            f"labels: {', '.join(data['labels'])}" if "labels" in data else f"languages: {' to '.join(languages)}",
             f"licence of the data: {licence}",
             "sizes, cleaning and tokens: `data.json`",
         ],

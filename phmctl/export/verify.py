@@ -23,13 +23,14 @@ from phmctl.decoding.translator import (
     load_translator,
     plan,
 )
-from phmctl.errors import RunError, UserError
+from phmctl.errors import RunError
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import How, bleu, usual_tokenizer
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.runs import Run, Weights
 from phmctl.tasks.classification.kind import read_examples
 from phmctl.tasks.classification.task import TextClassifier, load_classifier, trained_classifier
+from phmctl.tasks.registry import kind_of
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,7 @@ def open_subject(run: Run, checkpoint: str) -> Subject:
         if isinstance(run.recipe, ClassificationRecipe):
             classifier = load_classifier(run, name, "cpu", cleaned=True)
             return Subject(run, weights, trained_classifier(run, name, "cpu"), classifier, load_tokenizers(run))
-        raise UserError(
-            f"{run.folder} is a run of task {run.recipe.task!r}, whose model answers no text; "
-            "translators and classifiers can be exported"
-        )
+        raise kind_of(run.recipe).lacks("export")
 
     return run.use(checkpoint, load)
 

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from phmctl.console import emit, json_text, warn
-from phmctl.decoding.model import Model
+from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import OutputError
 from phmctl.inference.answers_file import AnswersFile
 from phmctl.metrics.degenerate import Degenerate
@@ -19,7 +19,7 @@ def answer(
     *,
     output: AnswersFile | None = None,
     as_json: bool = False,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Advance = ignore,
 ) -> None:
     """Answer groups of lines as they come: into a file, on stdout, or both. What is wrong with all of them is said.
 
@@ -31,7 +31,7 @@ def answer(
     counted = Degenerate()
     advance(number - 1)
     for group in groups if output is None else output.unanswered(groups):
-        found = model.answer(group, numbers=range(number, number + len(group)), advance=advance)
+        found = model.answer(group, first=number, advance=advance)
         answers = [line for line, _ in found]
         text = "".join(f"{line}\n" for line in answers)
         counted.add(group, answers)

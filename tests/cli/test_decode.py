@@ -195,7 +195,7 @@ def test_lines_that_are_there_are_answered_together(
     whole = Translator.answer
 
     def note_lines(self, lines, **settings):
-        together.append((len(lines), settings["numbers"][0]))
+        together.append((len(lines), settings["first"]))
         return whole(self, lines, **settings)
 
     monkeypatch.setattr(Translator, "answer", note_lines)

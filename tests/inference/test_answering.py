@@ -1,7 +1,6 @@
 """``decode``: what is said of all answers together."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ class Mute:
     def __init__(self, said: str) -> None:
         self.said = said
 
-    def answer(self, lines: Sequence[str], *, numbers: Any, advance: Callable[[int], None]) -> list[Line]:
+    def answer(self, lines: Sequence[str], *, first: int, advance: Callable[[int], None]) -> list[Line]:
         return [(self.said, {"text": self.said}) for _ in lines]
 
 

@@ -127,7 +127,7 @@ def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
 @pytest.mark.parametrize("n_best", [None, 1, 2])
 def test_decode_prints_lines_and_json(run: Run, translator: Model, n_best: int | None) -> None:
     model = load_translator(run, "best", "cpu", n_best=n_best)
-    found = model.answer(["", TEXTS[0]], numbers=[8, 9])
+    found = model.answer(["", TEXTS[0]], first=8)
     expected = translator.translate(["", TEXTS[0]], n_best=n_best or 1)
     for number, (text, told), best in zip((8, 9), found, expected, strict=True):
         names = ("text", "score", "log_prob")

@@ -2,11 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,17 @@ from phmctl.data.copies import (
 from phmctl.data.listing import coverage_of
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.tokenizer import JOINT_FILE
-from phmctl.decoding.model import Classified, Line, Model, Texts, about_run, check_export, check_texts
+from phmctl.decoding.model import (
+    Advance,
+    Classified,
+    Line,
+    Model,
+    Texts,
+    about_run,
+    check_export,
+    check_texts,
+    ignore,
+)
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.decoding.translator import TORCH
 from phmctl.devices import pick_device
@@ -231,16 +240,10 @@ class TextClassifier(Model):
         found = self._unless_empty(self._examples(texts))
         return [replace(each, cut=long) for each, long in zip(found, cut, strict=True)]
 
-    def answer(
-        self,
-        lines: Sequence[str],
-        *,
-        numbers: Sequence[int] | None = None,
-        advance: Callable[[int], None] = lambda count: None,
-    ) -> list[Line]:
+    def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
         """Return the label of each line; a pair's texts stand in one line with a tab between."""
         examples = []
-        for line, number in zip(lines, numbers or count(1), strict=False):
+        for number, line in enumerate(lines, first):
             texts = tuple(line.split("\t")) if line.strip() else ()
             if texts and len(texts) != self.texts:
                 wanted = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"

@@ -123,7 +123,7 @@ class TranslationTask:
         translator = Translator(engine, self.prepared.tokenizers, settings, max_tokens=longest)  # cuts as `decode` does
         (lines, references), found = split.texts, {}
         for start in share.mine(range(0, len(lines), _LINES)):
-            some = translator.answer(lines[start : start + _LINES], numbers=range(start + 1, len(lines) + 1))
+            some = translator.answer(lines[start : start + _LINES], first=start + 1)
             found[start] = [text for text, _ in some]
         hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
