@@ -3,7 +3,6 @@ import os
 import pty
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,34 +39,14 @@ def test_stdin_to_stdout_one_line_for_one(run: Run, expected: list[str]) -> None
     assert lines(found.stdout) == expected
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_the_window_changes_no_text(run: Run, expected: list[str], window: int) -> None:
-    found = decode(run.folder, "--window", window, stdin="".join(f"{line}\n" for line in SOURCES).encode())
-    assert lines(found.stdout) == expected
-
-
 def test_checkpoint_and_beam_reach_the_search(run: Run) -> None:
     found = lines(decode(run.folder, "--split", "test", "--checkpoint", "last", "--beam", 1).stdout)
     greedy = load_translator(run, "last", "cpu", run.recipe.decoding.model_copy(update={"beam": 1}))
     assert found == [one[0].text for one in greedy.translate(SOURCES)]
 
 
-def test_n_best_is_a_table(run: Run, expected: list[str]) -> None:
-    rows = [line.split("\t") for line in lines(decode(run.folder, "--split", "test", "--n-best", 2).stdout)]
-    assert [row[:2] for row in rows[:4]] == [["1", "1"], ["1", "2"], ["2", "1"], ["2", "2"]]
-    assert [row[3] for row in rows if row[1] == "1"] == expected
-    assert all(float(worse[2]) <= float(best[2]) for best, worse in pairwise(rows) if worse[1] == "2")
-
-
 def objects(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines(text)]
-
-
-def test_json_is_an_object_a_line(run: Run, expected: list[str]) -> None:
-    found = objects(decode(run.folder, "--split", "test", "--json").stdout)
-    assert [each["line"] for each in found] == list(range(1, len(SOURCES) + 1))
-    assert [each["translations"][0]["text"] for each in found] == expected
-    assert set(found[0]["translations"][0]) == {"text", "score", "log_prob"}
 
 
 @pytest.mark.parametrize("options", [(), ("--n-best", 2)])
@@ -76,6 +55,7 @@ def test_json_and_a_file_give_both(run: Run, tmp_path: Path, options: tuple[obje
     plain = decode(run.folder, "--split", "test", *options).stdout
     found = objects(decode(run.folder, "--split", "test", *options, "--json", "--output", path).stdout)
     assert path.read_text(encoding="utf-8") == plain
+    assert [each["line"] for each in found] == list(range(1, len(SOURCES) + 1))
     assert [best["text"] for each in found for best in each["translations"]] == [
         line.split("\t")[-1] for line in lines(plain)
     ]
@@ -128,18 +108,6 @@ def phmctl(*arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
-
-
-def test_json_is_answered_before_the_next_is_asked(run: Run, expected: list[str], tmp_path: Path) -> None:
-    with phmctl("decode", run.folder, "--json", "--output", tmp_path / "out") as process:
-        for number, (line, answer) in enumerate(list(zip(SOURCES, expected, strict=True))[:2], start=1):
-            process.stdin.write(f"{line}\n".encode())
-            process.stdin.flush()
-            found = json.loads(process.stdout.readline())
-            assert (found["line"], found["translations"][0]["text"]) == (number, answer)
-            assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected[:number]
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
 
 
 def test_a_killed_run_keeps_what_it_has(run: Run, expected: list[str], tmp_path: Path) -> None:
@@ -205,18 +173,3 @@ def test_lines_that_are_there_are_answered_together(
     decode(run.folder, *files, "--window", 4)
     assert together == [(7, 1), (4, 1), (3, 5)]
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
-
-
-@pytest.mark.parametrize("able", [True, False])
-def test_precision_reaches_the_weights(run: Run, able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly the same scores, by weights in bfloat16; and a warning, and the same ones, where there is none."""
-
-    def scores(*options: str) -> list[float]:
-        found = decode(run.folder, "--n-best", "1", *options, stdin="".join(f"{line}\n" for line in SOURCES).encode())
-        assert ("no bfloat16 arithmetic" in found.stderr) == (bool(options) and not able)
-        return [float(line.split("\t")[2]) for line in lines(found.stdout)]
-
-    monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: able)
-    exact, lower = scores(), scores("--precision", "bfloat16")
-    assert lower == pytest.approx(exact, rel=0.05)
-    assert (lower == exact) == (not able)

@@ -111,15 +111,6 @@ def test_what_is_not_ours_is_refused_and_left(tmp_path: Path) -> None:
         AnswersFile(path, ORIGIN, resume=True)
 
 
-@pytest.mark.parametrize("record", [b"nothing\n", b"[]\n", b'{"format": 1}\n{"lines": 1}\n', b"\xff\n"])
-def test_a_damaged_record_is_told(tmp_path: Path, record: bytes) -> None:
-    path = tmp_path / "out"
-    path.write_text("a\n")
-    path.with_name("out.resume.jsonl").write_bytes(record)
-    with pytest.raises(OutputError, match="to begin anew"):
-        AnswersFile(path, ORIGIN, resume=True)
-
-
 def test_an_older_file_stays_until_the_first_answer_and_a_failure_before_it_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("older and longer than what comes\n")
@@ -132,14 +123,16 @@ def test_an_older_file_stays_until_the_first_answer_and_a_failure_before_it_leav
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize("mark", ['{"lines": 2}', '{"lines": 2, "input_sha256": "", "bytes": "9"}'])
-def test_a_record_with_a_damaged_mark_is_refused_and_the_answers_stay(tmp_path: Path, mark: str) -> None:
+MARKS = [b'{"lines": 1}', b'{"lines": 2, "input_sha256": "", "bytes": "9"}']
+
+
+@pytest.mark.parametrize(
+    "record", [b"nothing\n", b"[]\n", b"\xff\n", *(b'{"format": 2}\n' + mark + b"\n" for mark in MARKS)]
+)
+def test_a_damaged_record_is_told_and_the_answers_stay(tmp_path: Path, record: bytes) -> None:
     path = tmp_path / "out"
-    write(path, [LINES[:2], LINES[2:4]], stop_after=1)
-    record = path.with_name("out.resume.jsonl")
-    header = record.read_text().splitlines()[0]
-    record.write_text(f"{header}\n{mark}\n")
-    before = path.read_bytes()
-    with pytest.raises(OutputError, match="cannot be read"):
-        write(path, [LINES[:2], LINES[2:4]], resume=True)
-    assert path.read_bytes() == before
+    path.write_text("a\n")
+    path.with_name("out.resume.jsonl").write_bytes(record)
+    with pytest.raises(OutputError, match="(?s)cannot be read .* to begin anew"):
+        AnswersFile(path, ORIGIN, resume=True)
+    assert path.read_text() == "a\n"
