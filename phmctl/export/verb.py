@@ -84,8 +84,8 @@ def _scores(run: Run) -> Iterator[str]:
         how = [f"checkpoint {result.checkpoint}", *(f"{key} {search[key]}" for key in ("beam", "alpha") if search)]
         for metric in kind_of(run.recipe).metrics:
             signature = f" ({signatures[metric.name]})" if metric.name in signatures else ""
-            value = metric.show(result.scores[metric.name])
-            yield f"{result.split}: {metric.name} {value}{signature}, {', '.join(how)}"
+            value = metric.scale * result.scores[metric.name]
+            yield f"{result.split}: {metric.name} {value:.2f}{signature}, {', '.join(how)}"
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,6 @@ def test_a_damaged_record_is_told_and_the_answers_stay(tmp_path: Path, record: b
     path = tmp_path / "out"
     path.write_text("a\n")
     path.with_name("out.resume.jsonl").write_bytes(record)
-    with pytest.raises(OutputError, match="(?s)cannot be read .* to begin anew"):
+    with pytest.raises(OutputError, match=r"(?s)cannot be read .* to begin anew"):
         AnswersFile(path, ORIGIN, resume=True)
     assert path.read_text() == "a\n"
