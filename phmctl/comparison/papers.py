@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,8 +50,8 @@ class Cell:
         if self.column.metric == "seconds":
             kept = [one.report.get("decoding_seconds") for one in self.variant.results]
             return [float(seconds) for seconds in kept if seconds is not None]
-        metric = self.column.metric
-        return self.variant.values(Metric(metric, scale=100 if metric.startswith("accuracy") else 1))
+        metric = self.column.metric.partition(" ")[0]
+        return self.variant.values(Metric(metric, scale=100 if metric == "accuracy" else 1))
 
     @property
     def stands_in(self) -> bool:
@@ -64,7 +64,9 @@ class Cell:
         if self.values:
             return None
         if self.variant is not None and self.column.metric not in (SPEED, "seconds"):
-            return shlex.join(["phmctl", "eval", str(self.variant.first.run.folder)])
+            split = split_of(self.column)
+            where = [] if split == "test" else ["--split", split]
+            return shlex.join(["phmctl", "eval", str(self.variant.first.run.folder), *where])
         if self.column.metric == "seconds":
             return shlex.join(["phmctl", "bench", "decode", self.recipe, *self.row.options])
         place = [] if self.root is None else ["--runs", str(self.root)]  # where it is looked for
@@ -198,16 +200,23 @@ def compare_papers(
     for summary in summaries if names and not any(one.run.recipe.name in known for one in summaries) else ():
         check_known(f"recipe of {name}", summary.run.recipe.name, known)
     check_asked(summaries, "test", checkpoint)
-    variants = group(settle(summaries, "test", checkpoint))
+    splits = dict.fromkeys(split_of(column) for table in tables for column in table.columns)
+    variants = {split: group(settle(summaries, split, checkpoint)) for split in splits}
     return [_compare(table, variants, root) for table in tables]
 
 
-def _compare(printed: PublishedTable, variants: Sequence[Variant], root: Path | None) -> PaperComparison:
+def split_of(column: Column) -> str:
+    """The split of a column's scores, which its metric names if it is not test: ``accuracy test_mismatched``."""
+    name, _, split = column.metric.partition(" ")
+    return split if name == "accuracy" and split else "test"
+
+
+def _compare(printed: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None) -> PaperComparison:
     columns = []
     for column in printed.columns:
         cells = []
         for row, published in zip(printed.rows, column.scores, strict=True):
-            variant, count = _fitting(row, column, variants), None
+            variant, count = _fitting(row, column, variants[split_of(column)]), None
             if variant is not None and printed.maps is not None:
                 count = printed.measure(ledger_for_recipe(variant.first.run.recipe))
             elif variant is not None and variant.parameters is not None:

@@ -148,8 +148,8 @@ def _read(path: Path) -> Result | None:
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
     """The figures by which runs are compared from what a task found, as ``eval --json`` prints it."""
-    if "splits" in report or "accuracy" in report:
-        return {"accuracy": float(report.get("splits", [report])[0]["accuracy"]["value"])}
+    if "accuracy" in report:
+        return {"accuracy": float(report["accuracy"]["value"])}
     if "scores" in report:
         return {score["name"]: float(score["value"]) for score in report["scores"]}
     return {name: float(report[name]) for name in ("map_error", "loss")}
@@ -158,7 +158,6 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
 def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """The tests against a baseline from what a task found: what was compared, the difference, p."""
     found = [(str(one["name"]), one["difference"], one["p_value"]) for one in report.get("paired_bootstrap", ())]
-    for each in report.get("splits", [report]):
-        if one := each.get("compared"):
-            found.append((f"accuracy % {each['split']}", 100 * one["difference"], one["p_value"]))
+    if one := report.get("compared"):
+        found.append((f"accuracy % {report['split']}", 100 * one["difference"], one["p_value"]))
     return found

@@ -55,18 +55,26 @@ def make_run(
     return run
 
 
-def make_classifier(root: Path, right: Sequence[bool], *, settings: Sequence[str] = (), seed: int = 1) -> Run:
-    """Write a classifier's run that has these test examples right."""
-    loaded = load_recipe("agreement-resplit", [*settings, f"training.seed={seed}"])
+def make_classifier(
+    root: Path,
+    right: Sequence[bool],
+    *,
+    settings: Sequence[str] = (),
+    seed: int = 1,
+    recipe: str = "agreement-resplit",
+    split: str = "test",
+) -> Run:
+    """Write a classifier's run that has these examples of a split right."""
+    loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
     fill = lambda run: write_json(run.folder / "data.json", {"sources": []})  # noqa: E731
     run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
-    setting = Setting("test", run.weights("best"))
+    setting = Setting(split, run.weights("best"))
     path = setting.path(run, "predictions.tsv")
     rows = [("label", "predicted", "probability", "attractors", "text")]
     rows += [("VBZ", "VBZ" if good else "VBP", "0.9", str(row % 3), f"text {row}") for row, good in enumerate(right)]
     write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
     share = sum(right) / len(right)
-    write_result(run, setting, {"splits": []}, {"accuracy": share}, answers=path)
+    write_result(run, setting, {}, {"accuracy": share}, answers=path)
     return run
 
 

@@ -163,3 +163,11 @@ def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
     told = json.loads(paper("table4", "--runs", trained, "--json").stdout)
     assert [cell["published"] for cell in told["tables"][0]["cells"]] == ["11.65", "12.20", "12.42", "11.66", "10.76"]
     assert paper("ceng501", "--runs", trained, "--format", "latex").stdout.count(r"\begin{tabular}") == 2
+
+
+def test_a_column_of_another_test_set_has_its_results(tmp_path: Path) -> None:
+    given = {"recipe": "table1-mnli", "settings": ("model.width=20", "model.hidden=20", "model.embedding_width=20")}
+    run = make_classifier(tmp_path, [True, False, True, True], split="test_mismatched", **given)
+    (found,) = compare_papers("table1", root=tmp_path)
+    assert cell_of(found.cells, "LSTM", "MNLI-mm").values == [75.0]
+    assert cell_of(found.cells, "LSTM", "MNLI").command == f"phmctl eval {run.folder}"

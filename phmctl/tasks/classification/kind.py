@@ -7,7 +7,7 @@ from __future__ import annotations  # what a method works with is imported in it
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,26 +152,32 @@ class Group:
 
 
 @dataclass(frozen=True)
-class SplitScores:
-    """What a classifier reaches on one split."""
+class ClassifierReport:
+    """What a classifier reaches on a split."""
 
-    split: str  # its name
+    run: str  # its name
+    split: str  # ``test`` or ``valid``, a named test set, or the name of a table
+    checkpoint: str  # the name of the checkpoint's folder
     labels: list[str]  # the classes
     accuracy: Accuracy  # the share of right answers, with its 95 % interval
     classes: list[ClassScore]  # precision, recall and F1 of each class
     confusion: list[list[int]]  # how often each class (row) was taken for each (column)
-    groups: Mapping[str, list[Group]] = field(default_factory=dict)  # accuracy by the value of each extra
-    majority: float = 0.0  # the share of the commonest label: what a classifier of one answer reaches
-    macro_f1: float = 0.0  # the mean of the classes' F1
-    compared: McNemar | None = None  # McNemar's test against the baseline, if there is one
+    groups: Mapping[str, list[Group]]  # accuracy by the value of each extra
+    majority: float  # the share of the commonest label: what a classifier of one answer reaches
+    macro_f1: float  # the mean of the classes' F1
+    against: str | None = None  # the baseline's name
+    compared: McNemar | None = None  # McNemar's test against it
 
-    def tables(self, about: str, against: str | None) -> Iterator[Table]:
-        """Yield what people are shown; `about` says of which run and checkpoint."""
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def tables(self) -> Iterator[Table]:
         columns = ["class", "examples", "precision", "recall", "F1"]
         rows: list[Sequence[object]] = []
         for each in self.classes:
             rows.append((each.label, f"{each.support:,}", *map(_percent, (each.precision, each.recall, each.f1))))
-        yield Table(f"{about}: {self.accuracy.total:,} examples", columns, rows)
+        about = f"{self.run}, {self.split}, checkpoint {self.checkpoint}: {self.accuracy.total:,} examples"
+        yield Table(about, columns, rows)
         columns = ["examples", "correct", "accuracy %"]
         cells = *_cells(self.accuracy), _percent(self.macro_f1), _percent(self.majority)
         yield Table("all examples (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
@@ -183,7 +189,7 @@ class SplitScores:
         if (one := self.compared) is not None:
             columns = ["difference", "only baseline correct", "only this run correct", "p"]
             tested = f"{signed(100 * one.difference)} %", one.only_baseline, one.only_system, p_words(one.p_value)
-            yield Table(f"McNemar's exact test against {against}; {ONE_SEED}", columns, [tested])
+            yield Table(f"McNemar's exact test against {self.against}; {ONE_SEED}", columns, [tested])
 
 
 def _cells(one: Accuracy) -> tuple[str, ...]:
@@ -194,89 +200,74 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-@dataclass(frozen=True)
-class ClassifierReport:
-    """What ``eval`` found of a classifier."""
-
-    run: str  # its name
-    checkpoint: str  # the name of the checkpoint's folder
-    splits: list[SplitScores]  # the split that was asked for, then its others (``test_mismatched`` beside ``test``)
-    against: str | None = None  # the baseline's name
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def tables(self) -> Iterator[Table]:
-        for scores in self.splits:
-            yield from scores.tables(f"{self.run}, {scores.split}, checkpoint {self.checkpoint}", self.against)
-
-
 def evaluate(asked: Asked) -> ClassifierReport:
-    """Score a classifier on a split and on its others, and write scores and predictions into the run.
-
-    Of a user's labelled table (its file, the columns of the text and the label) nothing is written.
-    """
+    """Score a classifier on a split, and write scores and predictions into the run; of a user's table nothing."""
     from phmctl.tasks.classification.task import labels_of
 
-    run, split, against = asked.run, asked.split, asked.against
+    run, split, against, labels = asked.run, asked.split, asked.against, labels_of(asked.run)
     table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
-    examples = _read_table(run, labels_of(run), table) if table else _kept(run, split, against)
-    weights, answers = _answers(run, asked, examples, cleaned=not table)
-    results = [_score(name, labels_of(run), own, answers[name]) for name, own in examples.items()]
-    report = ClassifierReport(run.name, weights.name, results)
+    examples = _read_table(run, labels, table) if table else read_examples(run, split)
+    texts, right = examples.texts, examples.labels
+    if against is not None and not table:
+        other = read_examples(against, split)
+        if (other.texts, other.labels) != (texts, right):
+            raise RunError(f"{against.folder} has other {split} examples than {run.folder}; scores do not compare")
+    weights, answers = _answers(run, asked, texts, cleaned=not table)
+    given = [each.label for each in answers]
+    classes = class_scores(given, right, labels)
+
+    def group(value: Value, rows: Sequence[int]) -> Group:
+        return Group(value, accuracy([given[row] for row in rows], [right[row] for row in rows]))
+
+    report = ClassifierReport(
+        run.name,
+        Path(table["table"]).name if table else split,
+        weights.name,
+        labels,
+        accuracy(given, right),
+        classes,
+        confusion(given, right, labels),
+        {name: [group(*part) for part in parts(values)] for name, values in examples.extras.items()},
+        majority=max(each.support for each in classes) / len(right),
+        macro_f1=sum(each.f1 for each in classes) / len(classes),
+    )
     execution = asked.options.get("execution")
     setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
-    first, *others = results
-    figures = {"accuracy": first.accuracy.value, **{f"accuracy {one.split}": one.accuracy.value for one in others}}
+    figures = {"accuracy": report.accuracy.value}
     if not table:
-        for name, own in examples.items():
-            write_predictions(replace(setting, split=name).path(run, "predictions.tsv"), own, answers[name])
-            if len(set(own.labels)) > 1:
-                for remark in remarks([" ".join(texts) for texts in own.texts], _labels(answers[name])):
-                    warn(f"{run.name}, {weights.name}, {name}: {remark}")
+        for remark in remarks([" ".join(each) for each in texts], given) if len({*right}) > 1 else ():
+            warn(f"{run.name}, {weights.name}, {split}: {remark}")
+        write_predictions(setting.path(run, "predictions.tsv"), examples, answers)
         write_result(run, setting, report.as_json(), figures, answers=setting.path(run, "predictions.tsv"))
     if against is None:
         return report
-    theirs, rival = _answers(against, asked, examples, cleaned=not table)
-    tests = {name: mcnemar(_labels(rival[name]), _labels(answers[name]), examples[name].labels) for name in examples}
-    report = replace(report, splits=[replace(one, compared=tests[one.split]) for one in results], against=against.name)
+    theirs, rival = _answers(against, asked, texts, cleaned=not table)
+    compared = mcnemar([each.label for each in rival], given, right)
+    report = replace(report, against=against.name, compared=compared)
     if not table:
         write_result(run, setting.beside(against.name, theirs), report.as_json(), figures, against=against.name)
     return report
 
 
-def _kept(run: Run, split: str, against: Run | None) -> dict[str, Examples]:
-    """Return the run's examples of a split, and of its others (``test_mismatched``), which a baseline must share."""
-    names = [split, *(name for name in run.splits() if name.startswith(f"{split}_"))]
-    examples = {name: read_examples(run, name) for name in names}
-    if against is not None:
-        for name, own in examples.items():
-            other = read_examples(against, name)
-            if (other.texts, other.labels) != (own.texts, own.labels):
-                raise RunError(f"{against.folder} has other {name} examples than {run.folder}; scores do not compare")
-    return examples
-
-
-def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> dict[str, Examples]:
-    """Return a user's examples, under the file's name. Raises DataError: it cannot be read, or has an unknown label."""
+def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Examples:
+    """Return a user's examples. Raises DataError: the table cannot be read, or has an unknown label."""
     from phmctl.data.corpus import table_rows
 
     if "table" not in table:
         raise UserError("--text and --label are columns of a table: give it with --table FILE")
-    path = Path(table["table"])
-    found = list(table_rows(path, labelled_rows(table)))
+    found = list(table_rows(Path(table["table"]), labelled_rows(table)))
     for row in found:
         if row.label not in labels:
             raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")
     if not found:
-        raise DataError(f"{path} holds no example")
-    return {path.name: Examples([row.texts for row in found], [row.label or "" for row in found], {})}
+        raise DataError(f"{table['table']} holds no example")
+    return Examples([row.texts for row in found], [row.label or "" for row in found], {})
 
 
 def _answers(
-    run: Run, asked: Asked, examples: Mapping[str, Examples], *, cleaned: bool
-) -> tuple[Weights, dict[str, list[Classified]]]:
-    """Return the weights of a run's classifier, and its answer to each example of each split."""
+    run: Run, asked: Asked, texts: Sequence[tuple[str, ...]], *, cleaned: bool
+) -> tuple[Weights, list[Classified]]:
+    """Return the weights of a run's classifier, and its answer to each example."""
     from phmctl.tasks.classification.task import WINDOW, load_classifier
 
     execution = asked.options.get("execution")
@@ -285,37 +276,12 @@ def _answers(
         return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned, execution=execution)
 
     weights, classifier = run.use(asked.checkpoint, load)
-    answers: dict[str, list[Classified]] = {split: [] for split in examples}
-    for split, own in examples.items():
-        with progress(f"labelling {split} with {run.name}", len(own.labels)) as advance:
-            for start in range(0, len(own.labels), 8 * WINDOW):
-                texts = own.texts[start : start + 8 * WINDOW]
-                answers[split] += classifier.label(texts)
-                advance(len(texts))
+    answers: list[Classified] = []
+    with progress(f"labelling {asked.split} with {run.name}", len(texts)) as advance:
+        for start in range(0, len(texts), 8 * WINDOW):
+            answers += classifier.label(texts[start : start + 8 * WINDOW])
+            advance(len(answers) - start)
     return weights, answers
-
-
-def _labels(answers: Sequence[Classified]) -> list[str]:
-    return [each.label for each in answers]
-
-
-def _score(split: str, labels: list[str], examples: Examples, answers: Sequence[Classified]) -> SplitScores:
-    given, right = _labels(answers), examples.labels
-    classes = class_scores(given, right, labels)
-
-    def group(value: Value, rows: Sequence[int]) -> Group:
-        return Group(value, accuracy([given[row] for row in rows], [right[row] for row in rows]))
-
-    return SplitScores(
-        split,
-        labels,
-        accuracy(given, right),
-        classes,
-        confusion(given, right, labels),
-        {name: [group(*part) for part in parts(values)] for name, values in examples.extras.items()},
-        max(each.support for each in classes) / len(right),
-        sum(each.f1 for each in classes) / len(classes),
-    )
 
 
 def write_predictions(path: Path, examples: Examples, answers: Sequence[Classified]) -> None:

@@ -24,8 +24,7 @@ def rows_of(run: Run, name: str = "test") -> list[dict[str, str]]:
 
 def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
     run = runs["encoder"]
-    report = evaluate(run)
-    scores, rows = report.splits[0], rows_of(run)
+    scores, rows = evaluate(run), rows_of(run)
     right = [row["label"] == row["predicted"] for row in rows]
     assert scores.accuracy.total == len(rows) == len(read_examples(run, "test").labels) > 50
     assert scores.accuracy.value == pytest.approx(sum(right) / len(rows))
@@ -46,9 +45,9 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     table.write_text("\n".join([",".join([*columns, "gold"]), *lines]) + "\n")
     before = sorted(runs[kind].results_folder.iterdir())
     given = {"table": table, "text": columns, "label": "gold"}
-    found = phmctl.evaluate(runs[kind].folder, device="cpu", **given).splits[0]
+    found = phmctl.evaluate(runs[kind].folder, device="cpu", **given)
     assert sorted(runs[kind].results_folder.iterdir()) == before
-    own = evaluate(runs[kind]).splits[0]
+    own = evaluate(runs[kind])
     assert (found.accuracy, found.confusion, found.split) == (own.accuracy, own.confusion, "new.csv")
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
     with pytest.raises(DataError, match="unheard"):
@@ -57,19 +56,14 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
         phmctl.evaluate(runs[kind].folder, device="cpu", text=["first"])
 
 
-def test_splits_that_belong_to_the_one_asked_for_are_scored_too(runs: dict[str, Run]) -> None:
-    report = evaluate(runs["encoder"])
-    assert [scores.split for scores in report.splits] == ["test", "test_other"]
-    assert report.splits[1].accuracy.total == 40
-    assert [scores.split for scores in evaluate(runs["encoder"], "valid").splits] == ["valid"]
-    (written,) = (one for one in read_results(runs["encoder"]) if one.split == "test" and one.against is None)
-    assert written.report == json.loads(json.dumps(report.as_json()))
-    assert written.scores == {
-        "accuracy": report.splits[0].accuracy.value,
-        "accuracy test_other": report.splits[1].accuracy.value,
-    }
-    assert written.answers is not None
-    assert len(written.answers.read_text().splitlines()) == report.splits[0].accuracy.total + 1
+def test_each_split_has_a_result_of_its_own(runs: dict[str, Run]) -> None:
+    for split in ("test", "test_other", "valid"):
+        report = evaluate(runs["encoder"], split)
+        (written,) = (one for one in read_results(runs["encoder"]) if one.split == split and one.against is None)
+        assert written.report == json.loads(json.dumps(report.as_json()))
+        assert written.scores == {"accuracy": report.accuracy.value}
+        assert len(written.answers.read_text().splitlines()) == report.accuracy.total + 1
+    assert (report.split, evaluate(runs["encoder"], "test_other").accuracy.total) == ("valid", 40)
 
 
 def test_against_another_run(runs: dict[str, Run]) -> None:
@@ -77,7 +71,7 @@ def test_against_another_run(runs: dict[str, Run]) -> None:
     before = sorted(path.name for path in baseline.folder.rglob("*"))
     report = evaluate(system, against=baseline)
     assert sorted(path.name for path in baseline.folder.rglob("*")) == before
-    compared = report.splits[0].compared
+    compared = report.compared
     rows = rows_of(system)
     own = [each.label for each in load_classifier(baseline, device="cpu").label([(row["text"],) for row in rows])]
     assert compared == mcnemar(own, [row["predicted"] for row in rows], [row["label"] for row in rows])

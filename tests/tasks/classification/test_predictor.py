@@ -152,7 +152,7 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
     assert "accuracy" in card
     if (kind, to) == ("encoder", exports.SAFETENSORS):
         report = evaluate(made.export, against=runs["real"])
-        assert report.splits[0].accuracy == evaluate(run).splits[0].accuracy
+        assert report.accuracy == evaluate(run).accuracy
         assert {one.against for one in read_results(made.export)} == {None, runs["real"].name}
         with pytest.raises(UserError, match="encode"):
             found.encode(["the cat"])
