@@ -1,10 +1,10 @@
 """What shows that a model answers without having read: empty, equal and looping answers."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-_LONGEST = 4  # words of what comes again and again
-_TIMES = 4  # that it comes in a row
+_LOOP = re.compile(r"(?<!\S)(\S++(?: \S++){0,3}?)(?: \1){3}(?!\S)")
 _FEW = 10  # equal answers to fewer lines may be right
 _DISTINCT = 10_000  # answers of which so many are distinct are not degenerate
 
@@ -37,7 +37,7 @@ class Degenerate:
         if self._empty:
             yield f"{self._empty:,} {of} are empty"
         if self._looping * 100 >= max(self._asked, 1):
-            yield f"{self._looping:,} {of} repeat themselves: a few words come {_TIMES} times in a row or more"
+            yield f"{self._looping:,} {of} repeat themselves: a few words come 4 times in a row or more"
         (answer, times), *_ = self._answers.most_common(1) or [("", 0)]
         if answer.strip() and len(self._lines) == _FEW and times >= self._equal * self._asked:
             shown = answer if len(answer) <= 60 else f"{answer[:59]}…"
@@ -45,15 +45,8 @@ class Degenerate:
 
 
 def loops(text: str) -> bool:
-    """Return whether one to four words come four times in a row. Time is linear in the text."""
-    words = text.split()
-    for size in range(1, _LONGEST + 1):
-        run = 0
-        for place in range(size, len(words)):
-            run = run + 1 if words[place] == words[place - size] else 0
-            if run == (_TIMES - 1) * size:
-                return True
-    return False
+    """Return whether one to four words come four times in a row."""
+    return _LOOP.search(" ".join(text.split())) is not None
 
 
 def remarks(lines: Sequence[str], answers: Sequence[str], equal: float = 1.0) -> list[str]:
