@@ -66,13 +66,16 @@ def make_classifier(
 ) -> Run:
     """Write a classifier's run that has these examples of a split right."""
     loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
-    fill = lambda run: write_json(run.folder / "data.json", {"sources": []})  # noqa: E731
+    examples = [{"texts": [f"text {row}"], "label": "VBZ", "attractors": row % 3} for row in range(len(right))]
+
+    def fill(run: Run) -> None:
+        write_json(run.folder / "data.json", {"sources": []})
+        write_atomic(run.text_folder / f"{split}.jsonl", "".join(json.dumps(each) + "\n" for each in examples))
+
     run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
     setting = Setting(split, run.weights("best"))
     path = setting.path(run, "predictions.tsv")
-    rows = [("label", "predicted", "probability", "attractors", "text")]
-    rows += [("VBZ", "VBZ" if good else "VBP", "0.9", str(row % 3), f"text {row}") for row, good in enumerate(right)]
-    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
+    write_atomic(path, "label\tpredicted\n" + "".join(f"VBZ\t{'VBZ' if good else 'VBP'}\n" for good in right))
     share = sum(right) / len(right)
     write_result(run, setting, {}, {"accuracy": share}, answers=path)
     return run

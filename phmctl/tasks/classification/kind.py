@@ -98,7 +98,12 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         return evaluate(asked)
 
     def answers(self, run: Run, result: Result) -> Answers | None:
-        return None if result.answers is None else read_predictions(result.answers)
+        if result.answers is None:
+            return None
+        examples = read_examples(run, result.split)
+        rows = result.answers.read_text(encoding="utf-8").split("\n")[1:-1]
+        asked, given = [" ⇒ ".join(texts) for texts in examples.texts], [row.split("\t")[1] for row in rows]
+        return Answers(asked, examples.labels, given, examples.extras)
 
     def notes(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
         yield f"the map to the classes is counted for {sizes['classes']} of them"
@@ -294,14 +299,3 @@ def write_predictions(path: Path, examples: Examples, answers: Sequence[Classifi
         texts = (" ".join(text.split()) for text in examples.texts[row])
         rows.append((examples.labels[row], answer.label, f"{answer.probability:.6f}", *extras, *texts))
     write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
-
-
-def read_predictions(path: Path) -> Answers:
-    """Read what :func:`evaluate` wrote of a split's predictions."""
-    head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1])
-    columns = dict(zip(head, zip(*rows, strict=True), strict=True))
-    texts = [columns[name] for name in ("text", "first", "second") if name in columns]
-    known = ("label", "predicted", "probability", "text", "first", "second")
-    groups = {name: [int(value) for value in values] for name, values in columns.items() if name not in known}
-    asked = [" ⇒ ".join(sides) for sides in zip(*texts, strict=True)]
-    return Answers(asked, columns["label"], columns["predicted"], groups)
