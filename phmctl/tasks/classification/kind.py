@@ -15,18 +15,7 @@ from phmctl.console import Table, progress, warn
 from phmctl.data.copies import read_text
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_atomic
-from phmctl.metrics.classification import (
-    Accuracy,
-    ClassScore,
-    McNemar,
-    Value,
-    accuracy,
-    class_scores,
-    confusion,
-    mcnemar,
-    part_name,
-    parts,
-)
+from phmctl.metrics import classification as scoring
 from phmctl.metrics.degenerate import remarks
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
@@ -152,8 +141,8 @@ def read_examples(run: Run, split: str) -> Examples:
 class Group:
     """Accuracy on the examples of which an extra, such as the number of attractors, has one value, or one range."""
 
-    value: Value
-    accuracy: Accuracy
+    value: scoring.Value
+    accuracy: scoring.Accuracy
 
 
 @dataclass(frozen=True)
@@ -164,14 +153,14 @@ class ClassifierReport:
     split: str  # ``test`` or ``valid``, a named test set, or the name of a table
     checkpoint: str  # the name of the checkpoint's folder
     labels: list[str]  # the classes
-    accuracy: Accuracy  # the share of right answers, with its 95 % interval
-    classes: list[ClassScore]  # precision, recall and F1 of each class
+    accuracy: scoring.Accuracy  # the share of right answers, with its 95 % interval
+    classes: list[scoring.ClassScore]  # precision, recall and F1 of each class
     confusion: list[list[int]]  # how often each class (row) was taken for each (column)
     groups: Mapping[str, list[Group]]  # accuracy by the value of each extra
     majority: float  # the share of the commonest label: what a classifier of one answer reaches
     macro_f1: float  # the mean of the classes' F1
     against: str | None = None  # the baseline's name
-    compared: McNemar | None = None  # McNemar's test against it
+    compared: scoring.McNemar | None = None  # McNemar's test against it
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -187,7 +176,7 @@ class ClassifierReport:
         cells = *_cells(self.accuracy), _percent(self.macro_f1), _percent(self.majority)
         yield Table("all examples (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
         for name, groups in self.groups.items():
-            rows = [(part_name(group.value), *_cells(group.accuracy)) for group in groups]
+            rows = [(scoring.part_name(group.value), *_cells(group.accuracy)) for group in groups]
             yield Table(f"accuracy by {name}", [name, *columns], rows)
         rows = [(label, *row) for label, row in zip(self.labels, self.confusion, strict=True)]
         yield Table("confusion: label (row), prediction (column)", ["", *self.labels], rows)
@@ -197,7 +186,7 @@ class ClassifierReport:
             yield Table(f"McNemar's exact test against {self.against}; {ONE_SEED}", columns, [tested])
 
 
-def _cells(one: Accuracy) -> tuple[str, ...]:
+def _cells(one: scoring.Accuracy) -> tuple[str, ...]:
     return f"{one.total:,}", f"{one.right:,}", within(100 * one.value, 100 * one.lower, 100 * one.upper)
 
 
@@ -219,20 +208,20 @@ def evaluate(asked: Asked) -> ClassifierReport:
             raise RunError(f"{against.folder} has other {split} examples than {run.folder}; scores do not compare")
     weights, answers = _answers(run, asked, texts, cleaned=not table)
     given = [each.label for each in answers]
-    classes = class_scores(given, right, labels)
+    classes = scoring.class_scores(given, right, labels)
 
-    def group(value: Value, rows: Sequence[int]) -> Group:
-        return Group(value, accuracy([given[row] for row in rows], [right[row] for row in rows]))
+    def group(value: scoring.Value, rows: Sequence[int]) -> Group:
+        return Group(value, scoring.accuracy([given[row] for row in rows], [right[row] for row in rows]))
 
     report = ClassifierReport(
         run.name,
         Path(table["table"]).name if table else split,
         weights.name,
         labels,
-        accuracy(given, right),
+        scoring.accuracy(given, right),
         classes,
-        confusion(given, right, labels),
-        {name: [group(*part) for part in parts(values)] for name, values in examples.extras.items()},
+        scoring.confusion(given, right, labels),
+        {name: [group(*part) for part in scoring.parts(values)] for name, values in examples.extras.items()},
         majority=max(each.support for each in classes) / len(right),
         macro_f1=sum(each.f1 for each in classes) / len(classes),
     )
@@ -247,7 +236,7 @@ def evaluate(asked: Asked) -> ClassifierReport:
     if against is None:
         return report
     theirs, rival = _answers(against, asked, texts, cleaned=not table)
-    compared = mcnemar([each.label for each in rival], given, right)
+    compared = scoring.mcnemar([each.label for each in rival], given, right)
     report = replace(report, against=against.name, compared=compared)
     if not table:
         write_result(run, setting.beside(against.name, theirs), report.as_json(), figures, against=against.name)

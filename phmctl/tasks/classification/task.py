@@ -131,9 +131,14 @@ class ClassificationTask:
         return metrics["accuracy"]
 
     def check_data(self) -> None:
-        """Say where the word vectors are from. Raises DataError."""
+        """Say where the word vectors are from. Raises DataError (there are none), DimensionError (of another width)."""
         if isinstance(self.recipe.model, PairClassifierSection):
-            self._check_vectors(self.recipe.model)
+            self.build_model("meta")
+            if (vectors := self._vectors()) is None and self.recipe.model.embeddings == "vectors":
+                command = f"{self.prepared.command} --vectors FILE --force"
+                raise DataError(f"model.embeddings: vectors, but {self.prepared.folder} has none; run: {command}")
+            of = f"{coverage_of(self.prepared.manifest)}, frozen"
+            note(f"embeddings: {'trained, no vectors' if vectors is None else of}")
 
     def check_run(self, run: Run) -> None:
         check_same_data(run, self.prepared)
@@ -164,20 +169,6 @@ class ClassificationTask:
         """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
         training = self.recipe.training
         return plan_by_count(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)
-
-    def _check_vectors(self, settings: PairClassifierSection) -> None:
-        """Say what the embeddings are; refuse a recipe that wants others than the data has."""
-        prepared, manifest, vectors = self.prepared, self.prepared.manifest, self._vectors()
-        command = f"{prepared.command} --vectors FILE --force"
-        if vectors is None and settings.embeddings == "vectors":
-            raise DataError(f"model.embeddings: vectors, but {prepared.folder} has none; run: {command}")
-        if vectors is not None and vectors.shape[1] != settings.embedding_width:
-            raise DataError(
-                f"{prepared.folder} has vectors {vectors.shape[1]} wide ({manifest['vectors']['file']}), and "
-                f"model.embedding_width is {settings.embedding_width}: set model.embedding_width={vectors.shape[1]} or "
-                "model.embeddings=trained"
-            )
-        note("embeddings: trained, no vectors" if vectors is None else f"embeddings: {coverage_of(manifest)}, frozen")
 
     def _vectors(self) -> Tensor | None:
         wanted = getattr(self.recipe.model, "embeddings", "trained") != "trained"

@@ -23,24 +23,9 @@ from phmctl.decoding.translator import Translator, change_decoding, load_transla
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export, decoding_of_export
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
+from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import parts
 from phmctl.metrics.degenerate import remarks
-from phmctl.metrics.text import (
-    USUAL,
-    Bin,
-    Comparison,
-    Copy,
-    How,
-    Score,
-    all_scores,
-    bleu_by,
-    check_tokenizer,
-    copy_baseline,
-    length_parts,
-    looks_tokenised,
-    paired_bootstrap,
-    usual_tokenizer,
-)
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
@@ -119,7 +104,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
         given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
         asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
         lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
-        how: How = {"lowercase": lowercase, "tokenize": str(result.settings.get("tokenize", USUAL))}
+        how: scoring.How = {"lowercase": lowercase, "tokenize": str(result.settings.get("tokenize", scoring.USUAL))}
         return Answers(asked, right, given, read_extras(run, result.split), how)
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -196,12 +181,14 @@ class Evaluation:
     decoding: DecodingSection  # the settings of the search
     sentences: int  # how many were scored
     seconds: float | None  # that the search took when the translations were made; None of an earlier version's
-    scores: list[Score]  # BLEU, chrF and TER
-    copy: Copy  # what copying the source scores
-    by_length: list[Bin]  # BLEU by source length
-    by_value: Mapping[str, list[Bin]]  # BLEU by the values of each extra that the corpus has
+    scores: list[scoring.Score]  # BLEU, chrF and TER
+    copy: scoring.Copy  # what copying the source scores
+    by_length: list[scoring.Bin]  # BLEU by source length
+    by_value: Mapping[str, list[scoring.Bin]]  # BLEU by the values of each extra that the corpus has
     against: str | None = None  # the baseline's name
-    comparisons: list[Comparison] = field(default_factory=list)  # the paired bootstrap against the baseline, by metric
+    comparisons: list[scoring.Comparison] = field(
+        default_factory=list
+    )  # the paired bootstrap against the baseline, by metric
 
     def as_json(self) -> dict[str, Any]:
         found = {**asdict(self), "decoding": self.decoding.model_dump()}
@@ -231,7 +218,7 @@ class Evaluation:
             yield Table(title, columns, cells, below=_signatures(self.comparisons))
 
 
-def _signatures(figures: Sequence[Score] | Sequence[Comparison]) -> list[str]:
+def _signatures(figures: Sequence[scoring.Score] | Sequence[scoring.Comparison]) -> list[str]:
     """Return a line for each signature: they are too long to stand in a table, and are copied whole."""
     return [f"{one.name}: {one.signature}" for one in figures]
 
@@ -243,10 +230,10 @@ def evaluate(asked: Asked) -> Evaluation:
     references, *others = text.references
     if against is not None and not text.origin and read_text(against, split, "target") != references:
         raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
-    if looks_tokenised(references):
+    if scoring.looks_tokenised(references):
         note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
-    check_tokenizer(compared["tokenize"])
-    how: How = {**compared, "others": others}
+    scoring.check_tokenizer(compared["tokenize"])
+    how: scoring.How = {**compared, "others": others}
     answered = _answered(run, text, asked, decoding)
     hypotheses, made = answered.lines, answered.setting
     for remark in remarks(text.source, hypotheses, equal=0.5):
@@ -258,27 +245,29 @@ def evaluate(asked: Asked) -> Evaluation:
         decoding,
         sentences=len(references),
         seconds=answered.seconds,
-        scores=all_scores(hypotheses, references, **how),
-        copy=copy_baseline(text.source, references, **how),
-        by_length=bleu_by(length_parts(text.source), hypotheses, references, **how),
-        by_value={name: bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()},
+        scores=scoring.all_scores(hypotheses, references, **how),
+        copy=scoring.copy_baseline(text.source, references, **how),
+        by_length=scoring.bleu_by(scoring.length_parts(text.source), hypotheses, references, **how),
+        by_value={
+            name: scoring.bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()
+        },
     )
     scores = {score.name: score.value for score in evaluation.scores}
-    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", USUAL)}
+    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", scoring.USUAL)}
     setting = replace(made, values={**made.values, **text.origin, **named})
     write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
     if against is None:
         return evaluation
     same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
     baseline = _answered(against, text, asked, same)
-    comparisons = paired_bootstrap(baseline.lines, hypotheses, references, **how)
+    comparisons = scoring.paired_bootstrap(baseline.lines, hypotheses, references, **how)
     evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
     beside = setting.beside(against.name, baseline.setting.weights)
     write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
     return evaluation
 
 
-def _read(asked: Asked) -> tuple[Text, DecodingSection, How]:
+def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
     """Return the text, the search, and how translations are compared: as asked, or as is usual for the run's text."""
     run, given = asked.run, dict(asked.options)
     lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
@@ -294,7 +283,7 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, How]:
     recipe = run.recipe_of(TranslationRecipe)
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
-    tokenize = tokenize or recipe.training.bleu_tokenizer or usual_tokenizer(run.data().get("target_language"))
+    tokenize = tokenize or recipe.training.bleu_tokenizer or scoring.usual_tokenizer(run.data().get("target_language"))
     return text, change_decoding(recipe.decoding, **given), {"lowercase": lowercase, "tokenize": tokenize}
 
 

@@ -13,6 +13,7 @@ from phmctl.data.batches import collate
 from phmctl.data.card import Rows
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.special import PAD
+from phmctl.dimension import DimensionError
 from phmctl.errors import DataError, RunError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
@@ -126,7 +127,7 @@ def test_vectors_may_be_left_alone_and_must_be_there_where_they_are_wanted(
     task = opened(small("lstm-pair", "model.embeddings=vectors"), labelled_data)
     with pytest.raises(DataError, match=r"has none; run: phmctl prepare-data pairs .* --vectors FILE"):
         task.check_data()
-    with pytest.raises(DataError, match=r"vectors 16 wide \(vectors\.txt\), and model\.embedding_width is 20: set"):
+    with pytest.raises(DimensionError, match=r"vectors of shape \(\d+, 16\) do not fit .* 20"):
         train(small("lstm-pair", "model.embedding_width=20"), data=with_vectors, runs=tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
 
