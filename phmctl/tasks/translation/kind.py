@@ -180,21 +180,17 @@ class Evaluation:
     checkpoint: str  # the name of the checkpoint's folder
     decoding: DecodingSection  # the settings of the search
     sentences: int  # how many were scored
-    seconds: float | None  # that the search took when the translations were made; None of an earlier version's
+    decoding_seconds: float | None  # that the search took when the translations were made; None of an earlier version's
     scores: list[scoring.Score]  # BLEU, chrF and TER
     copy: scoring.Copy  # what copying the source scores
-    by_length: list[scoring.Bin]  # BLEU by source length
-    by_value: Mapping[str, list[scoring.Bin]]  # BLEU by the values of each extra that the corpus has
+    bleu_by_source_length: list[scoring.Bin]  # BLEU by source length
+    bleu_by_extra: Mapping[str, list[scoring.Bin]]  # BLEU by the values of each extra that the corpus has
     against: str | None = None  # the baseline's name
-    comparisons: list[scoring.Comparison] = field(
-        default_factory=list
-    )  # the paired bootstrap against the baseline, by metric
+    # against the baseline, by metric
+    paired_bootstrap: list[scoring.Comparison] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        found = {**asdict(self), "decoding": self.decoding.model_dump()}
-        names = {"seconds": "decoding_seconds", "by_length": "bleu_by_source_length", "by_value": "bleu_by_extra"}
-        names["comparisons"] = "paired_bootstrap"
-        return {names.get(name, name): value for name, value in found.items()}
+        return {**asdict(self), "decoding": self.decoding.model_dump()}
 
     def tables(self) -> Iterator[Table]:
         decoding = self.decoding
@@ -204,18 +200,18 @@ class Evaluation:
         copied = [f"{self.copy}"] if self.copy.one_language else []
         found = [(score.name, f"{score.value:.2f}") for score in self.scores]
         yield Table(title, ["metric", "score"], found, below=[*copied, *_signatures(self.scores)])
-        for name, bins in {"words of the source": self.by_length, **self.by_value}.items():
+        for name, bins in {"words of the source": self.bleu_by_source_length, **self.bleu_by_extra}.items():
             rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins]
             yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], rows)
         if self.against:
             cells = []
-            for one in self.comparisons:
+            for one in self.paired_bootstrap:
                 both = (one.baseline, one.baseline_interval), (one.system, one.system_interval)
                 scores = [within(value, max(value - half, 0.0), value + half) for value, half in both]
                 cells.append([one.name, *scores, signed(one.difference), p_words(one.p_value)])
             columns = ["metric", "baseline", "this run", "difference", "p"]
             title = f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}"
-            yield Table(title, columns, cells, below=_signatures(self.comparisons))
+            yield Table(title, columns, cells, below=_signatures(self.paired_bootstrap))
 
 
 def _signatures(figures: Sequence[scoring.Score] | Sequence[scoring.Comparison]) -> list[str]:
@@ -244,11 +240,11 @@ def evaluate(asked: Asked) -> Evaluation:
         made.weights.name,
         decoding,
         sentences=len(references),
-        seconds=answered.seconds,
+        decoding_seconds=answered.seconds,
         scores=scoring.all_scores(hypotheses, references, **how),
         copy=scoring.copy_baseline(text.source, references, **how),
-        by_length=scoring.bleu_by(scoring.length_parts(text.source), hypotheses, references, **how),
-        by_value={
+        bleu_by_source_length=scoring.bleu_by(scoring.length_parts(text.source), hypotheses, references, **how),
+        bleu_by_extra={
             name: scoring.bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()
         },
     )
@@ -260,8 +256,8 @@ def evaluate(asked: Asked) -> Evaluation:
         return evaluation
     same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
     baseline = _answered(against, text, asked, same)
-    comparisons = scoring.paired_bootstrap(baseline.lines, hypotheses, references, **how)
-    evaluation = replace(evaluation, against=against.name, comparisons=comparisons)
+    tests = scoring.paired_bootstrap(baseline.lines, hypotheses, references, **how)
+    evaluation = replace(evaluation, against=against.name, paired_bootstrap=tests)
     beside = setting.beside(against.name, baseline.setting.weights)
     write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
     return evaluation

@@ -13,8 +13,7 @@ from phmctl.data.batches import collate
 from phmctl.data.card import Rows
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.special import PAD
-from phmctl.dimension import DimensionError
-from phmctl.errors import DataError, RunError
+from phmctl.errors import DataError, DimensionError, RunError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.task import ClassificationTask

@@ -57,10 +57,10 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     (result,) = read_results(run)
     assert lines_of(result.answers) == expected
     assert found.scores[0] == bleu(expected, REFERENCES)
-    assert found.by_length == bleu_by(length_parts(SOURCES), expected, REFERENCES)
+    assert found.bleu_by_source_length == bleu_by(length_parts(SOURCES), expected, REFERENCES)
     assert found.sentences == len(SOURCES)
     assert found.checkpoint == "step-000002"
-    assert found.comparisons == []
+    assert found.paired_bootstrap == []
     assert result.report == found.as_json()
     assert result.scores == {score.name: score.value for score in found.scores}
 
@@ -88,8 +88,7 @@ def test_translations_are_kept_whatever_the_batch_size(run: Run, decodings: list
     assert evaluate(run) == first
     translations(run, batch_tokens=9)
     assert decodings == [run.name]
-    assert first.seconds > 0
-    assert first.as_json()["decoding_seconds"] == first.seconds
+    assert first.as_json()["decoding_seconds"] > 0
 
 
 @pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "torn", "record"])
@@ -119,7 +118,7 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
 def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     found = evaluate(run, against=other)
-    one = found.comparisons[0]
+    one = found.paired_bootstrap[0]
     assert one.name == "BLEU"
     assert one.system == pytest.approx(found.scores[0].value)
     assert one.baseline == pytest.approx(bleu(by_hand(other), REFERENCES).value)
@@ -154,7 +153,7 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
     own = translations(other)
     before = content(other.folder)
     found = evaluate(run, against=other)
-    assert found.comparisons[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
+    assert found.paired_bootstrap[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
     assert len(decodings) == 2
     assert content(other.folder) == before
     assert not list(run.results_folder.glob("against*"))
