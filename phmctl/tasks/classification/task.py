@@ -15,16 +15,9 @@ from torch import Tensor, nn
 from phmctl import exports
 from phmctl.assembly import Classifier, answering, build_classifier, texts_of, trained
 from phmctl.console import note, silence, warn
+from phmctl.data import copies
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
-from phmctl.data.copies import (
-    ADVICE,
-    check_same_data,
-    check_same_vocabulary,
-    load_cleaning,
-    load_tokenizers,
-    record_copies,
-)
 from phmctl.data.listing import coverage_of
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.tokenizer import JOINT_FILE
@@ -109,7 +102,7 @@ class ClassificationTask:
         if (texts, labels_of(run)) != (self.prepared.texts, self.prepared.labels):
             wanted = f"{self.prepared.texts} texts to the labels {self.prepared.labels}"
             raise RunError(f"training.teacher: {run.folder} does not give {wanted}")
-        check_same_vocabulary(run, self.prepared)
+        copies.check_same_vocabulary(run, self.prepared)
         return to_dense(trained_classifier(run, "auto", "cpu"), inplace=True).eval()
 
     @torch.no_grad()
@@ -141,10 +134,10 @@ class ClassificationTask:
             note(f"embeddings: {'trained, no vectors' if vectors is None else of}")
 
     def check_run(self, run: Run) -> None:
-        check_same_data(run, self.prepared)
+        copies.check_same_data(run, self.prepared)
 
     def check_vocabulary(self, run: Run) -> None:
-        check_same_vocabulary(run, self.prepared)
+        copies.check_same_vocabulary(run, self.prepared)
         theirs, ours = labels_of(run), self.prepared.labels
         if theirs != ours:
             warn(f"{run.folder} has the labels {theirs}, and the data {ours}: a map to as many is taken")
@@ -155,7 +148,7 @@ class ClassificationTask:
         for name in self.prepared.splits:
             if name != "train":
                 write_atomic(run.text_folder / f"{name}.jsonl", "".join(self._json_lines(self.prepared.split(name))))
-        record_copies(run, self.prepared.manifest)
+        copies.record_copies(run, self.prepared.manifest)
 
     def _json_lines(self, split: Split) -> Iterator[str]:
         numbers = [] if split.labels is None else split.labels.tolist()
@@ -189,8 +182,8 @@ class TextClassifier(Model):
     ) -> None:
         recipe = run.recipe_of(ClassificationRecipe)
         self.model: Any = model
-        self.device, self.tokenizer, self.labels = device, load_tokenizers(run).source, labels_of(run)
-        self.cleaning = load_cleaning(run)
+        self.device, self.tokenizer, self.labels = device, copies.load_tokenizers(run).source, labels_of(run)
+        self.cleaning = copies.load_cleaning(run)
         if cleaned:
             self.cleaning = self.cleaning.model_copy(update={"entities": "keep"})
         self.texts, self.batch_size = texts_of(recipe.model), recipe.training.batch_size
@@ -315,12 +308,12 @@ def load_classifier(
 def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
     """Load a run's trained model as it was trained, in evaluation mode. Raises RunError."""
     section, classes = run.recipe_of(ClassificationRecipe).model, len(labels_of(run))
-    model = build_classifier(section, load_tokenizers(run).source.size, classes, device="meta")
+    model = build_classifier(section, copies.load_tokenizers(run).source.size, classes, device="meta")
     return trained(model, run, checkpoint, pick_device(device))
 
 
 def labels_of(run: Run) -> list[str]:
     labels: list[str] | None = run.data().get("labels")
     if not labels:
-        raise RunError(f"{run.folder / DATA} does not say which labels there are; {ADVICE}")
+        raise RunError(f"{run.folder / DATA} does not say which labels there are; {copies.ADVICE}")
     return labels
