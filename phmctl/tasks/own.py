@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ from phmctl.tasks.base import R, Sizes, Task, TaskKind, option_name
 
 if TYPE_CHECKING:
     from phmctl.data.card import Rows
-    from phmctl.data.corpus import Corpus
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.data.prepared.provenance import Vocabulary
 
 _FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}  # that are not called so
+TAKEN = ("tokenizer", "vocabulary", "max_tokens")  # by any text
 TABLES = ("header", "quoting", "extra", "skip_bad_lines")  # options of any table
 
 
@@ -27,6 +27,9 @@ class TextKind(TaskKind[R]):
     """A kind of task on text that is prepared."""
 
     section: type[Any]  # of its recipes' data
+    labelled = False  # whether its text is
+    takes: Sequence[str]  # the options and keys of the data section that it has
+    way: str  # how a user's own files are given
     task: str  # the module and the class of its :class:`Task`
     sides: tuple[str, str]  # what the two sizes of prepared text are called
     found: str  # and in words
@@ -48,19 +51,33 @@ class TextKind(TaskKind[R]):
         `settings` are of the data section, `files` the user's own by split, `options` the task's own; others are as
         :func:`~phmctl.data.prepared.prepare.prepare` has them.
         """
+        from phmctl.data.corpus import own_corpus
         from phmctl.data.prepared.prepare import choose_section, prepare
 
-        own, more, further = self.corpus(name, files, options, settings)
-        section = choose_section(name, recipe, settings, self.section, vocabulary)
-        if own is not None and recipe and load_recipe(recipe).task == "probing":
-            own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
-        return prepare(section, own=own, settings=more, vocabulary=vocabulary, **further, **asked)
+        given = (*options, *settings, *(files if self.labelled else ()))
+        if wrong := [_FLAGS.get(key, option_name(key)) for key in given if key not in self.takes]:
+            text, other = ("labelled", "parallel") if self.labelled else ("parallel", "labelled")
+            raise DataError(f"{', '.join(wrong)} is for {other} text; {name} is {text} text: {self.way}")
+        files, rows, how = self.own_files(files, options)
+        if not files and (about := [option_name(key) for key in options if key != "vectors"]):
+            raise DataError(f"{', '.join(about)} is for your own files: give those with {self.way}")
+        section, own, more = choose_section(name, recipe, settings, self.section, vocabulary), None, dict[str, Any]()
+        if files:
+            skip = bool(options.get("skip_bad_lines"))
+            own = own_corpus(name, files, rows, skip=skip, **how)
+            if recipe and load_recipe(recipe).task == "probing":
+                own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
+            more = {"rows": rows.model_dump(mode="json")} if rows else {}
+            more |= {"skip_bad_lines": True} if skip else {}
+            more |= {"languages": how["languages"]} if "languages" in how else {}
+        asked |= {"own": own, "settings": more, "vocabulary": vocabulary, "vectors": options.get("vectors")}
+        return prepare(section, **asked)
 
     @abstractmethod
-    def corpus(
-        self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
-        """Return a user's own corpus, the settings that decide what it holds, and more for ``prepare``."""
+    def own_files(
+        self, files: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Rows | None, dict[str, Any]]:
+        """Return a user's files by split, how tables are read, and more for ``own_corpus``."""
 
     def open(self, recipe: Any, data: Path) -> Task:
         from phmctl.data.prepared.folder import PreparedData
@@ -106,24 +123,3 @@ def rows_of(option: str, texts: Sequence[str], label: str | None, given: Mapping
         header=header,
         quoting=given.get("quoting"),
     )
-
-
-def refuse_others(name: str, given: Iterable[str], known: Sequence[str], text: str, other: str) -> None:
-    """Refuse (DataError) options of another kind of text than a corpus has."""
-    if wrong := [_FLAGS.get(key, option_name(key)) for key in given if key not in known]:
-        ways = {"parallel": "--train SRC TGT", "labelled": "--table SPLIT=FILE --text COLUMN --label COLUMN"}
-        raise DataError(f"{', '.join(wrong)} is for {other} text; {name} is {text} text: {ways[text]}")
-
-
-def own_text(
-    name: str, files: Mapping[str, Any], rows: Rows | None, given: Mapping[str, Any], **how: Any
-) -> tuple[Corpus | None, dict[str, Any]]:
-    """Return the corpus of a user's files, None where there are none, and the settings that decide what it holds."""
-    from phmctl.data.corpus import own_corpus
-
-    if not files:
-        return None, {}
-    skip = bool(given.get("skip_bad_lines"))
-    settings: dict[str, Any] = {"rows": rows.model_dump(mode="json")} if rows else {}
-    settings |= {"skip_bad_lines": True} if skip else {}
-    return own_corpus(name, files, rows, skip=skip, **how), settings

@@ -36,7 +36,7 @@ PREPARE = [
     ("mine --train wide.tsv --valid wide.tsv --columns a,b --extra cc", "did you mean 'c'"),
     ("snli --joint", "--joint or --separate is for parallel text"),
     ("snli --reverse", "--reverse is for parallel text"),
-    ("snli --text a", "--text is for your own tables"),
+    ("snli --text a", "--text is for your own files"),
     ("miniature --vectors v", "--vectors is for labelled text"),
     ("mine --table train", "wants SPLIT=FILE"),
     ("mine --table train=a --table train=b", "--table train is given twice"),

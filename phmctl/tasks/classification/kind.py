@@ -22,19 +22,17 @@ from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
-from phmctl.tasks.base import Asked, option_name
-from phmctl.tasks.own import TABLES, TextKind, own_text, refuse_others, rows_of
+from phmctl.tasks.base import Asked
+from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from phmctl.assembly import ClassifierSection
-    from phmctl.data.corpus import Corpus
+    from phmctl.data.card import Rows
     from phmctl.decoding.model import Classified
     from phmctl.tasks.classification.task import TextClassifier
-
-_OPTIONS = ("tokenizer", "vocabulary", "max_tokens", "table", "text", "label", *TABLES, "vectors")
 
 
 class ClassificationKind(TextKind[ClassificationRecipe]):
@@ -43,29 +41,25 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
     recipe, section = ClassificationRecipe, LabelledSection
     task = "phmctl.tasks.classification.task:ClassificationTask"
     sides, found, classes = ("vocabulary", "classes"), "{:,} token types and {:,} classes", 2
+    labelled, takes = True, (*TAKEN, "table", "text", "label", *TABLES, "vectors")
+    way = "--table SPLIT=FILE --text COLUMN --label COLUMN"
     corpus_options = ("table",)
     decode_options = ("execution",)
     eval_options = (*decode_options, "table", "text", "label")
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
-    def corpus(
-        self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
-        refuse_others(name, (*files, *options, *settings), _OPTIONS, "labelled", "parallel")
-        tables: dict[str, Path] = {}
+    def own_files(
+        self, files: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Rows | None, dict[str, Any]]:
+        tables: dict[str, Any] = {}
         for value in options.get("table") or ():
             split, _, path = value.partition("=")
             if not (split and path) or split in tables:
                 twice = f"{split} is given twice" if split in tables else f"{value}: wants SPLIT=FILE"
                 raise DataError(f"--table {twice}")
-            tables[split] = Path(path)
-        columns = [option_name(key) for key in ("text", "label", *TABLES) if options.get(key) not in (None, [], ())]
-        if columns and not tables:
-            raise DataError(f"{', '.join(columns)} is for your own tables: give those with --table SPLIT=FILE")
-        rows = labelled_rows(options) if tables else None
-        own, more = own_text(name, {split: [[path]] for split, path in tables.items()}, rows, options)
-        return own, more, {"vectors": options.get("vectors")}
+            tables[split] = [[Path(path)]]
+        return tables, labelled_rows(options) if tables else None, {}
 
     def build(
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None
@@ -106,7 +100,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
 KIND = ClassificationKind()
 
 
-def labelled_rows(given: Mapping[str, Any]) -> Any:
+def labelled_rows(given: Mapping[str, Any]) -> Rows:
     """Return how labelled tables are read. Raises DataError: a column is missing, or named twice."""
     text, label = given.get("text") or (), given.get("label")
     if not 1 <= len(text) <= 2 or label is None:

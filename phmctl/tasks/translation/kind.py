@@ -31,14 +31,14 @@ from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
-from phmctl.tasks.base import USUAL_COMMANDS, Asked, option_name
-from phmctl.tasks.own import TABLES, TextKind, own_text, refuse_others, rows_of
+from phmctl.tasks.base import USUAL_COMMANDS, Asked
+from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from phmctl.data.corpus import Corpus
+    from phmctl.data.card import Rows
 
 EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
@@ -52,6 +52,8 @@ class TranslationKind(TextKind[TranslationRecipe]):
 
     recipe, section, task = TranslationRecipe, ParallelSection, "phmctl.tasks.translation.task:TranslationTask"
     sides, found = ("source", "target"), "{:,} source and {:,} target token types"
+    takes = (*TAKEN, "joint", "direction", "copies", *TABLES, "columns", "languages")
+    way = "--train FILE [FILE] --valid FILE [FILE]"
     commands = (*USUAL_COMMANDS, "bench decode")
     corpus_options = ("train", "valid", "test")
     eval_options = (*_SEARCH, "lowercase", "tokenize", "source", "reference")
@@ -59,22 +61,16 @@ class TranslationKind(TextKind[TranslationRecipe]):
     metrics = (Metric("BLEU", tested=True), Metric("chrF2", tested=True), Metric("TER", higher=False))
     comparer = TextComparer()
 
-    def corpus(
-        self, name: str, files: Mapping[str, Any], options: Mapping[str, Any], settings: Mapping[str, Any]
-    ) -> tuple[Corpus | None, dict[str, Any], dict[str, Any]]:
-        refuse_others(name, options, (*TABLES, "columns", "languages"), "parallel", "labelled")
-        if options and not files:
-            names = ", ".join(map(option_name, options))
-            raise DataError(f"{names} is for your own files: give those with --train FILE --valid FILE")
-        how = {}
+    def own_files(
+        self, files: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Rows | None, dict[str, Any]]:
+        how: dict[str, Any] = {"chosen": "columns" in options}
         if codes := options.get("languages"):
             how["languages"] = _pair("languages", codes)
             if not all(map(_CODE.fullmatch, how["languages"])):
                 raise DataError(f"--languages {codes}: expected two codes, SOURCE,TARGET, as de,en")
         columns = _pair("columns", options.get("columns", "0,1"))
-        rows = rows_of("--columns", columns, None, options) if {*_COLUMNS} & {*options} else None
-        own, more = own_text(name, files, rows, options, chosen="columns" in options, **how)
-        return own, more | how, {}
+        return files, rows_of("--columns", columns, None, options) if {*_COLUMNS} & {*options} else None, how
 
     def evaluate(self, asked: Asked) -> Evaluation:
         return evaluate(asked)
