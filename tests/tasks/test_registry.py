@@ -53,7 +53,7 @@ class DigitReader(Model):
         self.model, folder = FakeModel().eval(), run.checkpoint(checkpoint)
         load_model(self.model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
 
-    def answer(self, lines: Sequence[str], *, numbers: Any = None, advance: Callable[[int], None]) -> list[Line]:
+    def answer(self, lines: Sequence[str], *, first: int = 1, advance: Callable[[int], None]) -> list[Line]:
         advance(len(lines))
         digits = [int(self.model(torch.eye(6)[int(line)][None]).argmax()) for line in lines]
         return [(str(digit), {"digit": digit}) for digit in digits]
