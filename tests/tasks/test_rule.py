@@ -12,7 +12,7 @@ from phmctl.algebra.kronecker import fixed_rule
 from phmctl.checkpoints import step_name, write_checkpoint
 from phmctl.errors import RunError
 from phmctl.recipe.loading import load_recipe
-from phmctl.recipe.schema import RuleDataSection, RuleRecipe, TranslationRecipe
+from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.base import Asked
@@ -221,7 +221,7 @@ def test_an_n_too_small_for_the_octonions_stays_above_what_it_can_attain(tmp_pat
     assert not found.learned
 
 
-def test_the_result_is_written_into_the_run(tmp_path: Path, tiny_recipe: TranslationRecipe) -> None:
+def test_the_result_is_written_into_the_run(tmp_path: Path) -> None:
     run = trained(tmp_path, "training.steps=20")
     for split, checkpoint in (("test", "best"), ("valid", "last")):
         found = evaluate_rule(run, split, checkpoint)
@@ -232,10 +232,6 @@ def test_the_result_is_written_into_the_run(tmp_path: Path, tiny_recipe: Transla
     assert evaluate_rule(run, "test").loss != evaluate_rule(run, "valid").loss
     with pytest.raises(RunError, match=r"no split 'tst' \(did you mean 'test'\?\)"):
         evaluate_rule(run, "tst")
-    with pytest.raises(RunError, match="no checkpoint 'averag'"):
-        evaluate_rule(run, checkpoint="averag")
-    with pytest.raises(RunError, match="is a run of task 'translation', not 'rule'"):
-        evaluate_rule(Run(run.folder, tiny_recipe))
 
 
 # -------------------------------------------------------------------------------------------- runs and commands
@@ -253,14 +249,12 @@ def test_a_run_keeps_the_true_map_to_the_last_bit_and_is_not_continued_with_anot
         RuleTask(rule_recipe("hamilton", *SMALL, "data.seed=2")).check_run(run)
 
 
-@pytest.mark.parametrize("damage", ["a bit", "gone"])
-def test_a_damaged_true_map_is_named(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_true_map_is_named(tmp_path: Path) -> None:
     run = furnished(tmp_path, RuleTask(rule_recipe()))
     path = run.folder / TRUTH
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
-    path.unlink()
-    if damage == "a bit":
-        path.write_bytes(content)
-    with pytest.raises(RunError, match=r"truth\.safetensors"):
-        read_truth(run)
+    for damage in (lambda: path.write_bytes(content), path.unlink):
+        damage()
+        with pytest.raises(RunError, match=r"truth\.safetensors"):
+            read_truth(run)

@@ -60,6 +60,11 @@ def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClass
     for model, lines in ((pairs, ["a\tb", "a"]), (classifier, ["a", "a\tb"])):
         with pytest.raises(DataError, match="line 2: this classifier reads"):
             model.answer(lines)
+    for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
+        with pytest.raises(UserError, match=f"example {len(examples)} has"):
+            model.classify(examples)
+    with pytest.raises(UserError, match=r"translate: .* it has classify, encode"):
+        classifier.translate(["a"])
 
 
 @KINDS
@@ -158,11 +163,3 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
             found.encode(["the cat"])
         with pytest.raises(UserError, match="execution"):
             load_classifier(made.export, execution="rank")
-
-
-def test_examples_have_as_many_texts_as_the_classifier_reads(classifier: TextClassifier, pairs: TextClassifier) -> None:
-    for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
-        with pytest.raises(UserError, match=f"example {len(examples)} has"):
-            model.classify(examples)
-    with pytest.raises(UserError, match=r"translate: .* it has classify, encode"):
-        classifier.translate(["a"])
