@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import phmctl
 from phmctl.checkpoints import read_checkpoint
-from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.nn.linear import PHMLinear
 from phmctl.runs import Run
+from tests.calls import call
 from tests.training.copying import copying_recipe
 
 
@@ -78,7 +77,7 @@ def test_what_is_no_student(
 
 
 def test_the_command(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
-    asked = ["distil", str(teacher.folder), "--n", "2", "--steps", "2", "--data", str(copying_data)]
-    done = CliRunner().invoke(app, [*asked, "--runs", str(tmp_path), "--no-references", "--beam", "1"])
+    asked = ["distil", teacher.folder, "--n", "2", "--steps", "2", "--data", copying_data]
+    done = call(*asked, "--runs", tmp_path, "--no-references", "--beam", "1")
     assert done.exit_code == 0
     assert Run.open(Path(done.stdout.strip())).recipe.model.n == 2

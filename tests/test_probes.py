@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from phmctl import probes
-from phmctl.cli.main import app
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import EOS
@@ -21,6 +19,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.shipped import shipped_names
+from tests.calls import call
 
 BRIEF = ("training.steps=60", "training.validate_every=30", "data.language=null")
 LEARNED = ("training.steps=600", "training.validate_every=200", "training.patience=0", "training.learning_rate=0.01")
@@ -186,15 +185,14 @@ def test_the_published_averages_are_those_of_the_published_rows() -> None:
 def test_one_command_probes_what_is_prepared_and_trains_nothing_twice(
     copied_run: Run, tiny_run: Run, copied_data: Path
 ) -> None:
-    given = ("eval", str(copied_run.folder), "--probing", "--data", str(copied_data), "--json")
+    given = ("eval", copied_run.folder, "--probing", "--data", copied_data, "--json")
     given += tuple(part for each in BRIEF for part in ("--set", each))
-    first = json.loads(CliRunner().invoke(app, given, catch_exceptions=False).stdout)
+    first = json.loads(call(*given).stdout)
     assert [*first["tasks"]] == ["probe-subj-number"]
     kept = {path: path.stat().st_mtime_ns for path in copied_data.rglob("probes/*/*")}
     assert len(kept) == 1
     assert json.loads((copied_run.results_folder / "probing.json").read_text()) == first
-    again = (*given, "--set", "data.card=probing-subj-number")
-    assert json.loads(CliRunner().invoke(app, again, catch_exceptions=False).stdout) == first
+    assert json.loads(call(*given, "--set", "data.card=probing-subj-number").stdout) == first
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     report = probe(copied_run.folder, against=tiny_run.folder, data=copied_data, settings=BRIEF)
     scores = report.tasks["probe-subj-number"]

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from phmctl.checkpoints import load_model, read_checkpoint
-from phmctl.cli.main import app
 from phmctl.console import Table
 from phmctl.decoding.model import Line, Model, about_run
 from phmctl.errors import UserError
@@ -20,6 +18,7 @@ from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked, Sizes, TaskKind
 from phmctl.tasks.registry import TASKS, task_kind
+from tests import calls as commands
 from tests.training.fake import FakeModel, FakeTask
 
 
@@ -112,16 +111,16 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def call(*arguments: str, text: str = "") -> str:
-    result = CliRunner().invoke(app, arguments, input=text, catch_exceptions=False)
+    result = commands.call(*arguments, stdin=text)
     assert result.exit_code == 0
     return result.stdout
 
 
 def refusal(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, UserError)
-    assert result.exception.exit_code == 2
-    return str(result.exception)
+    with pytest.raises(UserError) as refused:
+        commands.call(*arguments)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
 
 
 def test_it_trains_and_answers_by_every_command(recipe: str) -> None:

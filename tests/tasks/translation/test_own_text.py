@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import phmctl
-from phmctl.cli.main import app
 from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, UserError
 from phmctl.files import write_json
@@ -16,6 +14,7 @@ from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation.kind import KIND
+from tests.calls import call
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
 OTHERS = ["something else .", *REFERENCES[1:]]
@@ -32,8 +31,7 @@ def put(path: Path, lines: list[str]) -> Path:
 
 
 def evaluate(run: Run, *arguments: Any) -> dict[str, Any]:
-    given = ["eval", str(run.folder), *map(str, arguments), "--device", "cpu", "--json"]
-    found: dict[str, Any] = json.loads(CliRunner().invoke(app, given, catch_exceptions=False).stdout)
+    found: dict[str, Any] = json.loads(call("eval", run.folder, *arguments, "--device", "cpu", "--json").stdout)
     return found
 
 

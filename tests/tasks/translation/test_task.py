@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
-from phmctl.cli.main import app
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
@@ -25,6 +23,7 @@ from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.train import train_task
+from tests.calls import call
 from tests.tasks.translation.runs import evaluate
 
 
@@ -106,8 +105,7 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
     for split, given in (("test", None), (None, tmp_path / "test.a")):
         seen.clear()
         of = ["--split", split] if split else ["--input", str(given)]
-        arguments = ["decode", str(run.folder), *of, "--checkpoint", "last", "--output", str(tmp_path / "out")]
-        CliRunner().invoke(app, arguments, catch_exceptions=False)
+        call("decode", run.folder, *of, "--checkpoint", "last", "--output", tmp_path / "out")
         assert seen == [f"a &lt; {number}" for number in range(45, 50)]
     seen.clear()
     scores = evaluate(run, "test", "last").scores
