@@ -134,16 +134,10 @@ class Layout(Section):
     name: str
     scattered: bool = False  # several archives: each file may lie in a subfolder of its own
     rows: Rows = Rows(header=False, texts=(0, 1))  # how tables are read
-    splits: dict[SplitName, SplitFiles]
-    optional: dict[SplitName, SplitFiles] = Field(default_factory=dict)  # splits that not everybody has
+    splits: dict[SplitName, SplitFiles]  # not everybody has those beside train, valid and test
     parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
     odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.rows`
     makes: tuple[SplitName, ...] = ()  # the splits that this function makes of train
-
-    @property
-    def every(self) -> dict[str, SplitFiles]:
-        """The files of every split, those that not everybody has last."""
-        return {**self.splits, **self.optional}
 
 
 class Hub(Section):

@@ -22,15 +22,7 @@ from phmctl.errors import DataError, nearest
 # Why a train row is dropped: the keys of the manifest's counts.
 EMPTY, HELD_OUT, OVER_LONG, LOPSIDED = "empty_side", "in_valid_or_test", "over_long", "length_ratio"
 ODD_ROW, UNLABELLED, EMPTY_TEXT = "odd_row", "no_label", "empty_text"  # the last two of labelled text
-_IN_WORDS = {
-    ODD_ROW: "that could not be read",
-    UNLABELLED: "without a label",
-    EMPTY_TEXT: "with an empty text",
-    EMPTY: "with an empty side",
-    HELD_OUT: "that are in valid or test too",
-    OVER_LONG: "that are too long",
-    LOPSIDED: "with sides of too unequal lengths",
-}
+REASONS = (ODD_ROW, UNLABELLED, EMPTY_TEXT, EMPTY, HELD_OUT, OVER_LONG, LOPSIDED)  # in the order of the counts
 CUT = "cut"  # a labelled text of valid or test that is kept in part
 SAME_SIDES = "same_sides"  # a pair of the same text twice: counted but kept
 SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")  # a train pair of which one side stands there
@@ -40,7 +32,9 @@ _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 
 def in_words(dropped: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {_IN_WORDS[reason]}" for reason, number in dropped.items()) or "nothing dropped"
+    return (
+        ", ".join(f"{number:,} {reason}".replace("_", " ") for reason, number in dropped.items()) or "nothing dropped"
+    )
 
 
 def clean_line(line: str, settings: Cleaning) -> str:
@@ -76,6 +70,7 @@ def cut(tokens: Sequence[int], longest: int, settings: Cleaning) -> Sequence[int
     return tokens[:longest] if settings.keep == "start" else tokens[-longest:]
 
 
+@dataclass
 class HeldOut:
     """The texts of valid and test, to find them again in train; as digests, since a test set may be large.
 
@@ -84,16 +79,14 @@ class HeldOut:
     each text is to be found by itself, too.
     """
 
-    def __init__(self, *, symmetric: bool = False, sides: bool = False) -> None:
-        self._symmetric = symmetric
-        self._by_side = sides
+    symmetric: bool = False
+    sides: bool = False
+
+    def __post_init__(self) -> None:
         self._seen: set[bytes] = set()
 
-    def add(self, texts: Sequence[str]) -> bytes:
-        """Take a row in, and return its digest."""
-        keys = self._keys(texts)
-        self._seen.update(keys)
-        return keys[0]
+    def add(self, texts: Sequence[str]) -> None:
+        self._seen.update(self._keys(texts))
 
     def find(self, texts: Sequence[str]) -> list[bool]:
         """Return whether a row stands in valid or test; with `sides`, each text too."""
@@ -101,8 +94,8 @@ class HeldOut:
 
     def _keys(self, texts: Sequence[str]) -> list[bytes]:
         same = [same_text(text) for text in texts]
-        parts = [["row", *(sorted(same) if self._symmetric else same)]]
-        parts += [[str(side), text] for side, text in enumerate(same) if self._by_side]
+        parts = [["row", *(sorted(same) if self.symmetric else same)]]
+        parts += [[str(side), text] for side, text in enumerate(same) if self.sides]
         return [blake2b("\n".join(part).encode("utf-8"), digest_size=12).digest() for part in parts]
 
 
@@ -152,7 +145,7 @@ class CleanRows:
 
     def counts(self) -> dict[str, Any]:
         """Return what the manifest says of the rows, and of labelled text of the classes."""
-        dropped = {reason: self.dropped[reason] for reason in _IN_WORDS if self.dropped[reason]}
+        dropped = {reason: self.dropped[reason] for reason in REASONS if self.dropped[reason]}
         noted = {what: self.noted[what] for what in sorted(self.noted) if self.noted[what]}
         classes = {"labels": dict(sorted(self.classes.items()))} if self.labelled else {}
         return {"read": self.read, "kept": self.kept, "dropped": dropped, "noted": noted, **classes}

@@ -28,12 +28,12 @@ class Match:
         return [
             SourceFile(self.found[name], split, side)
             for split in self.splits
-            for side, names in self.layout.every[split].sides.items()
+            for side, names in self.layout.splits[split].sides.items()
             for name in names
         ]
 
     def read(self, split: str) -> RowSource:
-        files = self.layout.every[split]
+        files = self.layout.splits[split]
         source, target, both = ([self.found[name] for name in names] for names in files.sides.values())
         if both:
             return tables(both, self.layout.rows, self.layout.parts.get(split))
@@ -81,7 +81,7 @@ def find_files(card: Card, folder: Path) -> Match:
 def find_test(card: Card, folder: Path) -> Match | None:
     """Return a card's files of its test set alone, or None."""
     local = [(each, each.splits["test"]) for each in card.local if "test" in each.splits]
-    layouts = [layout.model_copy(update={"splits": {"test": files}, "optional": {}}) for layout, files in local]
+    layouts = [layout.model_copy(update={"splits": {"test": files}}) for layout, files in local]
     return next((each for each in _matches(layouts, folder) if not each.missing and each.odd() is None), None)
 
 
@@ -129,7 +129,7 @@ def _match(layout: Layout, places: Sequence[Path]) -> Match:
     found: dict[str, Path] = {}
     missing: list[str] = []
     splits = []
-    for split, files in layout.every.items():
+    for split, files in layout.splits.items():
         here = {}
         for name in files.names:
             candidates = (place / each for each in (name, f"{name}.gz") for place in places)
@@ -138,6 +138,6 @@ def _match(layout: Layout, places: Sequence[Path]) -> Match:
         found |= here
         if len(here) == len(set(files.names)):
             splits.append(split)
-        elif split in layout.splits:
+        elif split in ("train", "valid", "test"):
             missing += [name for name in files.names if name not in here]
     return Match(layout, places[0], found, splits, missing)

@@ -164,16 +164,6 @@ def test_the_vocabulary_of_a_run_for_training_it_further(
     assert again.manifest["settings"] == settings
 
 
-def test_a_vocabulary_that_does_not_fit_is_warned_of(tmp_path: Path) -> None:
-    text = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
-    turned = prepare(tmp_path, *text, *SMALL, "--separate", "--reverse")
-    told = shown(tmp_path, *text, "--vocabulary-of", turned.folder).stderr
-    assert "50% of train's source tokens are unknown to the vocabulary" in told
-    assert "50% of train's target tokens" in told
-    assert "of this direction (--reverse)?" in told
-    assert "warning" not in shown(tmp_path, *text, "--vocabulary-of", turned.folder, "--reverse").stderr
-
-
 def test_a_vocabulary_is_taken_of_a_preparation_that_has_one(tmp_path: Path, tiny_run: Run) -> None:
     given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
     ruled = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))

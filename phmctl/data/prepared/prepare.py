@@ -46,7 +46,6 @@ LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
 _LOOKED_AT = 1000  # rows of a split, for its words
-_STRANGE = 0.2  # of unknown words: with more, another's vocabulary hardly is of this text
 
 SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
 
@@ -174,7 +173,11 @@ def _write(
         chunks = _encoded(name, rows, tokenizers, extras, tokens)
         write_split(folder / f"{name}.arrow", chunks, columns, numbers, with_text=with_text)
         counts[name] = {**rows.counts(), **tokens}
-    _judge(corpus, counts["train"], vocabulary)
+    train = counts["train"]
+    if not train["kept"]:
+        advice = "; was the same file given for train and for another split?" * (HELD_OUT in train["dropped"])
+        what = f"no train {corpus.row} is left of {train['read']:,} read ({in_words(train['dropped'])})"
+        raise DataError(f"{what}; check the files{advice}")
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is not None:
@@ -203,19 +206,17 @@ def _clean_splits(
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "none"
         raise DataError(f"{corpus.name!r} has the splits {names}; train and valid are needed")
-    rows: dict[str, set[bytes]] = {}
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name in [*corpus.splits][1:]:
         some = False
-        rows[name] = set()
         for row in corpus.splits[name]:
             if not corpus.labelled or row.label is not None:
                 some = some or corpus.labelled or all(text.strip() for text in row.texts)
-                rows[name].add(held_out.add(clean_texts(row.texts, cleaning)))
+                held_out.add(clean_texts(row.texts, cleaning))
         if not some:
-            raise _empty(corpus, name)
-        if name != "valid" and len(again := rows[name] & rows["valid"]) > len(rows[name]) / 2:
-            warn(f"{len(again):,} of {len(rows[name]):,} rows of {name} stand in valid too; is it the same file?")
+            files = " and ".join(str(each.path) for each in corpus.files if each.split == name) or corpus.origin
+            what = "is empty: no example with a label" if corpus.labelled else "has no pair with text on both sides"
+            raise DataError(f"{name} of {corpus.name!r} {what} ({files}); check the files, or leave a test set out")
     words = {
         name: [words_of(lines) for lines in zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)]
         for name, rows in corpus.splits.items()
@@ -231,13 +232,6 @@ def _clean_splits(
         name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
         for name, rows in corpus.splits.items()
     }
-
-
-def _empty(corpus: Corpus, split: str) -> DataError:
-    files = " and ".join(str(each.path) for each in corpus.files if each.split == split) or corpus.origin
-    what = "is empty: no example with a label" if corpus.labelled else "has no pair with text on both sides"
-    advice = "; leave test out if there is none" if split == "test" else ""
-    return DataError(f"{split} of {corpus.name!r} {what} ({files}); check the files{advice}")
 
 
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
@@ -279,21 +273,6 @@ def _encoded(
                 for row, ids in kept
             ]
             advance(len(chunk))
-
-
-def _judge(corpus: Corpus, train: Mapping[str, Any], vocabulary: Vocabulary | None) -> None:
-    """Refuse a train split of which nothing was kept; warn of a strange vocabulary."""
-    if not train["kept"]:
-        twice = 2 * train["dropped"].get(HELD_OUT, 0) > train["read"]
-        advice = "was the same file given for train and for another split?" if twice else "check the files"
-        what = f"no train {corpus.row} is left of {train['read']:,} read ({in_words(train['dropped'])})"
-        raise DataError(f"{what}; {advice}")
-    for side in ("text", *PARALLEL) if vocabulary else ():
-        unknown, tokens = (train[side]["unknown"], train[side]["tokens"]) if side in train else (0, 1)
-        if vocabulary and unknown > _STRANGE * tokens:
-            ask = "is it of this language" + (", and of this direction (--reverse)?" if side in PARALLEL else "?")
-            whose = f"{unknown / tokens:.0%} of train's {side} tokens are unknown to"
-            warn(f"{whose} the vocabulary of {vocabulary.origin}: {ask}")
 
 
 def _check_classes(

@@ -275,12 +275,12 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
     [
         (
             {"train": [("", ""), ("a " * 99, "b")]},
-            "left of 2 read \\(1 with an empty side, 1 that are too long\\); check",
+            "left of 2 read \\(1 empty side, 1 over long\\); check",
         ),
         ({"train": []}, "no train pair is left of 0 read"),
         ({"valid": []}, "valid of 'tiny' has no pair with text on both sides"),
         ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny' has no pair with text on both sides"),
-        ({"test": []}, "test of 'tiny' has no pair .*leave test out if there is none"),
+        ({"test": []}, "test of 'tiny' has no pair .*or leave a test set out"),
         ({"valid": None}, "has the splits train, test; train and valid are needed"),
     ],
 )
@@ -358,19 +358,9 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
     section = ParallelSection(card="setimes-en-mk", vocabulary=300)
     prepared = prepare(section, root=tmp_path, source=folder)
     assert prepared.manifest["held_out"] == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
-    assert {name: counts["read"] for name, counts in prepared.manifest["splits"].items()} == {
-        "train": 245,
-        "valid": 2,
-        "test": 3,
-    }
+    assert [counts["read"] for counts in prepared.manifest["splits"].values()] == [245, 2, 3]
     said = "setimes-en-mk has no valid and test of its own: valid is pairs 100, 200, 300, ...; test is pairs 50"
     assert said in capsys.readouterr().err
-    before = content(prepared.folder)
-    prepare(section, root=tmp_path, source=folder)
-    said_again = capsys.readouterr().err
-    assert "up to date" in said_again
-    assert said in said_again
-    assert content(prepared.folder) == before
 
 
 def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatch, capsys):
@@ -440,8 +430,6 @@ def test_sides_that_are_exchanged_are_warned_of(tmp_path, capsys):
     pairs = [(f"der Hund sieht Haus {i}", f"the dog sees house {i}") for i in range(100)]
     prepare(SECTION, corpus(pairs[30:], valid=pairs[:20], test=pairs[20:30]), CLEANING, root=tmp_path / "right")
     assert "warning" not in capsys.readouterr().err
-    prepare(SECTION, corpus(pairs[30:], valid=pairs[:20], test=pairs[:9]), CLEANING, root=tmp_path / "twice")
-    assert "warning: 9 of 9 rows of test stand in valid too" in capsys.readouterr().err
     other = [(f"the cat sees house {i}", f"die Katze sieht Haus {i}") for i in range(20)]
     prepare(SECTION, corpus(pairs, valid=pairs[:2], test=other), CLEANING, root=tmp_path / "test")
     said = capsys.readouterr().err

@@ -156,7 +156,7 @@ def test_a_label_that_would_break_a_table(tmp_path, label):
 
 def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     lost = [("", "perhaps"), ("", "perhaps"), ("seen in valid", "perhaps"), ("one two three four five six", "perhaps")]
-    why = "2 with an empty text, 1 that are in valid or test too, 1 that are too long"
+    why = "2 empty text, 1 in valid or test, 1 over long"
     with pytest.raises(DataError, match=f"'own' has no example of the label 'perhaps' left .{why}.; leave"):
         prepared(tmp_path, corpus(train=TRAIN + lost, labels=()))
     made = corpus(train=TRAIN + lost, labels=("yes", "no", "perhaps"))
@@ -166,7 +166,9 @@ def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
 
 def test_the_same_rows_twice(tmp_path):
     rows = [("a", "yes"), ("b", "no")]
-    match = r"of 2 read \(2 that are in valid or test too\); was the same file given for train and for another split\?"
+    match = (
+        r"of 2 read \(2 in valid or test\); check the files; was the same file given for train and for another split\?"
+    )
     with pytest.raises(DataError, match=match):
         prepared(tmp_path, corpus(train=rows, valid=rows))
 
