@@ -7,7 +7,7 @@ a batch its number of rows times its dearest row, which is what the model comput
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line, cut
-from phmctl.data.prepared.folder import Ragged
+from phmctl.data.prepared.folder import Ragged, Split
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.errors import DataError
@@ -86,14 +86,14 @@ _DEARER = 0.15
 _POOL = 64  # batches' worth of shuffled rows that are sorted by length together, where rows are counted
 
 
-class TokenRows(Protocol):
-    """What :func:`collate` reads of a split."""
+class EncodedTexts(NamedTuple):
+    """Texts without labels, ready for :func:`collate`; the labels are all 0."""
 
-    @property
-    def sides(self) -> Sequence[Ragged]: ...
+    sides: tuple[Ragged, ...]
+    labels: Ints
 
-    @property
-    def labels(self) -> Ints | None: ...
+
+TokenRows = Split | EncodedTexts
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,6 @@ def _by_length(cost: Ints, difference: Ints, numbers: RandomNumbers | None) -> I
 
 def _cut_by_count(order: Ints, batch_size: int) -> list[Ints]:
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-
-class EncodedTexts(NamedTuple):
-    """Texts without labels, ready for :func:`collate`; the labels are all 0."""
-
-    sides: tuple[Ragged, ...]
-    labels: Ints
 
 
 def encode_texts(

@@ -137,7 +137,6 @@ class Layout(Section):
     splits: dict[SplitName, SplitFiles]  # not everybody has those beside train, valid and test
     parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
     odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.rows`
-    makes: tuple[SplitName, ...] = ()  # the splits that this function makes of train
 
 
 class Hub(Section):
@@ -159,8 +158,6 @@ class Url(Section):
     file: Annotated[str, AfterValidator(_plain)]  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
     extract: bool = False  # a tar or zip archive
-    unpacked: Annotated[int, Field(ge=1)] | None = None  # bytes of its content, at most; None: what texts come to
-    members: PositiveInt = 100_000  # of the archive, at most
 
 
 class Divide(Section):
@@ -253,7 +250,7 @@ class Card(Section):
     @property
     def urls_digest(self) -> str:
         """The SHA-256 of what the URLs are and how their files are called: the name of their place in the cache."""
-        content = [url.model_dump(mode="json", exclude={"unpacked", "members"}) for url in self.urls]
+        content = [url.model_dump(mode="json") for url in self.urls]
         return sha256_text([json.dumps(content, sort_keys=True)])
 
 

@@ -47,10 +47,6 @@ class Corpus:
         return self.languages is None
 
     @property
-    def row(self) -> str:
-        return "example" if self.labelled else "pair"
-
-    @property
     def sides(self) -> dict[str, Any]:
         if self.languages is None:
             return {"texts": self.texts}
@@ -86,11 +82,11 @@ def divided(corpus: Corpus, divide: Divide) -> Corpus:
     places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
     if not places:
         return corpus
-    whole, period, rows = corpus.splits["train"], divide.period, "rows" if corpus.labelled else "pairs"
+    whole, period = corpus.splits["train"], divide.period
     made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}
     made["train"] = hold_out(whole, period, places.values(), held=False)
     words = {
-        split: f"{rows} {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
+        split: f"rows {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
     }
     return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=words)
 

@@ -89,6 +89,7 @@ def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None])
 # Text packs 3 to 20 times, so an archive that unpacks to more than this was made to fill a disk.
 _RATIO = 200
 _ALWAYS = 256 << 20  # bytes that any archive may unpack to
+_MEMBERS = 100_000
 
 
 class DamagedError(DataError):
@@ -109,7 +110,7 @@ def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> Non
         clear(folder)
         try:
             if refetch or not folder.is_dir():
-                extract(path, folder, limit=item.unpacked, members=item.members)
+                extract(path, folder)
         except DamagedError:
             path.unlink(missing_ok=True)
             if not kept:
@@ -117,21 +118,21 @@ def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> Non
             fetch_all([item], cache)
 
 
-def extract(archive: Path, folder: Path, *, limit: int | None = None, members: int = 100_000) -> None:
+def extract(archive: Path, folder: Path) -> None:
     """Unpack a tar (plain or compressed) or zip archive into a new folder, which appears only when it is whole.
 
-    Links and devices are refused: a corpus has no need of them, and a link can lead out. `limit` is in bytes; by
-    default 200 times the archive's size, or 256 MiB if that is more.
+    Links and devices are refused: a corpus has no need of them, and a link can lead out. So is what unpacks to more
+    than 200 times the archive's size and 256 MiB.
     """
-    left = limit = limit or min(_LARGEST, max(_ALWAYS, _RATIO * archive.stat().st_size))
+    left = limit = min(_LARGEST, max(_ALWAYS, _RATIO * archive.stat().st_size))
     with replacing(folder) as content:
         try:
             for number, (name, size, plain, unpack) in enumerate(_members(archive), start=1):
                 left -= max(size, 0)
-                if left < 0 or number > members:
+                if left < 0 or number > _MEMBERS:
                     raise DataError(
-                        f"{archive} holds more than {limit:,} bytes or {members:,} members; nothing was extracted\n"
-                        "if it is right, its entry in the card may say how much it is: unpacked: BYTES, members: NUMBER"
+                        f"{archive} holds more than {limit:,} bytes or {_MEMBERS:,} members; nothing was extracted\n"
+                        "if it is right, unpack it yourself and name the folder: --source DIR"
                     )
                 path = PurePosixPath(name)
                 if not plain or path.is_absolute() or ".." in path.parts:

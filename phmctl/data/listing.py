@@ -17,7 +17,6 @@ def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
     listed = []
     for card in sorted(map(load_card, [name] if name else card_names()), key=lambda card: (card.task, card.id)):
         manifests = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # only what is complete has such a name
-        made = card.divide.places if card.divide else (split for layout in card.local for split in layout.makes)
         listed.append(
             {
                 "name": card.id,
@@ -25,7 +24,7 @@ def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
                 "languages": [] if card.labelled else [card.source_language, card.target_language],
                 "texts": card.texts or 0,
                 "origins": ["built in"] if card.built_in else list(card.ways or ("local",)),
-                "divided": [*dict.fromkeys(made)],
+                "divided": list(card.divide.places if card.divide else ()),
                 "fetched": any((root / "raw" / card.id).glob("[!.]*")),
                 "prepared": sorted(path.parent.name for path in manifests),
             }
@@ -37,12 +36,13 @@ def show_prepared(manifest: Mapping[str, Any]) -> None:
     """Show each split's counts, as the manifest has them, and what word vectors cover."""
     splits = manifest["splits"]
     labelled = "labels" in manifest
+    sides = ("text",) if labelled else ("source", "target")
     dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
     noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
     titles = ["split", "read", *(f"− {reason}" for reason in dropped), "kept"]
     titles += [f"kept, {reason}" for reason in noted]
     titles += ["commonest label"] if labelled else []
-    titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in _sides(manifest)]
+    titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in sides]
     rows = []
     for name, counts in splits.items():
         numbers = [counts["read"], *(counts["dropped"].get(reason, 0) for reason in dropped), counts["kept"]]
@@ -51,17 +51,13 @@ def show_prepared(manifest: Mapping[str, Any]) -> None:
         if labelled:
             label = max(counts["labels"], key=counts["labels"].__getitem__)
             row.append(f"{label} {counts['labels'][label] / counts['kept']:.1%}")
-        for side in _sides(manifest):
+        for side in sides:
             tokens, unknown = counts[side]["tokens"], counts[side]["unknown"] / max(counts[side]["tokens"], 1)
             row.append(f"{tokens:,}" + (f" ({unknown:.1%} unknown)" if unknown else ""))
         rows.append(row)
     Table(f"{manifest['corpus']}: {_title(manifest)}", [title.replace("_", " ") for title in titles], rows).show()
     if coverage := coverage_of(manifest):
         note(coverage)
-
-
-def _sides(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("text",) if "labels" in manifest else ("source", "target")
 
 
 def _title(manifest: Mapping[str, Any]) -> str:

@@ -46,12 +46,12 @@ def test_json_is_the_manifest_and_nothing_else(tmp_path, files):
     assert "up to date" in again.stderr
 
 
-def test_the_list_tells_of_every_card_and_what_is_prepared(tmp_path):
-    done = tmp_path / "data" / "prepared" / "wmt18-en-et"
-    for folder in ("bpe-32000-joint-256", "word-100-20", ".bpe-8-8.new"):
-        (done / folder).mkdir(parents=True)
-        (done / folder / "manifest.json").write_text("{}")
+def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
+    for folder in ("wmt18-en-et/bpe-32000-joint-256", "wmt18-en-et/word-100-20", "wmt18-en-et/.bpe-8-8.new"):
+        (tmp_path / "data" / "prepared" / folder).mkdir(parents=True)
+        (tmp_path / "data" / "prepared" / folder / "manifest.json").write_text("{}")
     (tmp_path / "data" / "prepared" / "wmt14-en-de" / "bpe-9-9").mkdir(parents=True)  # nothing in it
+    (tmp_path / "data" / "raw" / "multi30k-de-en" / "urls-0123").mkdir(parents=True)
     document = json.loads(prepare(tmp_path, "--list", "--json").stdout)
     cards = {card["name"]: card for card in document["cards"]}
     assert set(cards) == set(card_names())
@@ -61,23 +61,11 @@ def test_the_list_tells_of_every_card_and_what_is_prepared(tmp_path):
     assert cards["setimes-en-mk"]["divided"] == ["valid", "test"]
     assert cards["multi30k-de-en"]["origins"] == ["urls", "hub"]  # asked in this order
     assert cards["iwslt14-de-en"]["origins"] == ["hub", "urls"]
-    assert cards["miniature"]["origins"] == ["built in"]
-    assert cards["iwslt14-ro-en"]["languages"] == ["ro", "en"]
-
-
-def test_the_list_says_what_was_done_here(tmp_path):
-    (tmp_path / "data" / "prepared" / "setimes-en-mk" / "bpe-8-8").mkdir(parents=True)
-    (tmp_path / "data" / "raw" / "multi30k-de-en" / "urls-0123").mkdir(parents=True)
-    (tmp_path / "data" / "prepared" / "setimes-en-mk" / "bpe-8-8" / "manifest.json").write_text("{}")
     result = prepare(tmp_path, "--list")
     rows = rows_of(result.stdout)
-    told = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "prepared"]
+    told = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "never tried"]
     assert rows["setimes-en-mk"] == told
-    assert [rows[name][-1] for name in ("wmt18-en-ro", "multi30k-de-en", "miniature")] == [
-        "never tried",
-        "fetched",
-        "–",
-    ]
+    assert [rows[name][-1] for name in ("wmt18-en-et", "multi30k-de-en", "miniature")] == ["prepared", "fetched", "–"]
     assert rows["snli"][:2] == ["pair → 3", "550,152 / 10,000 / 10,000"]
     assert "* held out of train" in result.stderr
     assert "held out" not in prepare(tmp_path, "miniature", "--list").stderr

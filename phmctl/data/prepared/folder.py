@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
+    format: Literal[3]
     settings: dict[str, Any]
     token_types: dict[str, PositiveInt]
     splits: dict[str, dict[str, Any]]
@@ -62,16 +63,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     refuse_pipes(folder, DataError)
     manifest = read_seal(path, DataError, "prepare the data again with --force")
-    if manifest.get("format") != FORMAT:
-        raise DataError(
-            f"{path} is of format {manifest.get('format')!r}, and this phmctl reads {FORMAT}: take the version "
-            "that wrote it, or prepare again with --force"
-        )
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
         wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
-        raise DataError(f"{path} is damaged: look at {wrong}; prepare the data again with --force") from error
+        raise DataError(
+            f"{path} is damaged, or of another version: look at {wrong}; prepare the data again with --force"
+        ) from error
     return manifest
 
 
@@ -130,10 +128,8 @@ def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
     manifest = read_manifest(prepared_folder(data, root))
     if manifest is None:
         return None
-    types = manifest["token_types"]
-    if isinstance(data, LabelledSection):
-        return types["text"], len(manifest["labels"])
-    return types["source"], types["target"]
+    sizes = [*manifest["token_types"].values(), len(manifest.get("labels", ()))]
+    return sizes[0], sizes[1]
 
 
 # ------------------------------------------------------------------------------------------------- Arrow files
@@ -345,13 +341,8 @@ class PreparedData:
         """The word vectors, (vocabulary, width) float32; None where the data was prepared without."""
         if not self.manifest.get("vectors"):
             return None
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         refuse_damage(self.folder, self.manifest, VECTORS_FILE, self.command)
-        path = self.folder / VECTORS_FILE
-        try:
-            vectors: Tensor = load_file(path)["vectors"]
-        except (OSError, SafetensorError, LookupError) as error:
-            raise DataError(f"{path} cannot be read ({error}); run: {self.command} --force") from error
+        vectors: Tensor = load_file(self.folder / VECTORS_FILE)["vectors"]
         return vectors

@@ -123,11 +123,10 @@ def _compare(manifest: Mapping[str, Any], card: Card) -> None:
     if held_out:  # their scores compare with nobody else's
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
         note(f"{card.id} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
-    for split, number in card.sizes.items():
-        read = splits.get(split, {}).get("read", 0)
-        if read < _FEW * number and (split in splits or not card.labelled):  # of labelled text not everybody has all
-            rows = "rows" if card.labelled else "pairs"
-            warn(f"{split} of {card.id} has {read:,} {rows} where {number:,} were published; is the source whole?")
+    for split, counts in splits.items():
+        read, number = counts["read"], card.sizes.get(split, 0)
+        if read < _FEW * number:
+            warn(f"{split} of {card.id} has {read:,} rows where {number:,} were published; is the source whole?")
 
 
 def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
@@ -176,7 +175,7 @@ def _write(
     train = counts["train"]
     if not train["kept"]:
         advice = "; was the same file given for train and for another split?" * (HELD_OUT in train["dropped"])
-        what = f"no train {corpus.row} is left of {train['read']:,} read ({in_words(train['dropped'])})"
+        what = f"no train row is left of {train['read']:,} read ({in_words(train['dropped'])})"
         raise DataError(f"{what}; check the files{advice}")
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
@@ -238,7 +237,7 @@ def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) 
     """Return what is learned from train, and for the manifest from which part of it, if not all."""
     rows = corpus.splits["train"]
     period = -(-sum(1 for _ in rows) // LEARNED) or 1
-    learned = f"one train {corpus.row} in {period}" if period > 1 else ""
+    learned = f"one train row in {period}" if period > 1 else ""
     note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
     tokenizers = train_pair(
         train.sample(period),

@@ -3,7 +3,6 @@
 import glob
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.rows import Row
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.errors import DataError, OutputError
+from phmctl.errors import DataError
 from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, tidying, writing
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
@@ -72,7 +71,8 @@ def build(
     `write` writes everything into the empty folder given, which takes its name when it is complete.
     """
     lock = folder.with_name(f".{folder.name}.lock")
-    if force or changes(folder, settings, made):
+    left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
+    if force or left or changes(folder, settings, made):
         with locked(lock), tidying(lock):  # a second process waits, and then finds it done
             with writing(folder):
                 for entry in () if folder.exists() else temporaries(folder):
@@ -88,10 +88,6 @@ def build(
                     write(temporary)
                 note(f"prepared in {folder}")
                 return
-    elif temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old")):
-        with suppress(OSError, OutputError), locked(lock, wait=False) as held:
-            if held:  # what a process left that was killed; nobody else is at work there
-                clear(folder)
     note(f"{folder} is up to date")
 
 

@@ -16,7 +16,6 @@ from phmctl.data.prepared.folder import (
     PreparedData,
     Ragged,
     Split,
-    data_root,
     prepare_command,
     prepared_folder,
     read_manifest,
@@ -88,13 +87,6 @@ def test_the_folder_says_the_settings(tmp_path):
         prepared_folder(ParallelSection(card="../x"), tmp_path)
 
 
-def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("PHMCTL_DATA", raising=False)
-    assert str(data_root()) == "data"
-    monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))
-    assert data_root() == tmp_path
-
-
 @pytest.mark.parametrize(
     ("section", "command"),
     [
@@ -160,7 +152,7 @@ def test_a_manifest_with_wrong_values_is_damaged(tmp_path, key, value):
     (tmp_path / MANIFEST).write_text(json.dumps(good))
     assert read_manifest(tmp_path) == good
     (tmp_path / MANIFEST).write_text(json.dumps(good | {key: value}))
-    with pytest.raises(DataError, match=rf"manifest\.json is damaged: look at {key}; prepare the data again"):
+    with pytest.raises(DataError, match=rf"manifest\.json is damaged, or of another version: look at {key}; prepare"):
         read_manifest(tmp_path)
 
 

@@ -1,4 +1,3 @@
-import gzip
 import hashlib
 import json
 import os
@@ -277,7 +276,7 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
             {"train": [("", ""), ("a " * 99, "b")]},
             "left of 2 read \\(1 empty side, 1 over long\\); check",
         ),
-        ({"train": []}, "no train pair is left of 0 read"),
+        ({"train": []}, "no train row is left of 0 read"),
         ({"valid": []}, "valid of 'tiny' has no pair with text on both sides"),
         ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny' has no pair with text on both sides"),
         ({"test": []}, "test of 'tiny' has no pair .*or leave a test set out"),
@@ -287,32 +286,6 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
 def test_nothing_to_train_on_is_a_users_error(tmp_path, splits, message):
     with pytest.raises(DataError, match=message):
         prepare(SECTION, corpus(**splits), CLEANING, root=tmp_path)
-
-
-def test_a_card_that_is_prepared_needs_no_network(tmp_path, monkeypatch, capsys):
-    raw = tmp_path / "raw files"
-    files = write_files(raw)
-    for (old, _), new in zip(files.values(), ("train", "val", "test_2016_flickr"), strict=True):
-        for suffix in ("de", "en"):
-            data = old.with_suffix(f".{suffix}").read_bytes()
-            (raw / f"{new}.{suffix}.gz").write_bytes(gzip.compress(data))
-    section = ParallelSection(card="multi30k-de-en", vocabulary=300)
-    first = prepare(section, root=tmp_path, source=raw)
-    said = capsys.readouterr().err
-    assert "warning: train of multi30k-de-en has 300 pairs where 29,000 were published; is the source whole?" in said
-    monkeypatch.setattr(preparation, "open_corpus", lambda *_: pytest.fail("the corpus was opened"))
-    assert prepare(section, root=tmp_path).manifest == first.manifest
-
-
-def test_own_files_want_a_name_of_their_own(tmp_path):
-    files = write_files(tmp_path / "raw")
-    section = ParallelSection(card="mine", vocabulary=300)
-    with pytest.raises(DataError, match="'shakespeare' is a card"):
-        prepare_files(ParallelSection(card="shakespeare"), root=tmp_path, files=files)
-    with pytest.raises(DataError, match="--source is for a card's files"):
-        prepare_files(section, root=tmp_path, files=files, source=tmp_path)
-    with pytest.raises(DataError, match="--valid too"):
-        prepare_files(section, root=tmp_path, files={"train": files["train"]})
 
 
 def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
@@ -357,9 +330,9 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
         (folder / f"SETIMES.en-mk.{language}").write_text(lines, encoding="utf-8")
     section = ParallelSection(card="setimes-en-mk", vocabulary=300)
     prepared = prepare(section, root=tmp_path, source=folder)
-    assert prepared.manifest["held_out"] == {"valid": "pairs 100, 200, 300, ...", "test": "pairs 50, 150, 250, ..."}
+    assert prepared.manifest["held_out"] == {"valid": "rows 100, 200, 300, ...", "test": "rows 50, 150, 250, ..."}
     assert [counts["read"] for counts in prepared.manifest["splits"].values()] == [245, 2, 3]
-    said = "setimes-en-mk has no valid and test of its own: valid is pairs 100, 200, 300, ...; test is pairs 50"
+    said = "setimes-en-mk has no valid and test of its own: valid is rows 100, 200, 300, ...; test is rows 50"
     assert said in capsys.readouterr().err
 
 
@@ -369,8 +342,8 @@ def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatc
     assert "learned_from" not in whole.manifest
     monkeypatch.setattr("phmctl.data.prepared.prepare.LEARNED", 110)
     part = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
-    assert part.manifest["learned_from"] == "one train pair in 3"
-    assert "learning 300 token types from one train pair in 3 ..." in capsys.readouterr().err
+    assert part.manifest["learned_from"] == "one train row in 3"
+    assert "learning 300 token types from one train row in 3 ..." in capsys.readouterr().err
     assert part.manifest["splits"]["train"]["kept"] == whole.manifest["splits"]["train"]["kept"]
     alone = prepare(SECTION, corpus(train=TRAIN[::3]), CLEANING, root=tmp_path / "alone")
     assert part.tokenizers.source == alone.tokenizers.source

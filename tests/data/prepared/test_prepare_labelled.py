@@ -178,7 +178,7 @@ def test_the_same_rows_twice(tmp_path):
 def test_an_empty_split(tmp_path, split, rows):
     message = f"{split} of 'own' is empty: no example with a label"
     if split == "train":
-        message = f"no train example is left of {len(rows)} read"
+        message = f"no train row is left of {len(rows)} read"
     with pytest.raises(DataError, match=message):
         prepared(tmp_path, corpus(**{split: rows}))
 
