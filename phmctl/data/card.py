@@ -30,24 +30,6 @@ def _below(name: str) -> str:
     return name
 
 
-def _plain(name: str) -> str:
-    if "/" in name or name.startswith("."):
-        raise ValueError(f"{name!r} is no plain name: no '/' and no dot at its start")
-    return _below(name)
-
-
-def _address(url: str) -> str:
-    if not url.startswith(("http://", "https://", "file://")):
-        raise ValueError(f"{url!r} should begin with https://, http:// or file://")
-    return url
-
-
-def _hub_id(name: str) -> str:
-    if "/" not in name:  # what ``datasets`` takes for a kind of file, such as ``text``
-        raise ValueError(f"{name!r} should be owner/name, or the path of a folder")
-    return name
-
-
 def check_split(name: str) -> str:
     if not re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
         guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
@@ -58,7 +40,6 @@ def check_split(name: str) -> str:
 # What prepared data and predictions have columns for.
 _SIDES = ("text", "first", "second", "source", "target")
 RESERVED = ("label", "predicted", "probability", "texts", *_SIDES, *(f"{name}_text" for name in _SIDES))
-
 
 SplitName = Annotated[str, AfterValidator(check_split)]
 FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
@@ -142,7 +123,7 @@ class Layout(Section):
 class Hub(Section):
     """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
 
-    id: Annotated[str, AfterValidator(_hub_id)]
+    id: Annotated[str, Field(pattern="/")]  # owner/name, or a path; ``datasets`` takes `text` for a kind of file
     config: str | None = None
     folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files
     revision: str | None = None
@@ -154,8 +135,8 @@ class Hub(Section):
 
 
 class Url(Section):
-    url: Annotated[str, AfterValidator(_address)]  # of a file:// only what lies below the card's own folder
-    file: Annotated[str, AfterValidator(_plain)]  # its name in the cache
+    url: Annotated[str, Field(pattern=r"^(https?|file)://")]  # of files only those below the card's own folder
+    file: Annotated[str, Field(pattern=r"^[^/.][^/]*$"), AfterValidator(_below)]  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
     extract: bool = False  # a tar or zip archive
 

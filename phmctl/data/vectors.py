@@ -69,12 +69,12 @@ def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
         if word not in wanted:
             continue
         try:
-            with np.errstate(over="ignore"):  # told below
+            with np.errstate(over="ignore"):
                 values = np.array(numbers.split(" "), np.float32)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not all fields behind the word are numbers ({error})") from error
+        except ValueError:
+            values = np.full(1, np.nan, np.float32)
         if not np.isfinite(values).all():
-            raise DataError(f"{path}, line {number}: a number is infinite, or none (nan); are the vectors sound?")
+            raise DataError(f"{path}, line {number}: not all fields behind the word are finite numbers")
         yield word, values
 
 

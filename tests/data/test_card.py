@@ -133,7 +133,7 @@ OUTSIDE = ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "", "a/", "C:\\x", "
 def test_names_of_files_stay_below_their_folder(tmp_path, name):
     layout = {"name": "mine", "splits": {"train": {"source": [name], "target": ["train.en"]}}}
     assert "is no plain name" in refusal(tmp_path, local=[layout])
-    assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
+    assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
     labelled = {"name": "mine", "rows": {"texts": ["a"], "label": "b"}, "splits": {"train": [name]}}
     with pytest.raises(ValidationError, match="is no plain name"):
         Layout.model_validate(json.loads(json.dumps(labelled)), strict=False)
@@ -141,7 +141,7 @@ def test_names_of_files_stay_below_their_folder(tmp_path, name):
 
 def test_files_may_lie_in_subfolders_but_not_in_the_cache(tmp_path):
     for name in ("a/b", ".lock", ".part"):
-        assert "is no plain name" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
+        assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
     layout = {"name": "mine", "splits": {"train": {"source": ["de-en/train.de.gz"], "target": ["de-en/ü.en"]}}}
     assert load(tmp_path, local=[layout]).local[0].splits["train"].names == ("de-en/train.de.gz", "de-en/ü.en")
 
@@ -164,7 +164,7 @@ def test_a_card_has_no_file_of_this_machine_copied_but_those_beside_it(tmp_path,
 
 @pytest.mark.parametrize("address", ["/etc/passwd", "FILE:///etc/passwd", " file:///x", "<URL:file:///x>", "ftp://h/x"])
 def test_addresses_of_other_kinds_are_refused(tmp_path, address):
-    with pytest.raises(DataError, match="should begin with https://, http:// or file://"):
+    with pytest.raises(DataError, match=r"urls\.0\.url"):
         _near(tmp_path, address)
 
 
@@ -175,7 +175,7 @@ def test_a_cards_hub_is_no_folder_of_this_machine_but_one_beside_it(tmp_path):
     (tmp_path / "rows").mkdir()
     assert load(tmp_path, hub=hub(id=str(tmp_path / "rows"))).hub
     assert "/etc lies outside the card's folder" in refusal(tmp_path, hub=hub(id="/etc"))
-    assert "should be owner/name" in refusal(tmp_path, hub=hub(id="text", folder="etc"))
+    assert "hub.id" in refusal(tmp_path, hub=hub(id="text", folder="etc"))
     assert "is no plain name" in refusal(tmp_path, hub=hub(id="a/b", folder="/etc"))
 
 

@@ -43,15 +43,17 @@ def test_a_word_that_ends_in_a_whole_number(tmp_path):
     np.testing.assert_allclose(found.table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
 
 
-FINITE, WIDTH = r"a number is infinite, or none \(nan\)", r"\d numbers behind the word, but the first row has 2"
+FINITE, WIDTH = (
+    "not all fields behind the word are finite numbers",
+    r"\d numbers behind the word, but the first row has 2",
+)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        *((f"cat {number} 0.1", FINITE) for number in ("nan", "inf", "-Infinity", "1e60")),
+        *((f"cat {number} 0.1", FINITE) for number in ("nan", "inf", "-Infinity", "1e60", "a")),
         *((row, WIDTH) for row in ("cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1")),
-        ("cat a b", "not all fields behind the word are numbers"),
     ],
 )
 def test_rows_that_cannot_be(tmp_path, row, said):
