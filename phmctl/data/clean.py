@@ -9,7 +9,7 @@ import html
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -52,17 +52,6 @@ def clean_line(line: str, settings: Cleaning) -> str:
 
 def clean_texts(texts: Sequence[str], settings: Cleaning) -> tuple[str, ...]:
     return tuple(clean_line(text, settings) for text in texts)
-
-
-def words_of(lines: Iterable[str]) -> set[str]:
-    return {*re.findall(r"[^\W\d_]+", " ".join(lines).casefold())}
-
-
-def exchanged(own: Sequence[set[str]], usual: Sequence[set[str]]) -> bool:
-    """Tell whether the words of two sides are those of the `usual` sides exchanged."""
-    straight = [len(one & other) for one, other in zip(own, usual, strict=bool(usual))]
-    crossed = [len(one & other) for one, other in zip(own, usual[::-1], strict=bool(usual))]
-    return bool(straight) and all(more > 2 * less for more, less in zip(crossed, straight, strict=True))
 
 
 def cut(tokens: Sequence[int], longest: int, settings: Cleaning) -> Sequence[int]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from phmctl.console import note
 from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
@@ -45,12 +44,6 @@ class Corpus:
     @property
     def labelled(self) -> bool:
         return self.languages is None
-
-    @property
-    def sides(self) -> dict[str, Any]:
-        if self.languages is None:
-            return {"texts": self.texts}
-        return dict(zip(("source_language", "target_language"), self.languages, strict=True))
 
 
 def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_texts, exchanged, in_words, words_of
+from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_texts, in_words
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
     LABELLED,
@@ -216,21 +216,25 @@ def _clean_splits(
             files = " and ".join(str(each.path) for each in corpus.files if each.split == name) or corpus.origin
             what = "is empty: no example with a label" if corpus.labelled else "has no pair with text on both sides"
             raise DataError(f"{name} of {corpus.name!r} {what} ({files}); check the files, or leave a test set out")
-    words = {
-        name: [words_of(lines) for lines in zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)]
-        for name, rows in corpus.splits.items()
-        if not corpus.labelled
-    }
-    for name, own in words.items():
-        if exchanged(own, words["train"]):
-            warn(
-                f"{name}'s sources have the words of train's targets, and its targets those of train's sources; "
-                "are source and target exchanged in one of them?"
-            )
+    if not corpus.labelled:
+        _warn_of_exchanged_sides(corpus.splits)
     return {
         name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
         for name, rows in corpus.splits.items()
     }
+
+
+def _warn_of_exchanged_sides(splits: Mapping[str, RowSource]) -> None:
+    usual: tuple[set[str], ...] = (set(), set())
+    for name, rows in splits.items():
+        lines = zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)
+        own = tuple({*re.findall(r"[^\W\d_]+", " ".join(side).casefold())} for side in lines) or (set(), set())
+        usual = own if name == "train" else usual
+        if all(len(words & usual[1 - side]) > 2 * len(words & usual[side]) for side, words in enumerate(own)):
+            warn(
+                f"{name}'s sources have the words of train's targets, and its targets those of train's sources; "
+                "are source and target exchanged in one of them?"
+            )
 
 
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:

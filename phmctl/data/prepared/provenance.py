@@ -36,7 +36,9 @@ def provenance(corpus: Corpus, vectors: Path | None = None) -> dict[str, Any]:
     sources += [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
     made = {CARD: corpus.card, "held_out": dict(corpus.held_out)}
     told = {key: value for key, value in made.items() if value}
-    return {"corpus": corpus.name, **corpus.sides, "origin": corpus.origin, **told, "sources": sources}
+    languages = zip(("source_language", "target_language"), corpus.languages or (), strict=False)
+    sides = dict(languages) if corpus.languages else {"texts": corpus.texts}
+    return {"corpus": corpus.name, **sides, "origin": corpus.origin, **told, "sources": sources}
 
 
 def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
