@@ -79,10 +79,11 @@ def find_files(card: Card, folder: Path) -> Match:
 
 
 def find_test(card: Card, folder: Path) -> Match | None:
-    """Return a card's files of its test set alone, or None."""
+    """Return a card's files of its test set alone, in the shallowest folder that has them, or None."""
     local = [(each, each.splits["test"]) for each in card.local if "test" in each.splits]
     layouts = [layout.model_copy(update={"splits": {"test": files}}) for layout, files in local]
-    return next((each for each in _matches(layouts, folder) if not each.missing and each.odd() is None), None)
+    fitting = [each for each in _matches(layouts, folder) if not each.missing and each.odd() is None]
+    return min(fitting, key=lambda match: len(match.folder.parts), default=None)
 
 
 def generic_layouts(card: Card) -> list[Layout]:

@@ -152,6 +152,10 @@ def counterfactual(folder):
 def test_a_borrowed_split_is_found_below_the_folder(tmp_path):
     counterfactual(tmp_path / "all" / "cf")
     put(tmp_path / "all" / "snli" / "test.tsv", "premise\thypothesis\tlabel", "x\ty\t0", "x\tz\t-1")
+    put(
+        tmp_path / "all" / "a" / "sample" / "snli_1.0_test.jsonl",
+        '{"sentence1": "", "sentence2": "", "gold_label": "-"}',
+    )
     corpus = opened("snli-counterfactual", tmp_path / "all")
     assert sizes(corpus) == {"train": 1, "valid": 1, "test": 1, "test_original": 1, "test_snli": 2}
     assert [example.label for example in corpus.splits["test_snli"]] == ["entailment", None]
