@@ -78,7 +78,52 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         return ["\t".join(" ".join(text.split()) for text in texts) for texts in read_examples(run, split).texts]
 
     def evaluate(self, asked: Asked) -> ClassifierReport:
-        return evaluate(asked)
+        """Score a classifier on a split, and write scores and predictions into the run; of a user's table nothing."""
+        from phmctl.tasks.classification.task import labels_of
+
+        run, split, against, labels = asked.run, asked.split, asked.against, labels_of(asked.run)
+        table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
+        examples = _read_table(run, labels, table) if table else read_examples(run, split)
+        texts, right = examples.texts, examples.labels
+        if against is not None and not table:
+            other = read_examples(against, split)
+            if (other.texts, other.labels) != (texts, right):
+                raise RunError(f"{against.folder} has other {split} examples than {run.folder}; scores do not compare")
+        weights, answers = _answers(run, asked, texts, cleaned=not table)
+        given = [each.label for each in answers]
+        classes = scoring.class_scores(given, right, labels)
+
+        def group(value: scoring.Value, rows: Sequence[int]) -> Group:
+            return Group(value, scoring.accuracy([given[row] for row in rows], [right[row] for row in rows]))
+
+        report = ClassifierReport(
+            run.name,
+            Path(table["table"]).name if table else split,
+            weights.name,
+            labels,
+            scoring.accuracy(given, right),
+            classes,
+            scoring.confusion(given, right, labels),
+            {name: [group(*part) for part in scoring.parts(values)] for name, values in examples.extras.items()},
+            majority=max(each.support for each in classes) / len(right),
+            macro_f1=sum(each.f1 for each in classes) / len(classes),
+        )
+        execution = asked.options.get("execution")
+        setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
+        figures = {"accuracy": report.accuracy.value}
+        if not table:
+            for remark in remarks([" ".join(each) for each in texts], given) if len({*right}) > 1 else ():
+                warn(f"{run.name}, {weights.name}, {split}: {remark}")
+            write_predictions(setting.path(run, "predictions.tsv"), examples, answers)
+            write_result(run, setting, report.as_json(), figures, answers=setting.path(run, "predictions.tsv"))
+        if against is None:
+            return report
+        theirs, rival = _answers(against, asked, texts, cleaned=not table)
+        compared = scoring.mcnemar([each.label for each in rival], given, right)
+        report = replace(report, against=against.name, compared=compared)
+        if not table:
+            write_result(run, setting.beside(against.name, theirs), report.as_json(), figures, against=against.name)
+        return report
 
     def answers(self, run: Run, result: Result) -> Answers | None:
         if result.answers is None:
@@ -186,55 +231,6 @@ def _cells(one: scoring.Accuracy) -> tuple[str, ...]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
-
-
-def evaluate(asked: Asked) -> ClassifierReport:
-    """Score a classifier on a split, and write scores and predictions into the run; of a user's table nothing."""
-    from phmctl.tasks.classification.task import labels_of
-
-    run, split, against, labels = asked.run, asked.split, asked.against, labels_of(asked.run)
-    table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
-    examples = _read_table(run, labels, table) if table else read_examples(run, split)
-    texts, right = examples.texts, examples.labels
-    if against is not None and not table:
-        other = read_examples(against, split)
-        if (other.texts, other.labels) != (texts, right):
-            raise RunError(f"{against.folder} has other {split} examples than {run.folder}; scores do not compare")
-    weights, answers = _answers(run, asked, texts, cleaned=not table)
-    given = [each.label for each in answers]
-    classes = scoring.class_scores(given, right, labels)
-
-    def group(value: scoring.Value, rows: Sequence[int]) -> Group:
-        return Group(value, scoring.accuracy([given[row] for row in rows], [right[row] for row in rows]))
-
-    report = ClassifierReport(
-        run.name,
-        Path(table["table"]).name if table else split,
-        weights.name,
-        labels,
-        scoring.accuracy(given, right),
-        classes,
-        scoring.confusion(given, right, labels),
-        {name: [group(*part) for part in scoring.parts(values)] for name, values in examples.extras.items()},
-        majority=max(each.support for each in classes) / len(right),
-        macro_f1=sum(each.f1 for each in classes) / len(classes),
-    )
-    execution = asked.options.get("execution")
-    setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
-    figures = {"accuracy": report.accuracy.value}
-    if not table:
-        for remark in remarks([" ".join(each) for each in texts], given) if len({*right}) > 1 else ():
-            warn(f"{run.name}, {weights.name}, {split}: {remark}")
-        write_predictions(setting.path(run, "predictions.tsv"), examples, answers)
-        write_result(run, setting, report.as_json(), figures, answers=setting.path(run, "predictions.tsv"))
-    if against is None:
-        return report
-    theirs, rival = _answers(against, asked, texts, cleaned=not table)
-    compared = scoring.mcnemar([each.label for each in rival], given, right)
-    report = replace(report, against=against.name, compared=compared)
-    if not table:
-        write_result(run, setting.beside(against.name, theirs), report.as_json(), figures, against=against.name)
-    return report
 
 
 def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Examples:

@@ -73,7 +73,49 @@ class TranslationKind(TextKind[TranslationRecipe]):
         return files, rows_of("--columns", columns, None, options) if {*_COLUMNS} & {*options} else None, how
 
     def evaluate(self, asked: Asked) -> Evaluation:
-        return evaluate(asked)
+        """Score a run's translations of a split and write the scores into the run."""
+        run, split, against = asked.run, asked.split, asked.against
+        text, decoding, compared = _read(asked)
+        references, *others = text.references
+        if against is not None and not text.origin and read_text(against, split, "target") != references:
+            raise RunError(
+                f"{against.folder} has other {split} references than {run.folder}; their scores do not compare"
+            )
+        if scoring.looks_tokenised(references):
+            note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
+        scoring.check_tokenizer(compared["tokenize"])
+        how: scoring.How = {**compared, "others": others}
+        answered = _answered(run, text, asked, decoding)
+        hypotheses, made = answered.lines, answered.setting
+        for remark in remarks(text.source, hypotheses, equal=0.5):
+            warn(f"{run.name}, {made.weights.name}: {remark}")
+        evaluation = Evaluation(
+            run.name,
+            text.name,
+            made.weights.name,
+            decoding,
+            sentences=len(references),
+            decoding_seconds=answered.seconds,
+            scores=scoring.all_scores(hypotheses, references, **how),
+            copy=scoring.copy_baseline(text.source, references, **how),
+            bleu_by_source_length=scoring.bleu_by(scoring.length_parts(text.source), hypotheses, references, **how),
+            bleu_by_extra={
+                name: scoring.bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()
+            },
+        )
+        scores = {score.name: score.value for score in evaluation.scores}
+        named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", scoring.USUAL)}
+        setting = replace(made, values={**made.values, **text.origin, **named})
+        write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
+        if against is None:
+            return evaluation
+        same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
+        baseline = _answered(against, text, asked, same)
+        tests = scoring.paired_bootstrap(baseline.lines, hypotheses, references, **how)
+        evaluation = replace(evaluation, against=against.name, paired_bootstrap=tests)
+        beside = setting.beside(against.name, baseline.setting.weights)
+        write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
+        return evaluation
 
     def build(
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None
@@ -213,50 +255,6 @@ class Evaluation:
 def _signatures(figures: Sequence[scoring.Score] | Sequence[scoring.Comparison]) -> list[str]:
     """Return a line for each signature: they are too long to stand in a table, and are copied whole."""
     return [f"{one.name}: {one.signature}" for one in figures]
-
-
-def evaluate(asked: Asked) -> Evaluation:
-    """Score a run's translations of a split and write the scores into the run."""
-    run, split, against = asked.run, asked.split, asked.against
-    text, decoding, compared = _read(asked)
-    references, *others = text.references
-    if against is not None and not text.origin and read_text(against, split, "target") != references:
-        raise RunError(f"{against.folder} has other {split} references than {run.folder}; their scores do not compare")
-    if scoring.looks_tokenised(references):
-        note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
-    scoring.check_tokenizer(compared["tokenize"])
-    how: scoring.How = {**compared, "others": others}
-    answered = _answered(run, text, asked, decoding)
-    hypotheses, made = answered.lines, answered.setting
-    for remark in remarks(text.source, hypotheses, equal=0.5):
-        warn(f"{run.name}, {made.weights.name}: {remark}")
-    evaluation = Evaluation(
-        run.name,
-        text.name,
-        made.weights.name,
-        decoding,
-        sentences=len(references),
-        decoding_seconds=answered.seconds,
-        scores=scoring.all_scores(hypotheses, references, **how),
-        copy=scoring.copy_baseline(text.source, references, **how),
-        bleu_by_source_length=scoring.bleu_by(scoring.length_parts(text.source), hypotheses, references, **how),
-        bleu_by_extra={
-            name: scoring.bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()
-        },
-    )
-    scores = {score.name: score.value for score in evaluation.scores}
-    named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", scoring.USUAL)}
-    setting = replace(made, values={**made.values, **text.origin, **named})
-    write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
-    if against is None:
-        return evaluation
-    same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
-    baseline = _answered(against, text, asked, same)
-    tests = scoring.paired_bootstrap(baseline.lines, hypotheses, references, **how)
-    evaluation = replace(evaluation, against=against.name, paired_bootstrap=tests)
-    beside = setting.beside(against.name, baseline.setting.weights)
-    write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
-    return evaluation
 
 
 def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:

@@ -11,8 +11,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked
-from phmctl.tasks.classification.kind import ClassifierReport
-from phmctl.tasks.classification.kind import evaluate as scored
+from phmctl.tasks.classification.kind import KIND, ClassifierReport
 from tests.data.helpers import prepare_tables
 
 NOUNS = ["cat", "dog", "key", "tree", "house", "road", "bird", "stone"]
@@ -105,4 +104,4 @@ def runs(
 
 
 def evaluate(run: Run, split: str = "test", against: Run | None = None) -> ClassifierReport:
-    return scored(Asked(run, "best", "cpu", {}, split, against))
+    return KIND.evaluate(Asked(run, "best", "cpu", {}, split, against))

@@ -12,8 +12,7 @@ from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from phmctl.tasks.base import Asked
-from phmctl.tasks.translation.kind import Evaluation
-from phmctl.tasks.translation.kind import evaluate as scored
+from phmctl.tasks.translation.kind import KIND, Evaluation
 from tests.decoding.conftest import TEXT, sharp_model
 
 SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]
@@ -56,4 +55,4 @@ def make_run(
 def evaluate(
     run: Run, split: str = "test", checkpoint: str = "best", against: Run | None = None, **options: Any
 ) -> Evaluation:
-    return scored(Asked(run, checkpoint, "cpu", options, split, against))
+    return KIND.evaluate(Asked(run, checkpoint, "cpu", options, split, against))
