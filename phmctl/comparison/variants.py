@@ -216,10 +216,9 @@ def _labels(firsts: Sequence[Trained]) -> list[str]:
     """Name each by its variant, with the recipe where there are several, and with what tells equal names apart."""
     recipes = [one.run.recipe for one in firsts]
     several = len({recipe.name for recipe in recipes}) > 1
-    plain = [f"{recipe.name}/{recipe.variant}" if several else recipe.variant for recipe in recipes]
-    labels = list(plain)
-    for name in dict.fromkeys(plain):
-        alike = [index for index, other in enumerate(plain) if other == name]
+    labels = [f"{recipe.name}/{recipe.variant}" if several else recipe.variant for recipe in recipes]
+    for name in dict.fromkeys(labels):
+        alike = [index for index, other in enumerate(labels) if other == name]
         if len(alike) > 1:
             for index, mark in zip(alike, _marks([firsts[index] for index in alike]), strict=True):
                 labels[index] = f"{name} {mark}"

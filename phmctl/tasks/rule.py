@@ -32,7 +32,7 @@ from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.data.copies import record_copies, refuse_damaged_copy
 from phmctl.devices import pick_device
-from phmctl.errors import RunError, UserError, nearest
+from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
@@ -218,8 +218,8 @@ def _relative_error(found: Tensor, truth: Tensor) -> float:
 class RuleComparison:
     """The learned rule beside the true one, A*."""
 
-    free: str  # the group that H leaves free, GL(n) on the rule's first axis: A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
-    relative_error: float  # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least
+    # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least: H leaves free A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
+    relative_error: float
     span_sine: float  # sine of the largest angle between the spans of the A[i] and of the A*[i]
     # ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no inverse
     components_error: float | None
@@ -258,8 +258,9 @@ class RuleEvaluation:
             rows.append(("rule", "–", f"not compared: {self.rule_note}"))
         else:
             condition = "–" if one.condition is None else f"{one.condition:.3g}"
+            free = f"GL({len(one.basis)}) on the first axis"
             rows += [
-                ("rule", _number(one.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {one.free}"),
+                ("rule", _number(one.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {free}"),
                 ("span of the A[i]", _number(one.span_sine), "sine of the largest angle to that of the A*[i]"),
                 ("components", _number(one.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
                 ("condition of P", condition, "in the 2-norm; far above 100 the rule is hardly determined"),
@@ -291,7 +292,6 @@ def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
     alignment = align_rules(A, truth.A)
     invertible = alignment.condition < 1 / torch.finfo(A.dtype).eps
     return RuleComparison(
-        free=f"GL({len(A)}) on the first axis",
         relative_error=alignment.relative_error,
         span_sine=alignment.span_sine,
         components_error=_relative_error(change_basis(A, S, alignment.P)[1], truth.S) if invertible else None,
@@ -324,8 +324,7 @@ class RuleKind(TaskKind[RuleRecipe]):
         run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)
         if asked.against is not None:
             raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
-        if split not in SPLITS:
-            raise RunError(f"no split {split!r}{nearest(split, SPLITS)}; a rule is judged on {' or '.join(SPLITS)}")
+        check_known("split", split, SPLITS)
         truth, settings, device = read_truth(run), recipe.model, pick_device(asked.device)
         bare = self.build(settings, self.sizes(recipe).values, "meta")
         weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(bare, run, name, device)))

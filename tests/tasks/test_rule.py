@@ -10,7 +10,7 @@ import torch
 from phmctl.algebra.alignment import change_basis
 from phmctl.algebra.kronecker import fixed_rule
 from phmctl.checkpoints import step_name, write_checkpoint
-from phmctl.errors import RunError
+from phmctl.errors import RunError, UserError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
@@ -230,7 +230,7 @@ def test_the_result_is_written_into_the_run(tmp_path: Path) -> None:
         assert result.scores == {"map_error": found.map_error, "loss": found.loss}
         assert found.split == split
     assert evaluate_rule(run, "test").loss != evaluate_rule(run, "valid").loss
-    with pytest.raises(RunError, match=r"no split 'tst' \(did you mean 'test'\?\)"):
+    with pytest.raises(UserError, match=r"no split 'tst' \(did you mean 'test'\?\)"):
         evaluate_rule(run, "tst")
 
 
