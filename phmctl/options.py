@@ -189,7 +189,7 @@ DECODE = (
     Option("n_best", "Number of hypotheses to print for each line: its number, rank, score, text.", int, least=1),
     *ANSWERING,
     Option("window", "Largest number of lines that are answered together.", int, 1024, least=1),
-    Option("pause", "Seconds that a line waits for others before it is answered.", float, 0.05, least=0),
+    Option("pause", "Seconds between two looks at what has come through a pipe.", float, 0.05, least=0),
     DEVICE,
     THREADS,
     Option("strict", "Refuse over-long lines instead of cutting them.", bool),

@@ -80,10 +80,8 @@ def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
             maps[name] = {"n": module.n, "algebra": module.algebra, "shape": list(module.weight.shape)}
             tensors |= {f"{name}.A": module.A, f"{name}.S": module.S}
     inside = {f"{name}.{part}" for name in maps for part in "AWUVS"}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if name not in inside and id(tensor) not in seen:
-            seen.add(id(tensor))
+    for name, tensor in model.named_parameters():  # of a table that serves twice the first name
+        if name not in inside:
             tensors[name] = tensor
     described = {"weight": "H = sum over i of kron(A[i], S[i])", "maps": maps}
     return described, {name: tensor.detach().cpu().float().contiguous().clone() for name, tensor in tensors.items()}

@@ -44,34 +44,29 @@ _LAYER = {  # names of a layer's parts, here and there; what begins with "cross"
 }
 
 
-def architecture(subject: Subject) -> tuple[str | None, str]:
-    """Return the architecture that a model is exactly, or None and what does not fit."""
+def architecture(subject: Subject) -> str | None:
+    """Return the architecture that a model is exactly, if there is one."""
     section = subject.section
-    if not subject.translates:
-        return None, "transformers has no architecture of this classifier"
-    if section.upsize > 1:
-        return None, f"model.upsize: {section.upsize}; attention there is as wide as the residual"
-    if section.norm == "post" and section.final_norm:
-        return None, "model.final_norm behind post-norm layers: Marian has none"
+    if not subject.translates or section.upsize > 1:
+        return None
     if section.norm == "post":
-        return _MARIAN, ""
-    if not section.final_norm:
-        return None, "pre-norm without model.final_norm: Pegasus has final norms"
-    if not section.share_embeddings:
-        return None, "pre-norm with a table a side: Pegasus has one for both"
-    return _PEGASUS, ""
+        return None if section.final_norm else _MARIAN
+    return _PEGASUS if section.final_norm and section.share_embeddings else None
 
 
 def write_huggingface(subject: Subject, folder: Path) -> None:
     """Write tokenizer and model as ``from_pretrained`` reads them; say what of the model is left out."""
     require("transformers", "huggingface")
-    kind, misfit = architecture(subject)
+    kind = architecture(subject)
     pair = subject.tokenizers
     write_tokenizer(pair.source, folder)
     if not pair.joint:
         write_tokenizer(pair.target, folder / TARGET)
     if kind is None:
-        note(f"the model is left out, its tokenizer is written: {misfit}")
+        note(
+            "its tokenizer alone is written: transformers has models of the same maps only for post-norm without "
+            "final_norm (Marian), and for pre-norm with final_norm and one table (Pegasus), without upsize"
+        )
         return
     config, tokens = subject.form.config, {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     tokens["decoder_start_token_id"] = BOS
@@ -172,7 +167,7 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
         for line, ids, other in zip(lines, tokenizer.encode(lines), found, strict=True):
             if [*ids, EOS] != other:
                 raise PhmctlError(f"transformers gives other ids of {line!r}; the export was not written")
-    if architecture(subject)[0] is None or not isinstance(ours, Translator):
+    if architecture(subject) is None or not isinstance(ours, Translator):
         return Verification(split if texts else None, len(texts), len(texts), compared=IDS)
     if not texts:
         return Verification(None)

@@ -1,7 +1,6 @@
 """Lines as they arrive: a person who types is answered at once, and what flows through a pipe is sorted and batched."""
 
 import os
-import select
 import stat
 import sys
 import time
@@ -26,8 +25,8 @@ _CHUNK = 1 << 16  # a pipe holds so many bytes
 def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
     """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
 
-    The groups of a regular file have `limit` lines; those of a pipe or a terminal, which is UTF-8, end `pause` seconds
-    after their first line. DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
+    The groups of a regular file have `limit` lines; those of a pipe or a terminal, which is UTF-8, are what is there,
+    looked at each `pause` seconds. DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
     """
     if path is not None:
         with reading(path), open_bytes(path) as handle:
@@ -73,25 +72,16 @@ def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]
 def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]]:
     """Yield raw lines in groups. Past Python's buffer, which would wait until it is full.
 
-    A line that is too long is the last: no more is read.
+    What comes while a group is answered waits in the pipe, and is read together. A line that is too long is the last:
+    no more is read.
     """
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    lines: list[bytes] = []
     rest = b""  # of the line that has not ended
-    deadline = 0.0
     for chunk in iter(partial(os.read, descriptor, _CHUNK), b""):
+        looked = time.monotonic()
         *ended, rest = (rest + chunk).split(b"\n")
-        if ended and not lines:
-            deadline = time.monotonic() + pause
-        lines += [line + b"\n" for line in ended]
-        while len(lines) >= limit:
-            yield lines[:limit]
-            lines = lines[limit:]
+        yield from in_groups([line + b"\n" for line in ended], limit)
         if len(rest) > LONGEST_LINE:
             break
-        if lines and not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-            yield lines
-            lines = []
-    if lines or rest:
-        yield [*lines, *([rest] if rest else [])]
+        time.sleep(max(0.0, looked + pause - time.monotonic()))
+    if rest:
+        yield [rest]
