@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from phmctl.decoding.model import Classified, Model
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
-    from phmctl.inference.loading import load
     from phmctl.nn.convert import Kronecker, convert, freeze, to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
     from phmctl.nn.tuning import parameter_groups, tune
-    from phmctl.verbs import evaluate, prepare, train
+    from phmctl.verbs import evaluate, load, prepare, train
 
 
 _HOMES = {
@@ -55,7 +54,7 @@ _HOMES = {
     "Translation": "phmctl.decoding.translator",
     "distil": "phmctl.distillation",
     "evaluate": "phmctl.verbs",
-    "load": "phmctl.inference.loading",
+    "load": "phmctl.verbs",
     "prepare": "phmctl.verbs",
     "Kronecker": "phmctl.nn.convert",
     "convert": "phmctl.nn.convert",

@@ -135,11 +135,11 @@ def serve(
         require(library, "serve")
     from phmctl.export import with_engine
     from phmctl.exports import open_model
-    from phmctl.inference.loading import load
     from phmctl.serving.batching import Service
     from phmctl.serving.requests import Limits
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
+    from phmctl.verbs import load
 
     checkpoint, precision = given["checkpoint"], given["precision"]
     limits = Limits(**{name.removeprefix("max_"): given[name] for name in given if name.startswith("max_")})

@@ -1,1 +1,1 @@
-"""A trained model for programs: :func:`phmctl.inference.loading.load` and what it returns."""
+"""``decode``: lines as they come, and a file of answers."""

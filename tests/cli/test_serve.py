@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 pytest.importorskip("uvicorn")
 
 
+from phmctl import load
 from phmctl.cli.main import app
 from phmctl.decoding.translator import load_translator
 from phmctl.errors import MissingExtraError, PhmctlError
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
-from phmctl.inference.loading import load
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.serving.server import listen
