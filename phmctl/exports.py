@@ -64,7 +64,15 @@ class Export(Run):
         return f"{self.manifest['run']}@{self.to}{f'-{quantize}' if quantize else ''}"
 
     def verify(self) -> None:
-        """Compare the files that answering wants with the manifest; of the text what is read is verified then."""
+        """Compare the files that answering wants with the manifest; of the text what is read is verified then.
+
+        UserError: phmctl does not answer with this format.
+        """
+        if self.to not in ANSWERING:
+            raise UserError(
+                f"{self.folder} is for the transformers library, which reads it itself; "
+                f"phmctl answers with a run or with an export to {', '.join(ANSWERING)}"
+            )
         aside = ("text/", "README.md")
         wanted = [entry for entry in self.manifest["files"] if not entry["name"].startswith(aside)]
         verify(self.folder, wanted, RunError, _ADVICE)
@@ -99,13 +107,6 @@ def open_model(path: Path | str) -> Run:
     """Open what can answer: a run, or an export of one."""
     exported = isinstance(path, str | Path) and (Path(path) / EXPORT).is_file()
     return Export.open(path) if exported else Run.open(path)
-
-
-def no_engine(folder: Path) -> UserError:
-    return UserError(
-        f"{folder} is for the transformers library, which reads it itself; "
-        f"phmctl answers with a run or with an export to {', '.join(ANSWERING)}"
-    )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -115,11 +115,8 @@ class Translator(Model):
         self.engine: Any = engine  # torch's has a model and a device
         self.tokenizers, self.settings, self.max_tokens = tokenizers, settings, max_tokens
         self.cleaning, self.n_best, self.strict = cleaning or Cleaning(), n_best, strict
-        own = {
-            "engine": engine.name,
-            "decoding": settings.model_dump(),
-            "device": str(getattr(engine, "device", "cpu")),
-        }
+        device = str(getattr(engine, "device", "cpu"))
+        own = {"engine": engine.name, "decoding": settings.model_dump(), "device": device}
         self.answers = ("translate",)
         if engine.name == TORCH:
             self.answers = ("translate", "score", "encode")
@@ -326,7 +323,7 @@ def open_engine(
     device: str = "auto",
     threads: int = 0,
 ) -> Engine:
-    """Return the engine of an export's files. Raises MissingExtraError, RunError, UserError."""
+    """Return the engine of an export's files. Raises MissingExtraError, RunError."""
     if to == exports.CTRANSLATE2:
         from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 
@@ -335,8 +332,6 @@ def open_engine(
         from phmctl.decoding.onnx_engine import OnnxEngine
 
         return OnnxEngine(folder, threads)
-    if to != exports.SAFETENSORS:
-        raise exports.no_engine(folder)
     from phmctl.assembly import build_transformer
     from phmctl.checkpoints import load_model
     from phmctl.decoding.beam import TorchEngine

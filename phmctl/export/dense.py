@@ -103,20 +103,13 @@ def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
     if isinstance(section, EncoderClassifierSection):
         return config | {"layers": section.layers, "pooling": section.pooling} | dict(sizes)
+    tied = section.generator == "tied"
     table = "source_embedding.weight" if section.share_embeddings else "target_embedding.weight"
-    if section.share_embeddings:
-        config["shared"]["target_embedding.weight"] = table
-    if section.generator == "tied":
-        config["shared"]["generator.weight"] = table
-    return config | {
-        "encoder_layers": section.encoder_layers,
-        "decoder_layers": section.decoder_layers,
-        "source_vocabulary": sizes["source"],
-        "target_vocabulary": sizes["target"],
-        "share_embeddings": section.share_embeddings,
-        "tied": section.generator == "tied",
-        "generator_bias": section.generator_bias,
-    }
+    served = ["target_embedding.weight"] * section.share_embeddings + ["generator.weight"] * tied
+    own = ("encoder_layers", "decoder_layers", "share_embeddings", "generator_bias")
+    vocabularies = {f"{side}_vocabulary": sizes[side] for side in ("source", "target")}
+    config |= {key: getattr(section, key) for key in own} | vocabularies
+    return config | {"tied": tied, "shared": dict.fromkeys(served, table)}
 
 
 def write_plain(form: DenseForm, model: nn.Module | None, folder: Path) -> None:

@@ -40,7 +40,6 @@ from phmctl.serving.requests import Limits
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-VERBS = ("translate", "classify", "score")
 
 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
@@ -64,8 +63,16 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
         return JSONResponse(service.health())
 
     routes = [Route("/", page), Route("/health", health)]
-    routes += [Route(f"/{name}", partial(_ask, service, name), methods=["POST"]) for name in VERBS]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+    routes += [Route(f"/{name}", partial(_ask, service, name), methods=["POST"]) for name in service.verbs]
+    paths = ", ".join(route.path for route in routes)
+
+    async def refused(request: Request, error: Any) -> Response:
+        """Answer what Starlette refuses: an unknown path, a wrong method."""
+        return _error(
+            f"{error.detail}; this model ({service.model.task}) has {paths}", error.status_code, error.headers
+        )
+
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refused})
     app.router.redirect_slashes = False
     refusal = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
 
@@ -79,9 +86,6 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
 
 async def _ask(service: Service, name: str, request: Request) -> Response:
     try:
-        if name not in service.verbs:
-            known = ", ".join(f"/{verb}" for verb in service.verbs)
-            raise RequestError(f"this model ({service.model.task}) has no /{name}; it has {known}", 404)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError("send JSON with the header Content-Type: application/json", 415)
         body = await _read_body(request, service.limits)
@@ -133,14 +137,6 @@ async def _wait(request: Request, futures: "Sequence[Future[Answer]]") -> list[A
         gone.cancel()
         for future in futures:
             future.cancel()
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    """Answer what Starlette refuses: an unknown path, a wrong method."""
-    status = getattr(error, "status_code", 500)
-    known = ", ".join(("/", "/health", *(f"/{name}" for name in VERBS)))
-    words = {404: f"there is no such path; there are {known}", 405: "this path does not take this method"}
-    return _error(words.get(status, str(error)), status, getattr(error, "headers", None))
 
 
 def _error(message: str, status: int, headers: dict[str, str] | None = None) -> Response:

@@ -3,14 +3,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 
 
-from phmctl import load
 from phmctl.cli.main import app
 from phmctl.decoding.translator import load_translator
 from phmctl.errors import MissingExtraError, PhmctlError
@@ -63,13 +61,6 @@ def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
     assert [answer["cut"] for answer in found] == [best[0].cut for best in decoded]
     health = server.health()
     assert (health["model"], health["about"]["checkpoint"]) == (run.name, run.checkpoint("best").name)
-
-
-def test_scores_are_those_of_the_library(server: Server, run: Run) -> None:
-    model = load(run.folder, device="cpu")
-    pairs = {"sources": ["the cat", "a dog"], "targets": ["the", "dog a"]}
-    found = httpx.post(f"{server.url}/score", json=pairs, timeout=30).json()["answers"]
-    assert [each["log_prob"] for each in found] == pytest.approx(model.score(*pairs.values()), abs=1e-4)
 
 
 def test_the_address_is_json_if_wanted(run: Run) -> None:

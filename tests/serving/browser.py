@@ -1,6 +1,5 @@
 """A headless Chromium, spoken to by its own protocol (CDP) over a pipe: no driver and no library."""
 
-import base64
 import json
 import os
 import shutil
@@ -76,10 +75,6 @@ class Page:
     def press(self, key: str, *, control: bool = False) -> None:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, modifiers=2 if control else 0)
-
-    def picture(self, path: Path) -> None:
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def _read(self) -> dict[str, Any]:
         found = bytearray()

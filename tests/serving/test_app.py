@@ -1,7 +1,6 @@
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -55,7 +54,7 @@ def test_texts_keep_their_order_and_options_reach_the_search() -> None:
     assert found[0]["translations"][1]["score"] == -1.0
     for text, line in (("a\nb\r\nc", "a b c"), ("größe 🐕", "größe 🐕")):
         assert post({"text": text}).json()["answers"][0]["translations"] == [as_json(line)]
-    assert "it has /translate, /score" in error_of(post({"text": "a"}, "/classify"), 404)
+    assert "has /, /health, /translate, /score" in error_of(post({"text": "a"}, "/classify"), 404)
 
 
 def test_pairs_are_scored() -> None:
@@ -127,34 +126,25 @@ def test_limits_of_texts_and_characters() -> None:
 
 def test_a_body_that_is_too_large_is_refused_and_takes_no_memory() -> None:
     limit = 100_000
-    chunks = (b"x" * (50_000 * (number < 60)) for number in range(61))  # 3 MB and the end
     http = client(service(limits=Limits(body=limit)))
     assert http.post("/translate", content=json.dumps({"text": "a"}).encode().ljust(limit), headers=JSON).is_success
-    tracemalloc.start()
-    found = asyncio.run(ask_by_asgi(http.app, chunks, asyncio.Event()))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert (found["status"], (b"connection", b"close") in found["headers"]) == (413, True)
-    assert peak < 10 * limit
-
-
-async def ask_by_asgi(app, chunks: Iterable[bytes], gone: asyncio.Event):
-    """Send a body and return the head of the reply; the client hangs up when `gone` is set."""
-    replies, chunks = [], iter(chunks)
+    replies, chunks = [], (b"x" * (50_000 * (number < 60)) for number in range(61))  # 3 MB and the end
 
     async def receive():
-        for chunk in chunks:
-            return {"type": "http.request", "body": bytes(chunk), "more_body": chunk != b""}
-        await gone.wait()
-        return {"type": "http.disconnect"}
+        chunk = bytes(next(chunks))
+        return {"type": "http.request", "body": chunk, "more_body": chunk != b""}
 
     async def send(message) -> None:
         replies.append(message)
 
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
-    await app(scope, receive, send)
-    return replies[0]
+    tracemalloc.start()
+    asyncio.run(http.app(scope, receive, send))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (replies[0]["status"], (b"connection", b"close") in replies[0]["headers"]) == (413, True)
+    assert peak < 10 * limit
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -249,30 +239,6 @@ def test_a_full_queue_is_503_with_a_time() -> None:
         assert http.get("/health").json()["queue"] == {"waiting": 0, "running": 1}
         model.gate.set()
         assert waiting.result(SECONDS).status_code == 200
-
-
-def test_a_client_that_hangs_up_is_dropped_from_the_queue() -> None:
-    model = FakeModel()
-    model.gate.clear()
-    served = service(model)
-
-    def ask(body, gone: asyncio.Event):
-        return asyncio.create_task(ask_by_asgi(build_app(served), [json.dumps(body).encode(), b""], gone))
-
-    async def act() -> None:
-        first, gone = ask({"text": "first"}, asyncio.Event()), asyncio.Event()
-        await asyncio.to_thread(model.entered.wait, SECONDS)
-        second = ask({"texts": ["x", "y"]}, gone)
-        await asyncio.to_thread(until, lambda: served.batcher.queued == 2)
-        gone.set()
-        await second
-        assert served.batcher.queued == 0
-        model.gate.set()
-        await first
-
-    asyncio.run(act())
-    assert [texts for _, texts, _ in model.batches] == [["first"]]
-    assert (served.batcher.counts.answered, served.batcher.counts.dropped) == (1, 2)
 
 
 # ------------------------------------------------------------------------------------------- health and the page

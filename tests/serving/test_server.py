@@ -56,14 +56,6 @@ def test_addresses_and_names() -> None:
 # ----------------------------------------------------------------------------------------- clients of every kind
 
 
-def test_garbage_is_400_and_disturbs_nobody(server: Server) -> None:
-    for garbage in (b"\x00\xff\x16\x03\x01" * 50 + b"\r\n\r\n", b"HELLO\r\n\r\n", b"POST / HTTP/9\r\n\r\n"):
-        with server.connect() as connection:
-            connection.sendall(garbage)
-            assert read_all(connection).startswith(b"HTTP/1.1 400")
-    assert works(server)
-
-
 def test_ten_megabytes_are_413_and_the_client_hears_it(server: Server) -> None:
     found = httpx.post(f"{server.url}/translate", content=b"x" * TEN_MB, headers={"content-type": "application/json"})
     assert (found.status_code, "larger than" in found.json()["error"]) == (413, True)
@@ -109,20 +101,6 @@ def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server
     after = server.health()["counts"]
     assert after["dropped"] - before["dropped"] == 3
     assert works(server)
-
-
-def test_requests_one_behind_another_on_one_connection_keep_their_order(server: Server) -> None:
-    bodies = [json.dumps({"text": text}).encode() for text in ("first", "second", "third")]
-    with server.connect() as connection:
-        for place, body in enumerate(bodies):
-            close = ("Connection: close",) if place == 2 else ()
-            connection.sendall(head("/translate", len(body), *close) + body)
-        found = read_all(connection).decode()
-    assert [word for word in found.replace('"', "/").split("/") if word.isupper() and len(word) > 4] == [
-        "FIRST",
-        "SECOND",
-        "THIRD",
-    ]
 
 
 def test_more_connections_than_descriptors_do_not_fill_the_log() -> None:

@@ -278,12 +278,8 @@ class TextClassifier(Model):
 
 
 def exported_model(to: str, folder: Path, *, device: str = "auto", threads: int = 0) -> nn.Module:
-    """Return the model of a classifier's export. Raises UserError, MissingExtraError, RunError."""
-    if to == exports.SAFETENSORS:
-        return plain.load(folder).to(pick_device(device))
-    if to == exports.ONNX:
-        return OnnxClassifier(folder, threads)
-    raise exports.no_engine(folder)
+    """Return the model of a classifier's export. Raises MissingExtraError, RunError."""
+    return OnnxClassifier(folder, threads) if to == exports.ONNX else plain.load(folder).to(pick_device(device))
 
 
 def load_classifier(
