@@ -163,14 +163,12 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
     lines = [text for each in texts for text in ([each] if isinstance(each, str) else each)]
     for tokenizer, place in [(pair.source, folder)] + ([] if pair.joint else [(pair.target, folder / TARGET)]):
         theirs = library.PreTrainedTokenizerFast.from_pretrained(str(place), local_files_only=True)
-        found = theirs(lines)["input_ids"] if lines else []
+        found = theirs(lines)["input_ids"]
         for line, ids, other in zip(lines, tokenizer.encode(lines), found, strict=True):
             if [*ids, EOS] != other:
                 raise PhmctlError(f"transformers gives other ids of {line!r}; the export was not written")
     if architecture(subject) is None or not isinstance(ours, Translator):
-        return Verification(split if texts else None, len(texts), len(texts), compared=IDS)
-    if not texts:
-        return Verification(None)
+        return Verification(split, len(texts), len(texts), compared=IDS)
     with silence():
         sources, _ = ours.token_ids(texts)
     targets = [[BOS, *ids][: subject.longest - 1] for ids in pair.target.encode(references)]

@@ -1,7 +1,6 @@
 """What is exported, and whether its export answers as it does: asked at export, on the run's own validation text."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +22,6 @@ from phmctl.decoding.translator import (
     load_translator,
     plan,
 )
-from phmctl.errors import RunError
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import How, bleu, usual_tokenizer
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
@@ -67,23 +65,21 @@ class Subject:
     def form(self) -> DenseForm:
         return dense_form(self.model, self.section, self.sizes)
 
-    def examples(self, count: int | None = None) -> tuple[str | None, list[Any], list[str]]:
+    def examples(self, count: int | None = None) -> tuple[str, list[Any], list[str]]:
         """A split of the run's own text, its texts (lines, or the texts of each example), and what belongs to them.
 
-        `count` of them, evenly chosen; None: all. Nothing where the run keeps none.
+        `count` of them, evenly chosen; None: all. RunError: the run has lost its text.
         """
-        for split in ("valid", "test"):
-            with suppress(RunError):
-                if self.translates:
-                    texts: list[Any] = read_text(self.run, split, "source")
-                    right = read_text(self.run, split, "target")
-                else:
-                    found = read_examples(self.run, split)
-                    texts, right = list(found.texts), list(found.labels)
-                rows = range(len(texts) if count is None else min(count, len(texts)))
-                chosen = [row * len(texts) // len(rows) for row in rows]
-                return split, [texts[row] for row in chosen], [right[row] for row in chosen]
-        return None, [], []
+        split = next((name for name in self.run.splits() if name == "valid"), "test")
+        if self.translates:
+            texts: list[Any] = read_text(self.run, split, "source")
+            right = read_text(self.run, split, "target")
+        else:
+            found = read_examples(self.run, split)
+            texts, right = list(found.texts), list(found.labels)
+        rows = range(len(texts) if count is None else min(count, len(texts)))
+        chosen = [row * len(texts) // len(rows) for row in rows]
+        return split, [texts[row] for row in chosen], [right[row] for row in chosen]
 
 
 def open_subject(run: Run, checkpoint: str) -> Subject:
@@ -112,9 +108,9 @@ NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than thi
 class Verification:
     """How an export's answers compare with torch's."""
 
-    split: str | None  # whose text was answered; None: the run keeps none, and nothing was compared
-    texts: int = 0  # how many were
-    equal: int = 0  # how many answers are the same: greedy outputs, token by token, or labels
+    split: str  # whose text was answered
+    texts: int  # how many were
+    equal: int  # how many answers are the same: greedy outputs, token by token, or labels
     ties: int = 0  # of the others, those that part where torch itself has two next tokens, or two classes, alike
     largest: float = 0.0  # the largest difference of a log-probability between answers that are the same, in nats
     # BLEU (or accuracy) of both, torch and export, with its signature; None without references.
@@ -127,8 +123,6 @@ class Verification:
         return self.texts - self.equal - self.ties
 
     def __str__(self) -> str:
-        if self.split is None:
-            return "not: the run keeps no text"
         apart = f", {self.ties:,} differ by a tie, {self.different:,} otherwise" * (self.compared == ANSWERS)
         return f"{self.texts:,} texts of {self.split}: {self.compared} of {self.equal:,} equal to torch's{apart}"
 
@@ -146,8 +140,6 @@ def verify_translator(subject: Subject, engine: Engine, count: int | None = None
     """Compare an engine's greedy outputs with torch's, token by token, on the run's own text."""
     split, lines, references = subject.examples(count)
     ours: Any = subject.answering
-    if not lines:
-        return Verification(None)
     with silence():  # that a line is cut is no news of the export
         ids, _ = ours.token_ids(lines)
     greedy = ours.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
@@ -183,8 +175,6 @@ def verify_classifier(subject: Subject, theirs: TextClassifier, count: int | Non
     """Compare an export's labels with torch's on the run's own examples."""
     split, texts, truth = subject.examples(count)
     ours: Any = subject.answering
-    if not texts:
-        return Verification(None)
     nats = [each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, theirs)]  # (N, classes)
     found = []
     for each in nats:
@@ -201,7 +191,7 @@ def verify_classifier(subject: Subject, theirs: TextClassifier, count: int | Non
 
 
 def _compared(
-    split: str | None, found: Sequence[Sequence[Hypothesis]], gap: Callable[[int], float], scores: dict[str, Any]
+    split: str, found: Sequence[Sequence[Hypothesis]], gap: Callable[[int], float], scores: dict[str, Any]
 ) -> Verification:
     """Compare torch's answers with an export's; `gap` is how far apart torch has those of a row, in nats."""
     pairs = list(zip(*found, strict=True))
