@@ -21,12 +21,10 @@ from phmctl.export.verify import open_subject, verify_translator
 from phmctl.exports import Export, open_model
 from phmctl.files import write_json
 from phmctl.models import plain
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.sealed import verify
-from phmctl.training.train import train
 from tests.export.conftest import needs
 from tests.tasks.translation.runs import SOURCES, evaluate, make_run
 
@@ -37,15 +35,6 @@ CT2 = exports.CTRANSLATE2
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of a random model with seven lines of text. Shared: do not change it."""
     return make_run(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="session")
-def composed_run(tmp_path_factory: pytest.TempPathFactory, miniature_data: Path) -> Run:
-    """A run of a model that composes layers and heads. Shared: do not change it."""
-    composed = ["model.compose_layers=bilinear", "model.compose_heads=bilinear", "model.width=32", "model.heads=4"]
-    steps = ["training.steps=1", "training.validate_every=1", "training.save_every=1", "training.average=0"]
-    recipe = load_recipe("miniature", [*composed, *steps, "training.precision=float32"])
-    return train(recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs"), quiet=True).run
 
 
 def answers(run: Run, **settings: object) -> list[list[tuple[str, float]]]:
@@ -229,14 +218,6 @@ def test_an_engine_that_is_not_installed(tiny_run: Run, tmp_path: Path, monkeypa
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf"{name} is not installed.*pip install 'phmctl\[{extra}\]'"):
             export(tiny_run, to, tmp_path / "out")
-
-
-@pytest.mark.parametrize("to", exports.FORMATS)
-def test_a_composed_model_is_refused_by_name(composed_run: Run, tmp_path: Path, to: str) -> None:
-    needs(to)
-    with pytest.raises(UserError, match=r"compose_layers: bilinear.*no export; decode and eval take its run"):
-        export(composed_run, to, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
