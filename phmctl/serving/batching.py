@@ -131,9 +131,10 @@ class Batcher(Generic[K, X, Y]):
                     self._changed.wait(rest)  # after which the queue may be another
                     continue
                 costs = accumulate(item.cost for item in alike)
-                taken = [item for item, cost in zip(alike, costs, strict=True) if cost <= limits.batch_tokens]
-                self._waiting = [item for item in self._waiting if item not in (taken or [first])]
-                batch = [item for item in taken or [first] if item.future.set_running_or_notify_cancel()]
+                fitting = [item for item, cost in zip(alike, costs, strict=True) if cost <= limits.batch_tokens]
+                taken = set(fitting) or {first}
+                self._waiting = [item for item in self._waiting if item not in taken]
+                batch = [item for item in fitting or [first] if item.future.set_running_or_notify_cancel()]
                 if batch:
                     self.running += len(batch)
                     self._last = len(batch)
