@@ -6,7 +6,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,12 +51,11 @@ def pick_device(name: str) -> "torch.device":
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    device = None
+    with suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError as error:
-        raise RecipeError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise RecipeError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RecipeError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RecipeError(
             f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto"

@@ -37,7 +37,7 @@ def test_the_device_of_a_name(devices: int, name: str, expected: str) -> None:
         (0, "cuda", r"device 'cuda': this machine has 0 CUDA devices; use cpu or auto"),
         (2, "cuda:2", r"device 'cuda:2': this machine has 2 CUDA devices"),
         (1, "gpu", r"device 'gpu' is not known; use auto, cpu, cuda or cuda:N"),
-        (1, "meta", r"device 'meta' is not supported; use auto, cpu, cuda or cuda:N"),
+        (1, "meta", r"device 'meta' is not known; use auto, cpu, cuda or cuda:N"),
     ],
     indirect=["devices"],
 )

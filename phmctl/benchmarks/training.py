@@ -77,7 +77,8 @@ def bench_training(
         row: dict[str, Any] = {"candidate": name, "parameters": parameters_of(models[name])}
         row |= {"step_seconds": step, "target_tokens_per_second": round(items / seconds.median, 1)}
         rows.append({**row, "speed": timing.ratio.inverse, "executions": executions.get(name, {})})
-    share = _real_share(task)
+    text = hasattr(task, "prepared")  # of other data there is no padding
+    share = real_token_share(task.plan(0), lengths_of(task.prepared.split("train"))) if text else 1.0
     about: dict[str, Any] = {"recipe": recipe.name, "precision": training.precision, "baseline": baseline}
     about |= {"batches": len(sample), training.batch_key: getattr(training, training.batch_key), "real_share": share}
     title = f"{recipe.name}, {training.precision}, speed over {baseline}, {share:.1%} of the positions are real tokens"
@@ -117,13 +118,6 @@ class TorchsOwn(nn.Module):
         )  # (B, T, d)
         logits, labels = F.linear(hidden, table), target[:, 1:]  # (B, T, V), (B, T)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, label_smoothing=smoothing)
-
-
-def _real_share(task: Any) -> float:
-    """Return the share of an epoch's positions that hold a token, not padding; of text, all sides."""
-    if not hasattr(task, "prepared"):
-        return 1.0
-    return real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
 
 
 def variants_of(recipe: R) -> dict[str, R]:
