@@ -11,6 +11,7 @@ from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.models import transformer
 from phmctl.models.transformer import Stack, Transformer
+from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
@@ -116,6 +117,18 @@ def test_initial_loss_is_near_that_of_guessing() -> None:
     logits = model.logits(model(source, source))
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), source.roll(1, 0).flatten())
     assert abs(loss.item() - torch.log(torch.tensor(400.0)).item()) < 1.5
+
+
+def test_with_labels_it_returns_both_sums_of_its_hidden_states() -> None:
+    """In its forward: wrappers such as DistributedDataParallel see nothing else."""
+    model, ids = build(algebra="phm", n=4), sentences(2, 5)
+    ids[1, 3:] = PAD
+    hidden = model(ids, ids)
+    found = model(ids, ids, ids, 0.1)
+    torch.testing.assert_close(found, vocabulary_loss(*model.output(hidden), ids, smoothing=0.1), rtol=0, atol=0)
+    logits = model.logits(hidden).flatten(0, 1)
+    wanted = torch.nn.functional.cross_entropy(logits, ids.flatten(), ignore_index=PAD, reduction="sum")
+    torch.testing.assert_close(found[1], wanted.detach())
 
 
 # ------------------------------------------------------------------------------------------------- the layer loop
