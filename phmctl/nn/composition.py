@@ -95,7 +95,7 @@ class HierarchicalComposition(nn.Module):
         parts: N, an even number.
         width: w, of a part.
         hidden: inner width of each node's FFN.
-        out: d, of the last node's output; None is w.
+        out: d, of the last node's output.
         joined: the parts come side by side in one tensor (heads).
 
     Raises:
@@ -103,14 +103,7 @@ class HierarchicalComposition(nn.Module):
     """
 
     def __init__(
-        self,
-        builder: LinearBuilder,
-        parts: int,
-        width: int,
-        hidden: int,
-        out: int | None = None,
-        *,
-        joined: bool = False,
+        self, builder: LinearBuilder, parts: int, width: int, hidden: int, out: int, *, joined: bool = False
     ) -> None:
         super().__init__()
         if parts % 2 or not parts:
@@ -119,7 +112,7 @@ class HierarchicalComposition(nn.Module):
         self.pair = [2] if joined else [1, 1]  # parts in each new input of a node
         self.widths = [parts_in * width for parts_in in self.pair] * count
         inputs = [self.pair] + [[*self.pair, 1]] * (count - 1)
-        outs = [width] * (count - 1) + [out or width]
+        outs = [width] * (count - 1) + [out]
         shapes = zip(inputs, outs, strict=True)
         self.nodes = nn.ModuleList(AggregationNode(builder, each, width, hidden, wide) for each, wide in shapes)
 

@@ -36,7 +36,7 @@ def build(
         case "linear":
             made: nn.Module = LinearComposition(builder, [width] * N, width)
         case "hierarchical":
-            made = HierarchicalComposition(builder, N, width, 4 * width)
+            made = HierarchicalComposition(builder, N, width, 4 * width, width)
         case "heads-hierarchical":
             made = HierarchicalComposition(builder, N, width, 4 * width, N * width, joined=True)
         case "heads-bilinear":
@@ -155,7 +155,7 @@ def test_parts_are_never_copied_side_by_side(kind: str, algebra: str, n: int, ex
 def test_what_does_not_fit() -> None:
     builder = LinearBuilder("phm", 4)
     with pytest.raises(DimensionError, match="even number of them, not 5"):
-        HierarchicalComposition(builder, 5, 8, 32)
+        HierarchicalComposition(builder, 5, 8, 32, 8)
     with pytest.raises(DimensionError, match="does not divide"):
         BilinearComposition(builder, [8, 8], 8, 6)
     BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
