@@ -21,10 +21,11 @@ from phmctl.comparison.variants import (
     within_budget,
 )
 from phmctl.console import Table, progress, warn
-from phmctl.errors import RunError, nearest
+from phmctl.errors import RunError, check_known, nearest
 from phmctl.metrics.significance import Difference, compare, holm
 from phmctl.metrics.text import Copy
-from phmctl.runs.run import check_checkpoint, check_split, splits_asked
+from phmctl.runs import AUTO
+from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
 from phmctl.tasks.base import Asked
@@ -214,12 +215,14 @@ def compare_splits(
 
 
 def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
-    """Refuse (RunError) a split or a checkpoint that none of the runs has: a table of nothing would tell nobody."""
+    """Refuse (UserError) a split or a checkpoint that none of the runs has: a table of nothing would tell nobody."""
     runs, results = [one.run for one in summaries], [result for one in summaries for result in one.results]
     if runs:
-        check_split(runs, split, {result.split for result in results})
+        splits = ["test", "valid", *(name for run in runs for name in run.splits()), *(one.split for one in results)]
+        check_known("split", split, dict.fromkeys(splits))
     if runs and checkpoint is not None:
-        check_checkpoint(runs, checkpoint, {result.checkpoint for result in results})
+        names = [name for run in runs for name in run.checkpoint_names()]
+        check_known("checkpoint", checkpoint, dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)]))
 
 
 def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:

@@ -20,7 +20,7 @@ import platform
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -306,34 +306,12 @@ class Run:
         return value
 
 
-def check_split(runs: Sequence[Run], split: str, also: Iterable[str] = ()) -> None:
-    """Refuse (RunError) a split that none of some runs has, nor `also` names; each task has test and valid."""
-    known = list(dict.fromkeys(["test", "valid", *(name for run in runs for name in run.splits()), *also]))
-    if split not in known:
-        raise RunError(f"--split {split}: no run has it{nearest(split, known)}; there are {', '.join(known)}")
-
-
 def splits_asked(runs: Sequence[Run], split: str) -> list[str]:
     """The splits that an option means: ``all`` is each test set, and so is ``test`` where no run has one so named."""
     tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
     if split == "all" or (split == "test" and "test" not in tests):
         return tests or ["test"]
     return [split]
-
-
-def check_checkpoint(runs: Sequence[Run], name: str, also: Collection[str] = ()) -> None:
-    """Refuse (RunError) a checkpoint that none of some runs has, nor `also` names; of one run in its own words."""
-    if name in also:
-        return
-    for run in runs:
-        try:
-            run.checkpoint(name)
-            return
-        except RunError:
-            if len(runs) == 1:
-                raise
-    known = list(dict.fromkeys([*(each for run in runs for each in run.checkpoint_names()), *also]))
-    raise RunError(f"--checkpoint {name}: no run has it{nearest(name, known)}; there are {', '.join(known) or 'none'}")
 
 
 def write_recipe(folder: Path, recipe: "Recipe") -> None:
