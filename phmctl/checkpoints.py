@@ -31,7 +31,7 @@ from phmctl.files import (
     temporary_folder,
     writing,
 )
-from phmctl.sealed import are_file_entries, read_seal, seal, verify
+from phmctl.sealed import read_seal, seal, verify
 
 if TYPE_CHECKING:
     import torch
@@ -160,12 +160,7 @@ def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
 
 def _files(folder: Path) -> list[dict[str, Any]]:
     """What the manifest says of each file; RunError where it is missing or damaged."""
-    path, advice = folder / MANIFEST, _advice(folder)
-    by_name = read_json_object(path, RunError, advice)  # as runs that were begun earlier have it
-    files = [{"name": name, **each} for name, each in by_name.items() if isinstance(each, dict)]
-    if files and are_file_entries(files):
-        return files
-    return list(read_seal(path, RunError, advice)["files"])
+    return list(read_seal(folder / MANIFEST, RunError, _advice(folder))["files"])
 
 
 def _advice(folder: Path) -> str:

@@ -49,14 +49,6 @@ def test_a_checkpoint_reads_as_it_was_written(folder: Path) -> None:
     assert read.state == {"step": 10, "loss": 0.1 + 0.2}
 
 
-def test_a_manifest_by_name_is_read_too(folder: Path) -> None:
-    """As runs that were begun earlier have it."""
-    files = json.loads((folder / MANIFEST).read_text())["files"]
-    (folder / MANIFEST).write_text(json.dumps({each.pop("name"): each for each in files}))
-    assert whole_steps(folder.parent) == [10]
-    assert read_checkpoint(folder, ["model"]).state["step"] == 10
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
 def test_any_flipped_byte_is_noticed(folder: Path, name: str) -> None:
     content = (folder / name).read_bytes()
