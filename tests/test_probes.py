@@ -18,6 +18,7 @@ from phmctl.probes import TASKS, Encoder, ProbingReport, TaskScores, answers_of,
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import scores_of
 from phmctl.shipped import shipped_names
 from tests.calls import call
 
@@ -196,6 +197,7 @@ def test_one_command_probes_what_is_prepared_and_trains_nothing_twice(
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     report = probe(copied_run.folder, against=tiny_run.folder, data=copied_data, settings=BRIEF)
     scores = report.tasks["probe-subj-number"]
+    assert scores_of(json.loads(json.dumps(report.as_json()))) == {"probe-subj-number": scores.figures["run"].value}
     train_size = PreparedData.find(recipe().data, copied_data).manifest["splits"]["train"]
     assert scores.train == train_size["kept"]
     assert scores.figures["against"] == scores.figures["run"]  # equal weights, equal vectors
