@@ -52,7 +52,9 @@ class Option:
         kinds: tuple[type, ...] = {int: (int,), float: (int, float), bool: (bool,)}.get(self.type, text)
         if not isinstance(value, kinds) or (isinstance(value, bool) and self.type is not bool):
             raise UserError(f"{self.written[0]} is one {(self.metavar or self.type.__name__).lower()}, not {value!r}")
-        return [str(value)] if self.many else self.type(value) if self.type in (str, Path) else value
+        if self.many:
+            return [str(value)]
+        return self.type(value) if self.type in (str, Path) else value
 
     def read(self, text: str) -> Any:
         """Return a value from text; raises RecipeError where it is no number and should be one."""

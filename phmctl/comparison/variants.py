@@ -3,6 +3,7 @@
 Fair is each model at its best of the values tried (``--best-of``), and models of equal cost (``--budget``).
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -128,7 +129,10 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def spread(values: Sequence[float]) -> float | None:
     """The standard deviation of a sample; None of fewer than two."""
-    return statistics.stdev(values) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    middle = statistics.fmean(values)  # statistics.stdev takes no infinite numbers, and a run may have diverged
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
@@ -268,10 +272,12 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     models: list[list[tuple[float | str, Summary, Best]]] = []
     for one in summaries:
         value = _value(one, key)
-        alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), [])
-        if one.best is not None:
-            models += [] if alike else [alike]
-            alike.append((value, one, one.best))
+        if one.best is None:
+            continue
+        alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), None)
+        if alike is None:
+            models.append(alike := [])
+        alike.append((value, one, one.best))
     if not models:
         raise RunError("no run has a validation to choose by; train one")
     kept, trials = [], []
@@ -299,7 +305,8 @@ def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -
     check_known("budget", budget, BUDGETS)
     spent: dict[str, float | None] = {each.label: each.minutes for each in variants}
     if budget == "parameters":
-        spent = {each.label: each.parameters and each.parameters.without_embeddings for each in variants}  # type: ignore
+        sizes = {each.label: each.parameters for each in variants}
+        spent = {label: None if size is None else size.without_embeddings for label, size in sizes.items()}
     allowed = spent[baseline.label]
     if allowed is None:
         raise RunError(f"--budget {budget}: {baseline.label} does not say how much it spends")

@@ -4,7 +4,6 @@ Hypotheses are detokenised text, references are raw text; sacrebleu does its own
 """
 
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,7 +138,7 @@ def length_parts(sources: Sequence[str]) -> list[Part]:
     rows: dict[int, list[int]] = {low: [] for low in _LENGTHS}
     for row, source in enumerate(sources):
         length = len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source))
-        rows[[*_LENGTHS][max(bisect_left([*_LENGTHS], length) - 1, 0)]].append(row)
+        rows[max((low for low in _LENGTHS if low < length), default=0)].append(row)
     return [(_LENGTHS[low], own) for low, own in rows.items() if own]
 
 

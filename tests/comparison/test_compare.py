@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import statistics
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phmctl.comparison.compare import POOLED
-from phmctl.comparison.variants import conditions
+from phmctl.comparison.variants import conditions, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import RunError
 from phmctl.metrics.text import all_scores, bleu
@@ -155,7 +156,7 @@ def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
 
 def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=REAL)
-    for name in ("best", "last", "auto"):
+    for name in ("best", "last", "auto", str(run.recipe.training.steps)):
         found = compare_runs(recipe="miniature", root=tmp_path, checkpoint=name)
         assert [len(variant.scored) for variant in found.variants] == [1]
         assert list(found.missing()) == []
@@ -166,6 +167,11 @@ def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(
     for pointer in ("best", "last"):
         run.point(pointer, steps + 1)
     assert line in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
+
+
+def test_a_run_that_diverged_has_no_spread_and_stands_in_the_table() -> None:
+    assert mean_and_spread([math.inf, 1.0]) == "inf ± nan"
+    assert mean_and_spread([1.0, 2.0]) == "1.50 ± 0.71"
 
 
 def test_other_test_sets_are_refused(tmp_path: Path) -> None:
