@@ -149,8 +149,9 @@ _BACKLOG = 1024
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; connections wait in it until :func:`serve` is called."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = ":" in host and socket.has_dualstack_ipv6()  # "::" takes IPv4 as well; it changes no other address
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         reason = getattr(error, "strerror", None) or error
         raise UserError(

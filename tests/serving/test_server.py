@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,9 @@ def test_addresses_and_names() -> None:
     with listen("0.0.0.0", 0) as sock:
         assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
         assert names_of(sock) is None
+    if socket.has_dualstack_ipv6():
+        with listen("::", 0) as sock, socket.create_connection(("127.0.0.1", sock.getsockname()[1])):
+            assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 # ----------------------------------------------------------------------------------------- clients of every kind
