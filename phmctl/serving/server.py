@@ -222,12 +222,15 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicor
     def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._ready, self.code = service, ready, 1
+        self._ignored = [each for each in signal.Signals if signal.getsignal(each) is signal.SIG_IGN]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig in self._ignored:  # as a shell's background job ignores SIGINT
+            return
         if self.code > 1:
             os._exit(128 + sig)
         self.code = 128 + sig

@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -110,12 +111,14 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve a fake model; the argument is JSON with ``model``, ``limits``, ``grace`` and ``descriptors``."""
+    """Serve a fake model; the argument is JSON: ``model``, ``limits``, ``grace``, ``descriptors``, ``ignore``."""
     from phmctl.serving.server import listen, serve, url_of
 
     settings = json.loads(arguments[0])
     if "descriptors" in settings:
         resource.setrlimit(resource.RLIMIT_NOFILE, (settings["descriptors"],) * 2)
+    if "ignore" in settings:
+        signal.signal(settings["ignore"], signal.SIG_IGN)
     sock = listen("127.0.0.1", 0)
     served = service(FakeModel(**settings.get("model", {})), limits=Limits(**settings.get("limits", {})))
     serve_it = {"grace": settings.get("grace", 30.0), "ready": lambda: print(url_of(sock), flush=True)}  # noqa: T201

@@ -152,6 +152,14 @@ def test_an_idle_server_stops_at_once_and_says_nothing() -> None:
         assert server.end() == (143, "")
 
 
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    with fake_server(ignore=signal.SIGINT) as server:
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert works(server)
+        assert server.end() == (143, "")
+
+
 def test_what_takes_too_long_at_the_end_is_503_and_the_server_ends() -> None:
     with fake_server(grace=0.2) as server, ThreadPoolExecutor(1) as pool:
         hung = pool.submit(server.ask, "HANG")
