@@ -276,13 +276,13 @@ def columns_of(path: Path, rows: Rows) -> list[str] | None:
 
 
 def check_columns(path: Path, rows: Rows) -> None:
-    """Refuse (DataError) a file that lacks a column, or has one that is read twice."""
+    """Refuse (DataError) a file that is empty, lacks a column, or has one that is read twice."""
     present = columns_of(path, rows)
     if present is None:
         return
-    missing = [each for each in (*rows.columns, *rows.header_has) if isinstance(each, str) and each not in present]
-    if missing and not present:
+    if not present:
         raise DataError(f"{path} is empty; is the download or the copy whole?")
+    missing = [each for each in (*rows.columns, *rows.header_has) if isinstance(each, str) and each not in present]
     if missing:
         guess = nearest(missing[0], present)
         raise DataError(

@@ -23,6 +23,9 @@ PREPARE = [
     ("mine --train t.tsv --valid t.tsv --columns 1,2", "column 3 is wanted"),
     ("mine --train t.tsv --valid t.tsv --columns de,en", "has no column 'de'"),
     ("mine --train t.tsv --valid t.tsv --columns a,b --no-header", "with --no-header"),
+    ("mine --train empty.tsv --valid t.tsv --columns 0,1 --header", "empty.tsv is empty"),
+    ("mine --train t.tsv --valid empty.tsv --columns 0,1 --header", "empty.tsv is empty"),
+    ("mine --table train=empty.tsv --table valid=t.tsv --text 0 --label 1 --header", "empty.tsv is empty"),
     ("mine --train t.tsv --valid t.tsv --label de", "--label is for labelled text"),
     ("mine --train wide.tsv --valid t.tsv", "--columns SOURCE,TARGET"),
     ("mine --train t.jsonl --valid t.tsv", "or columns: --columns SOURCE,TARGET"),
@@ -126,7 +129,7 @@ def test_what_is_wrong_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts = {"t.tsv": "a\tb\nc\td\n", "wide.tsv": "a\tb\tc\n1\t2\tx\n", "t.de": "a\n", "t.en": "b\n"}
-    for name, text in (texts | {"t.jsonl": '{"de": "a", "en": "b"}\n'}).items():
+    for name, text in (texts | {"t.jsonl": '{"de": "a", "en": "b"}\n', "empty.tsv": ""}).items():
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())
     monkeypatch.delenv("PHMCTL_DEBUG", raising=False)

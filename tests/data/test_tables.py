@@ -75,10 +75,10 @@ def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
-def test_an_empty_file(tmp_path, kind):
+@pytest.mark.parametrize("rows", [PAIR, {"format": "jsonl", **PAIR}, {"texts": (0, 1)}, {"texts": (0,), "label": 1}])
+def test_an_empty_file(tmp_path, rows):
     with pytest.raises(DataError, match=r"a.tsv is empty; is the download"):
-        check_columns(put(tmp_path / "a.tsv"), Rows(format=kind, **PAIR))
+        check_columns(put(tmp_path / "a.tsv"), Rows(**rows))
 
 
 def test_a_column_that_stands_twice_in_the_header(tmp_path):
