@@ -148,6 +148,13 @@ class Divide(Section):
     valid: PositiveInt | None = None  # the row with this number, counted from 1, and every `period`-th after it
     test: PositiveInt | None = None
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        places = self.places.values()
+        if not places or max(places) > self.period or len(set(places)) < len(places):
+            raise ValueError("wants 'valid', 'test' or both: two different numbers up to 'period'")
+        return self
+
     @property
     def places(self) -> dict[str, int]:
         """The number of each held-out split's first row."""

@@ -100,6 +100,13 @@ def _language(name: str, language: str) -> bool:
     )
 
 
+@pytest.mark.parametrize(
+    "divide", [{}, {"valid": 101}, {"valid": 50, "test": 50}, {"valid": 0}, {"valid": 1, "period": 1}]
+)
+def test_a_division_that_cannot_be(tmp_path, divide):
+    assert "divide" in refusal(tmp_path, divide={"period": 100} | divide)
+
+
 def test_all_problems_at_once_with_nearest_names(tmp_path):
     message = refusal(tmp_path, licens="x", cleaning={"lowercase": "yes", "entities": "decoded"}, sizes={"trian": 3})
     assert "unknown key 'licens' (did you mean 'licence'?)" in message
