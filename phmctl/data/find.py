@@ -101,7 +101,10 @@ def generic_layouts(card: Card) -> list[Layout]:
         layouts.append(Layout(name="plain text", splits=plain))
         layouts.append(Layout(name="tab-separated", splits=tabbed))
     made = card.divide.places if card.divide else {}
+    own = {name for layout in card.local for files in layout.splits.values() for name in files.names}
     for layout in layouts[:2] if made else ():  # a card that is divided is found without what this makes, too
+        if not own.isdisjoint(layout.splits["train"].names):
+            continue  # the card reads files of these names in its own way, and wants all of them
         kept = {name: files for name, files in layout.splits.items() if name not in made}
         layouts.append(layout.model_copy(update={"splits": kept}))
     return layouts

@@ -44,6 +44,9 @@ def test_fairseq_folder_is_joined(tmp_path):
         put(tmp_path / f"{split}.en", "py@@ ram@@ id")
     corpus = open_corpus(load_card("iwslt14-de-en"), tmp_path, tmp_path)
     assert texts(corpus.splits["train"]) == [("pyramide", "pyramid")]
+    (tmp_path / "valid.de").unlink()  # what is left is no plain text: its marks would stay
+    with pytest.raises(DataError, match=r"fairseq-tokenised folder. in part\nmissing: valid\.de\n"):
+        open_corpus(load_card("iwslt14-de-en"), tmp_path, tmp_path)
 
 
 def numbered(path: Path, first: str, second: str, count: int) -> None:
