@@ -240,4 +240,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicor
         if left := self._service.batcher.queued + self._service.batcher.running:
             why = signal.Signals(self.code - 128).name
             note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
+        for connection in self.server_state.connections:
+            if connection.cycle and connection.cycle.more_body:  # a request that is not all here: it is not waited for
+                connection.transport.close()
         await super().shutdown(sockets)

@@ -183,7 +183,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 
 def test_a_client_that_keeps_sending_does_not_keep_the_server() -> None:
-    with fake_server(limits={"seconds": 3}) as server, server.connect() as connection:
+    with fake_server() as server, server.connect() as connection:
         connection.sendall(head(length=100) + b"{")
         assert works(server)
         began = time.monotonic()
