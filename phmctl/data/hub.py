@@ -2,7 +2,9 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, 
     the library's record of its files' addresses has it, or the revision.
     """
     kept = cache / re.sub(r"[^\w.-]+", "--", "@".join(filter(None, (hub.id, hub.config, hub.folder, hub.revision))))
-    dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept, refetch)
+    with _bars_on_terminals_only():
+        dataset = _load(hub, cache) if Path(hub.id).is_dir() else _load_once(hub, kept, refetch)
     splits: Splits = {}
     files: list[SourceFile] = []
     for split, name in hub.splits.items():
@@ -45,6 +48,20 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, 
     commit = re.search(r"@([0-9a-f]{40})/", addresses)
     version = commit[1] if commit else hub.revision
     return splits, files, f"hub {hub.id}{f' at {version}' if version else ''}"
+
+
+@contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    import datasets
+
+    hidden = not (sys.stderr.isatty() or datasets.are_progress_bars_disabled())
+    if hidden:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hidden:
+            datasets.enable_progress_bars()
 
 
 def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:

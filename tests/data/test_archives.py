@@ -184,8 +184,12 @@ def make(tmp_path, kind, nested=False):
 
 
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
-def test_splits_and_columns(tmp_path, kind, nested):
-    splits, files, origin = load_rows(make(tmp_path, kind, nested), tmp_path / "cache")
+def test_splits_and_columns(tmp_path, capsys, kind, nested):
+    hub = make(tmp_path, kind, nested)
+    capsys.readouterr()
+    splits, files, origin = load_rows(hub, tmp_path / "cache")
+    assert capsys.readouterr().err == f"loading {hub.id} through datasets ...\n"  # no bar where there is no terminal
+    assert not datasets.are_progress_bars_disabled()  # of the whole process
     assert {name: texts(pairs) for name, pairs in splits.items()} == dict.fromkeys(("train", "valid", "test"), PAIRS)
     assert texts(splits["train"]) == PAIRS  # again
     assert origin.startswith("hub ")
@@ -194,7 +198,7 @@ def test_splits_and_columns(tmp_path, kind, nested):
 
 
 @pytest.mark.parametrize(("addresses", "version"), [(None, "refs/x"), ({f"hf://datasets/a/b@{COMMIT}/x": {}}, COMMIT)])
-def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, addresses, version):
+def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, capsys, addresses, version):
     """The second time neither the library nor the network is asked."""
     rows = datasets.Dataset.from_list([{"de": one, "en": other} for one, other in PAIRS])
     rows.info.download_checksums = addresses
@@ -212,6 +216,7 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, addresses, version
         assert origin == f"hub a/b at {version}"
         assert texts(splits["train"]) == PAIRS
         assert [file.path.is_file() for file in files] == [True]
+    assert capsys.readouterr().err == "loading a/b through datasets ...\n"
     assert asked == [(("a/b", "c"), "refs/x", "f")]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
 
