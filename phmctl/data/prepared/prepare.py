@@ -206,16 +206,15 @@ def _clean_splits(
         names = ", ".join(corpus.splits) or "none"
         raise DataError(f"{corpus.name!r} has the splits {names}; train and valid are needed")
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
-    for name in [*corpus.splits][1:]:
-        some = False
-        for row in corpus.splits[name]:
-            if not corpus.labelled or row.label is not None:
-                some = some or corpus.labelled or all(text.strip() for text in row.texts)
-                held_out.add(clean_texts(row.texts, cleaning))
-        if not some:
+    for name, rows in corpus.splits.items():
+        if not any(row.label is not None if corpus.labelled else all(map(str.strip, row.texts)) for row in rows):
             files = " and ".join(str(each.path) for each in corpus.files if each.split == name) or corpus.origin
             what = "is empty: no example with a label" if corpus.labelled else "has no pair with text on both sides"
-            raise DataError(f"{name} of {corpus.name!r} {what} ({files}); check the files, or leave a test set out")
+            advice = "" if name in ("train", "valid") else ", or leave a test set out"
+            raise DataError(f"{name} of {corpus.name!r} {what} ({files}); check the files{advice}")
+        for row in rows if name != "train" else ():
+            if not corpus.labelled or row.label is not None:
+                held_out.add(clean_texts(row.texts, cleaning))
     if not corpus.labelled:
         _warn_of_exchanged_sides(corpus.splits)
     return {

@@ -176,11 +176,9 @@ def test_the_same_rows_twice(tmp_path):
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("rows", [[], [("text", None)]])
 def test_an_empty_split(tmp_path, split, rows):
-    message = f"{split} of 'own' is empty: no example with a label"
-    if split == "train":
-        message = f"no train row is left of {len(rows)} read"
-    with pytest.raises(DataError, match=message):
-        prepared(tmp_path, corpus(**{split: rows}))
+    for labels in ((), ("yes", "no")):  # those that train has, and a card's
+        with pytest.raises(DataError, match=f"{split} of 'own' is empty: no example with a label"):
+            prepared(tmp_path, corpus(**{split: rows}, labels=labels))
 
 
 def glove(path, *rows):
