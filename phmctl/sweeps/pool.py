@@ -59,7 +59,7 @@ def threads_each(jobs: int) -> int:
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | None], None]) -> int | None:
-    """Run commands, so many at once, to the end of all; one that fails stops no other.
+    """Run commands, so many at once, to the end of all; one that fails stops no other, an error in `changed` all.
 
     When this process is told to stop, so are the others, once: they save. Told twice, they stop at once. Where it is
     killed, they see that it is gone, and save and end as well.
@@ -67,13 +67,17 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
     running, told, one_at_a_time = dict[Job, subprocess.Popen[str]](), set[subprocess.Popen[str]](), threading.Lock()
     environment = os.environ | {"OMP_NUM_THREADS": str(threads_each(at_once)), "PYTHONUNBUFFERED": "1"}
     environment[STARTER] = str(os.getpid())
+    errors: list[Exception] = []
 
     def tell(job: Job, line: str | None) -> None:
         with one_at_a_time:
-            changed(job, line)
+            try:
+                changed(job, line)
+            except Exception as error:  # raised below; here it would close the process's stderr while it saves
+                errors.append(error)
 
     def work(job: Job) -> None:
-        if stop.received:
+        if stop.received or errors:
             return
         how: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace", "env": environment}
         how["start_new_session"] = True  # Ctrl-C would come from the terminal too, and a second signal means "at once"
@@ -99,13 +103,17 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
     with StopRequest() as stop, ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(work, job) for job in jobs]
         try:
-            while wait(futures, _TICK).not_done:
+            while not errors and (seen := wait(futures, _TICK)).not_done:
+                for future in seen.done:
+                    future.result()
                 if stop.received and not told:
                     note(f"stopping {len(running)} of the processes; they save first")
                 for process in list(running.values()) if stop.received else ():
                     if process not in told:
                         told.add(process)
                         process.terminate()
+            if errors:
+                raise errors[0]
             for future in futures:
                 future.result()
         finally:  # where something went wrong some still run: they stop at once
