@@ -25,14 +25,6 @@ def test_notes_and_warnings_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> 
     assert (captured.out, captured.err) == ("", f"{MARKUP}\nwarning: slow\n")
 
 
-def test_json_is_all_that_stdout_gets(capsys: pytest.CaptureFixture[str]) -> None:
-    Shown({"b": "ß", "a": 1}).show("json")
-    captured = capsys.readouterr()
-    assert list(json.loads(captured.out).items()) == [("b", "ß"), ("a", 1)]
-    assert "ß" in captured.out
-    assert captured.err == ""
-
-
 def test_a_table_shows_text_as_it_is_to_the_left_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("[bold]", 3, "a"), (MARKUP, 1234, "b")]
     Table(f"runs of {MARKUP}", ("[name]", "[/n]", "why"), rows, text=(2,), below=["BLEU: " + "x" * 200]).show()
@@ -118,11 +110,6 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert captured.out.count(TAMED) == 3
     assert not set(captured.out) & set("\x1b\r\x9b\u202e\udc80\x7f")
-
-
-def test_json_has_what_utf8_has_not(capsys: pytest.CaptureFixture[str]) -> None:
-    Shown({"file": "a\udc80"}).show("json")
-    assert json.loads(capsys.readouterr().out) == {"file": "a\udc80"}
 
 
 def test_a_reader_of_stderr_that_goes_away_stops_no_work() -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -19,7 +18,6 @@ from phmctl.files import (
     sweep,
     temporary_folder,
     write_atomic,
-    write_json,
     writing,
 )
 from phmctl.sealed import verify
@@ -83,12 +81,6 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
         write_atomic(link, content)
         assert target.read_text() == content
     assert link.is_symlink()
-
-
-def test_json_keeps_order_and_letters(tmp_path: Path) -> None:
-    write_json(tmp_path / "value.json", {"z": "ß", "a": [0.1]})
-    assert (tmp_path / "value.json").read_text(encoding="utf-8") == ('{\n  "z": "ß",\n  "a": [\n    0.1\n  ]\n}\n')
-    assert json.loads((tmp_path / "value.json").read_bytes()) == {"z": "ß", "a": [0.1]}
 
 
 def test_only_the_operating_system_s_refusals_are_turned() -> None:

@@ -53,16 +53,11 @@ def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
         verbs.evaluate(run.folder, against=other.folder)
 
 
-def test_messages_name_arguments_and_commands_stay(tmp_path: Path) -> None:
+def test_messages_name_arguments(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a\tb\tc\n")
     files = dict.fromkeys(("train", "valid"), tmp_path / "t.tsv")
     with pytest.raises(DataError, match=r"^with header=False, columns are numbers.*; so is extra$"):
         phmctl.prepare("mine", files=files, data=tmp_path, columns="a,b", header=False)
-    with pytest.raises(
-        DataError,
-        match=r"phmctl prepare-data --list .*\n.*phmctl prepare-data NAME --train SRC TGT .*\n.* --text COLUMN",
-    ):
-        phmctl.prepare("miniatur", data=tmp_path)
 
 
 def test_preparing_is_silent_unless_asked(

@@ -108,27 +108,6 @@ def refused_by_a_full_stdout(*arguments: str) -> None:
     assert done.stderr.count("error:") == 1
 
 
-@pytest.mark.parametrize(
-    ("command", "where"),
-    [
-        ("eval miniature", "phmctl.runs.Run.open"),
-        ("bench layer", "phmctl.benchmarks.layers.bench_layer"),
-    ],
-)
-def test_ctrl_c_is_one_line_and_exit_code_130(
-    command: str, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(where, interrupt)
-    monkeypatch.setattr(sys, "argv", ["phmctl", *command.split()])
-    with pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code == 130
-    assert capsys.readouterr() == ("", "error: interrupted\n")
-
-
 def test_sigint_ends_a_process_so(tiny_run: Run) -> None:
     code = "from phmctl.cli.main import run; run()"
     command = [sys.executable, "-c", code, "decode", str(tiny_run.folder), "--checkpoint", "last", "--window", "1"]

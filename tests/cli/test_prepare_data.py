@@ -1,7 +1,4 @@
 import json
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -69,16 +66,3 @@ def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
     assert rows["snli"][:2] == ["pair → 3", "550,152 / 10,000 / 10,000"]
     assert "* held out of train" in result.stderr
     assert "held out" not in prepare(tmp_path, "miniature", "--list").stderr
-
-
-def test_sigterm_leaves_nothing_half_made(tmp_path):
-    """The real command, asked to end while its folder is being made."""
-    command = [sys.executable, "-m", "phmctl", "prepare-data", "miniature", "--data", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            if line.startswith("tokenizing "):
-                break
-        assert [path for path in tmp_path.rglob("*") if path.is_file()]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 143
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

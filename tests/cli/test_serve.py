@@ -16,7 +16,6 @@ from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.serving.server import listen
 from tests.serving.browser import CHROMIUM, browser
 from tests.serving.processes import Server
 from tests.tasks.translation.runs import SOURCES, make_run
@@ -72,12 +71,6 @@ def test_the_address_is_json_if_wanted(run: Run) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- bad input
-
-
-def test_a_port_in_use(run: Run) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        error = failure(run.folder, "--port", taken.getsockname()[1])
-    assert "already in use" in str(error)
 
 
 def test_a_missing_extra_is_one_line_with_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,9 @@
 """``extends``: a recipe that says only what is its own."""
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from phmctl.cli.main import app
 from phmctl.errors import RecipeError
 from phmctl.recipe.loading import differences, load_recipe, resolve
 
@@ -80,9 +77,3 @@ def test_a_chain_has_an_end(write) -> None:
     write(OWN, "n7.yaml")
     assert load_recipe(write("name: top\nextends: n4.yaml\n")).model.heads == 8
     assert "n5.yaml:2: " in refusal(write("name: top\nextends: n1.yaml\n"))
-
-
-def test_the_command_line_shows_every_key(write) -> None:
-    shown = CliRunner().invoke(app, ["recipes", write(OWN), "--json"])
-    recipe = json.loads(shown.stdout)["recipe"]
-    assert (recipe["model"]["heads"], recipe["data"]["card"]) == (8, "miniature")

@@ -3,8 +3,6 @@
 import os
 import shlex
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +24,6 @@ def test_versions_count_up_and_nothing_is_overwritten(tmp_path: Path) -> None:
         (tmp_path / "fake/phm-n4" / name).mkdir()
     assert Run.create(tmp_path, make_recipe()).folder.name == "v1001"
     assert first.environment() == Run.open(first.folder).environment()
-
-
-def test_runs_created_at_once_get_their_own_folders(tmp_path: Path) -> None:
-    together = threading.Barrier(4)
-
-    def create(_: int) -> str:
-        return Run.create(tmp_path, make_recipe(), fill=lambda run: together.wait() and None).folder.name
-
-    with ThreadPoolExecutor(4) as pool:
-        names = sorted(pool.map(create, range(4)))
-    assert names == ["v001", "v002", "v003", "v004"]
 
 
 def test_a_version_taken_in_the_last_moment_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +189,6 @@ def test_an_error_that_is_no_pruning_passes(trained: Run) -> None:
     for name, said in (("last", "damaged"), ("step-000099", "no checkpoint 'step-000099'")):
         with pytest.raises(RunError, match=said):
             trained.use(name, read)
-
-
-def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
-    run = Run.create(tmp_path, make_recipe())
-    with run.claimed(), pytest.raises(RunError, match=r"another process is training this run: .*v001"), run.claimed():
-        pass
-    with run.claimed():
-        pass
 
 
 @pytest.mark.parametrize(
