@@ -9,7 +9,7 @@ A checkpoint is a folder::
         manifest.json           size and SHA-256 of the others, written last
 
 It is written under another name and flushed, then renamed: a crash leaves the old checkpoint or the new one, never a
-part of one. A checkpoint that is replaced is renamed for the moment between; :func:`tidy` renames it back if the writer
+part of one. A checkpoint that is replaced is renamed for the moment between, and back by the next writer if this one
 died there.
 """
 
@@ -22,15 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import RunError
-from phmctl.files import (
-    discard,
-    move_into_place,
-    put_back,
-    read_json_object,
-    sweep,
-    temporary_folder,
-    writing,
-)
+from phmctl.files import clear, discard, read_json_object, replacing, writing
 from phmctl.sealed import read_seal, seal, verify
 
 if TYPE_CHECKING:
@@ -85,14 +77,12 @@ def _is_whole(folder: Path) -> bool:
 def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
     """Write a checkpoint; one that has this name already is replaced."""
     with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        tidy(folder.parent)
-        with temporary_folder(folder) as temporary:
+        clear(folder.with_name("*"))
+        with replacing(folder) as temporary:
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)
             seal(temporary, MANIFEST, {})
-            move_into_place(temporary, folder)
 
 
 def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
@@ -103,16 +93,6 @@ def save_tensors(path: Path, named: Mapping[str, "Tensor"], metadata: dict[str, 
     from safetensors.torch import save
 
     path.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, metadata))
-
-
-def tidy(folder: Path) -> None:
-    """Clear what killed processes left among the checkpoints of `folder`; only for the process that writes there.
-
-    A checkpoint that was being replaced is renamed back; what was half written or half removed goes, for nothing refers
-    to it. Raises OSError.
-    """
-    put_back(folder)
-    sweep(folder)
 
 
 def prune(folder: Path, keep: set[int]) -> None:
@@ -185,16 +165,10 @@ def _first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
 
-def load_model(
-    model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path, device: "torch.device | None" = None
-) -> None:
-    """Copy tensors that :func:`model_tensors` gave into a model of the same shape.
-
-    With `device` they become the parameters of a model that is on ``meta``.
+def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path, device: "torch.device") -> None:
+    """Let tensors that :func:`model_tensors` gave be the parameters of a model of the same shape, which may be on
+    ``meta``; RunError where a name or a shape differs.
     """
-    if device is None:
-        copy_tensors(model_tensors(model), tensors, where)
-        return
     import torch
     from torch import nn
 

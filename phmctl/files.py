@@ -45,9 +45,9 @@ def writing(where: Path) -> Iterator[None]:
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock that a file stands for, and yield whether it is held: False only without `wait`.
 
-    The file is made and stays; the end of the process gives the lock back. Whoever holds it may remove file and folder:
-    who waits makes them anew. Where the file system has no locks (some of Lustre, NFS and FUSE) a warning says so, and
-    the lock counts as held.
+    The file is made and stays, unless the block fails and nothing else is in its folder: then both go. The end of the
+    process gives the lock back. Whoever holds it may remove file and folder: who waits makes them anew. Where the file
+    system has no locks (some of Lustre, NFS and FUSE) a warning says so, and the lock counts as held.
     """
     while True:
         with writing(path):
@@ -59,21 +59,15 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             if held is None:
                 warn(f"no locks are to be had in {path.parent}: see to it that no second process writes there")
             if held is False or _is_open_as(handle.fileno(), path):
-                yield held is not False
+                try:
+                    yield held is not False
+                except BaseException:
+                    with suppress(OSError):
+                        if held is not False and [*path.parent.iterdir()] == [path]:
+                            path.unlink()
+                            path.parent.rmdir()
+                    raise
                 return
-
-
-@contextmanager
-def tidying(lock: Path) -> Iterator[None]:
-    """Remove a lock's folder when the block fails and nothing else is in it. The lock is held, so it may go too."""
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            if [*lock.parent.iterdir()] == [lock]:
-                lock.unlink()
-                lock.parent.rmdir()
-        raise
 
 
 def take_lock(descriptor: int, *, wait: bool = False, shared: bool = False) -> bool | None:
@@ -204,29 +198,12 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         yield temporary
 
 
-def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename a folder that is filled; what has its name already steps aside, for a moment, and is removed.
-
-    OSError: it cannot be renamed, and what was there stays.
-    """
-    aside = _beside(folder, "old")
-    if folder.exists():
-        folder.rename(aside)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        with suppress(OSError):
-            aside.rename(folder)
-        raise
-    sync_folder(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise.
 
-    OutputError: it cannot be made or renamed, and what was there stays.
+    What has its name already steps aside, for a moment, and is removed. OutputError: it cannot be made or renamed, and
+    what was there stays.
     """
     with ExitStack() as stack:
         with writing(folder):
@@ -235,32 +212,36 @@ def replacing(folder: Path) -> Iterator[Path]:
         yield temporary
         with writing(folder):
             sync_folder(temporary)
-            move_into_place(temporary, folder)
+            aside = _beside(folder, "old")
+            if folder.exists():
+                folder.rename(aside)
+            try:
+                temporary.rename(folder)
+            except OSError:
+                with suppress(OSError):
+                    aside.rename(folder)
+                raise
+            sync_folder(folder.parent)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
-def clear(folder: Path) -> None:
-    """Clear what a killed process left beside a folder: what is half made goes, what had stepped aside comes back.
+def clear(path: Path) -> None:
+    """Clear what killed processes left of a file or folder, or of all beside it where its name is ``*``.
 
-    For who alone may write there: see :func:`put_back`.
+    What is half made goes, what :func:`replacing` had moved aside comes back. For who alone may write there: nothing
+    tells whether such a process lives.
     """
-    with writing(folder):
-        put_back(folder.parent, folder.name)
-        sweep(folder.parent, folder.name)
-
-
-def put_back(parent: Path, name: str | None = None) -> None:
-    """Put back what :func:`move_into_place` had moved aside when its process died: the folder `name`, or all.
-
-    For who alone may write there: nothing tells whether the process lives. Raises OSError.
-    """
-    for entry in parent.glob(".*.old"):
-        match = _ASIDE.fullmatch(entry.name)
-        if match is None or name not in (None, match["name"]):
-            continue
-        if (parent / match["name"]).exists():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.rename(parent / match["name"])
+    with writing(path):
+        for entry in path.parent.glob(".*.old"):
+            match = _ASIDE.fullmatch(entry.name)
+            if match is None or path.name not in ("*", match["name"]):
+                continue
+            place = path.with_name(match["name"])
+            if place.exists():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.rename(place)
+        sweep(path.parent, path.name)
 
 
 def discard(folder: Path) -> None:

@@ -28,19 +28,15 @@ def are_file_entries(value: object) -> bool:
     )
 
 
-def describe(folder: Path) -> list[dict[str, Any]]:
-    """Flush all files of a folder to the disk; return what a manifest says of them."""
+def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Flush a folder that is otherwise complete to the disk and write its manifest; return it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         sync_file(path)
     for place in {path.parent for path in files}:
         sync_folder(place)
-    return [file_entry(folder, path.relative_to(folder).as_posix()) for path in files]
-
-
-def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the manifest of a folder that is otherwise complete; return it."""
-    manifest = {**content, "files": describe(folder)}
+    entries = [file_entry(folder, path.relative_to(folder).as_posix()) for path in files]
+    manifest = {**content, "files": entries}
     write_json(folder / name, manifest)
     return manifest
 

@@ -21,13 +21,15 @@ from phmctl.checkpoints import (
     saved_steps,
     step_name,
     step_of,
-    tidy,
     whole_steps,
     write_checkpoint,
 )
 from phmctl.errors import OutputError, RunError
+from phmctl.files import clear
 from phmctl.sealed import seal
 from tests.training.fake import FakeModel
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sole_checkpoint_survives_a_crash_while_it_is_replaced(aside: Path) -> None:
-    tidy(aside.parent)
+    clear(aside.with_name("*"))
     assert read_checkpoint(aside, ["model"]).state["step"] == 10
     assert [entry.name for entry in aside.parent.iterdir()] == ["step-000010"]
 
@@ -165,7 +167,7 @@ def test_a_shared_parameter_is_saved_once_and_loaded_twice() -> None:
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
     assert "shared.weight" not in tensors
     other = FakeModel()
-    load_model(other, tensors, Path("here"))
+    load_model(other, tensors, Path("here"), CPU)
     assert torch.equal(other.shared.weight, model.second.weight)
     assert other.shared.weight is other.second.weight
 
@@ -173,11 +175,11 @@ def test_a_shared_parameter_is_saved_once_and_loaded_twice() -> None:
 def test_a_model_of_another_shape_is_refused() -> None:
     tensors = model_tensors(nn.Linear(3, 2))
     with pytest.raises(RunError, match=r"weight is \(2, 3\) .*there, \(2, 4\) .*in the model"):
-        load_model(nn.Linear(4, 2), tensors, Path("here"))
+        load_model(nn.Linear(4, 2), tensors, Path("here"), CPU)
     with pytest.raises(RunError, match="it has an unknown bias"):
-        load_model(nn.Linear(3, 2, bias=False), tensors, Path("here"))
+        load_model(nn.Linear(3, 2, bias=False), tensors, Path("here"), CPU)
     with pytest.raises(RunError, match="it lacks bias"):
-        load_model(nn.Linear(3, 2), {"weight": tensors["weight"]}, Path("here"))
+        load_model(nn.Linear(3, 2), {"weight": tensors["weight"]}, Path("here"), CPU)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
@@ -227,7 +229,7 @@ def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
 
 def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
     folder.with_name(".step-000010.0123abcd.old").mkdir()
-    tidy(folder.parent)
+    clear(folder.with_name("*"))
     assert read_checkpoint(folder, []).state["step"] == 10
     write_checkpoint(folder.with_name("step-000020"), {}, {})
     assert sorted(entry.name for entry in folder.parent.iterdir()) == ["step-000010", "step-000020"]

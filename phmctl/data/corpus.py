@@ -20,7 +20,7 @@ from phmctl.data.rows import (
     with_copies,
 )
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import locked, tidying
+from phmctl.files import locked
 
 OWN = "files given by the user"
 
@@ -121,7 +121,7 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
 
     refused = []
     lock, folder = cache / ".lock", cache / f"urls-{card.urls_digest[:12]}"
-    with locked(lock), tidying(lock):
+    with locked(lock):
         for way in card.ways:
             try:
                 if way == "hub" and card.hub is not None:

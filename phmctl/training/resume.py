@@ -14,11 +14,10 @@ from phmctl.checkpoints import (
     saved_steps,
     step_name,
     step_of,
-    tidy,
     whole_steps,
 )
-from phmctl.errors import RecipeError, RunError
-from phmctl.files import discard, write_json, writing
+from phmctl.errors import OutputError, RecipeError, RunError
+from phmctl.files import clear, discard, write_json, writing
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
@@ -84,8 +83,8 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
     RunError: the run is of other data, or the checkpoint cannot be continued.
     """
     task.check_run(run)
-    with suppress(OSError):
-        tidy(run.checkpoints_folder)
+    with suppress(OutputError):
+        clear(run.checkpoints_folder / "*")
     steps = saved_steps(run.checkpoints_folder)
     if name == "last" and not steps:
         return None

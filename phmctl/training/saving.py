@@ -20,13 +20,12 @@ from phmctl.checkpoints import (
     read_checkpoint,
     read_state,
     step_name,
-    tidy,
     whole_steps,
     write_checkpoint,
 )
 from phmctl.data.batches import ORDER
 from phmctl.errors import RunError
-from phmctl.files import sweep, writing
+from phmctl.files import clear, sweep, writing
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
@@ -115,7 +114,7 @@ def derive(run: Run, settings: TrainingSection) -> None:
 def clear_leftovers(run: Run) -> None:
     """Remove or put back what killed processes left in a run; for the process that trains it. Raises OutputError."""
     with writing(run.folder):
-        tidy(run.checkpoints_folder)
+        clear(run.checkpoints_folder / "*")
         for folder in (run.folder, run.results_folder):
             sweep(folder)
 

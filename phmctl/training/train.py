@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from phmctl.checkpoints import AVERAGE, Checkpoint, load_model, model_tensors, saved_steps
+from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
 from phmctl.devices import check_compiler, has_bfloat16, isolated
 from phmctl.errors import UserError
@@ -216,7 +216,8 @@ def _average(trainer: Trainer) -> None:
             steps = scheduled_steps(folder, settings.save_every, final)[-settings.average :]
             missing = bool(steps) and not (averaged_steps(folder) == steps and trainer.log.has(AVERAGE, step))
             if missing:
-                load_model(trainer.model, average_checkpoints(folder, steps), folder / AVERAGE)
+                averaged = average_checkpoints(folder, steps)
+                copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
     if not processes.broadcast(missing):
         return
     processes.broadcast_tensors(model_tensors(trainer.model).values())

@@ -50,7 +50,7 @@ class DigitReader(Model):
     def __init__(self, run: Run, checkpoint: str) -> None:
         super().__init__(about_run(run, checkpoint))
         self.model, folder = FakeModel().eval(), run.checkpoint(checkpoint)
-        load_model(self.model, read_checkpoint(folder, ("model",)).tensors["model"], folder)
+        load_model(self.model, read_checkpoint(folder, ("model",)).tensors["model"], folder, torch.device("cpu"))
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Callable[[int], None]) -> list[Line]:
         advance(len(lines))

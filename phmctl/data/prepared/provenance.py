@@ -17,7 +17,7 @@ from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_ma
 from phmctl.data.rows import Row
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
-from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, tidying, writing
+from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, writing
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
 from phmctl.sealed import damage
@@ -75,7 +75,7 @@ def build(
     lock = folder.with_name(f".{folder.name}.lock")
     left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
     if force or left or changes(folder, settings, made):
-        with locked(lock), tidying(lock):  # a second process waits, and then finds it done
+        with locked(lock):  # a second process waits, and then finds it done
             with writing(folder):
                 for entry in () if folder.exists() else temporaries(folder):
                     if not changes(entry, settings, made):  # complete: its process was killed at the very end
