@@ -16,7 +16,7 @@ from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
-from phmctl.runs.summary import Damaged, list_runs
+from phmctl.runs.summary import list_runs
 from phmctl.sealed import file_entry
 from tests.data.helpers import deadline
 
@@ -106,7 +106,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_by_all(run: Path, piece: str) -> N
     (run / piece).unlink(missing_ok=True)
     os.mkfifo(run / piece)
     with deadline(10):
-        assert isinstance(list_runs([run])[0], Damaged)
+        assert list_runs([run]) == []
         with pytest.raises(RunError):
             select_runs(["no-such-tag"], run.parent)
         for command in (Run.open, decode_test, score, resume):

@@ -32,12 +32,12 @@ def recipes(name: str | None) -> Shown:
 def runs(names: Sequence[str] | None, runs: Path | None) -> Shown:
     """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
     from phmctl.runs.find import runs_root
-    from phmctl.runs.summary import list_runs, remarks, run_tables
+    from phmctl.runs.summary import list_runs, run_tables
 
     found = list_runs(names or (), runs)
     none = f"no runs in {runs or runs_root()}; train one with: phmctl train RECIPE"
-    notes = remarks(found) if found else [none]
-    return Shown([run.as_json() for run in found], run_tables(found), notes=notes)
+    notes = [f"{run.run.name} failed: {run.reason}" for run in found if run.reason is not None]
+    return Shown([run.as_json() for run in found], run_tables(found), notes=notes if found else [none])
 
 
 def count_params(

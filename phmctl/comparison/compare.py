@@ -21,7 +21,7 @@ from phmctl.comparison.variants import (
     spread,
     within_budget,
 )
-from phmctl.console import Table, progress, warn
+from phmctl.console import Table, progress
 from phmctl.errors import RunError, check_known, nearest
 from phmctl.metrics.significance import Difference, compare, holm
 from phmctl.metrics.text import Copy
@@ -191,7 +191,7 @@ def compare_splits(
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
     wanted += [baseline] if names and baseline is not None and Path(baseline).is_dir() else []
-    summaries = readable_runs(wanted, root)
+    summaries = list_runs(wanted, root)
     if not summaries:
         raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
     summaries, trials = best_of(summaries, best) if best else (summaries, [])
@@ -203,7 +203,7 @@ def compare_splits(
         for run in bare:
             kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
         if bare:
-            trained = settle(readable_runs([one.run.folder for one in trained], root), each, checkpoint)
+            trained = settle(list_runs([one.run.folder for one in trained], root), each, checkpoint)
         variants = group(trained)
         first = _find_baseline(variants, baseline)
         if budget is not None:
@@ -225,15 +225,6 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
         names = [name for run in runs for name in run.checkpoint_names()]
         checkpoint = step_name(int(checkpoint)) if checkpoint.isdecimal() else checkpoint
         check_known("checkpoint", checkpoint, dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)]))
-
-
-def readable_runs(names: Sequence[str | Path], root: Path | None) -> list[Summary]:
-    """What is known of the runs that are meant; one that is damaged is left out with a warning."""
-    found = list_runs(names, root)
-    for one in found:
-        if not isinstance(one, Summary):
-            warn(f"left out: {one.problem}")
-    return [one for one in found if isinstance(one, Summary)]
 
 
 def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:

@@ -10,13 +10,13 @@ from typing import Any
 
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
-from phmctl.comparison.compare import check_asked, copy_notes, readable_runs, shared
+from phmctl.comparison.compare import check_asked, copy_notes, shared
 from phmctl.comparison.variants import Variant, conditions, group, mean, mean_and_spread, settle, spread
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
 from phmctl.runs.metrics import read_metrics, series
-from phmctl.runs.summary import value_words
+from phmctl.runs.summary import list_runs, value_words
 from phmctl.tasks.answers import Metric
 
 SPEED = "seconds/100 steps"  # the metric that is read from a training's log
@@ -196,7 +196,7 @@ def compare_papers(
             known |= dict.fromkeys([*(column.recipe + row.size for row in table.rows), *column.stand_ins])
     if recipe:
         check_known(f"recipe of {name}", recipe, known)
-    summaries = readable_runs(names, root)
+    summaries = list_runs(names, root)
     for summary in summaries if names and not any(one.run.recipe.name in known for one in summaries) else ():
         check_known(f"recipe of {name}", summary.run.recipe.name, known)
     check_asked(summaries, "test", checkpoint)

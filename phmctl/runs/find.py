@@ -80,37 +80,33 @@ def find_run(path: Path | str) -> Path:
         raise UserError(
             f"a run is named by its folder (of a training: result.run.folder), not by a {type(path).__name__}"
         )
-    path, root = Path(path), runs_root()
-    folder = next((candidate for candidate in (path, root / path) if candidate.is_dir()), None)
-    if folder is None and (tagged := _tagged(str(path), root)):
-        if len(tagged) == 1:
-            return tagged[0]
-        raise RunError(f"{len(tagged)} runs have the tag {path}; name one: {', '.join(map(str, tagged))}")
-    if folder is None:
-        hint = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {root} now"
-        raise RunError(f"no run at {path}{_nearest_run(path, root)}; {hint}")
-    if (folder / RECIPE).exists() or _VERSION.fullmatch(folder.name):
+    folder = next((each for each in (Path(path), runs_root() / path) if each.is_dir()), None)
+    if folder is not None and ((folder / RECIPE).exists() or _VERSION.fullmatch(folder.name)):
         return folder
-    variants = [folder] if versions_in(folder) else [each for each in sorted(folder.iterdir()) if versions_in(each)]
-    if not variants:
-        raise RunError(f"{folder} is not a run: {RECIPE} is missing{_nearest_run(path, root)}")
-    if len(variants) > 1:
-        raise RunError(f"{folder} has several variants; name one: {', '.join(map(str, variants))}")
-    versions = versions_in(variants[0])
-    whole = [version for version in versions if saved_steps(version / CHECKPOINTS)]
-    chosen = (whole or versions)[-1]
-    if chosen != versions[-1]:
-        _note_once(f"{versions[-1]} has no checkpoint; {chosen} is taken")
-    elif len(versions) > 1:
-        _note_once(f"{chosen} is the newest of {len(versions)} versions in {chosen.parent}")
+    found = select_runs([path])
+    apart = found if folder is None else sorted({run.parent for run in found})  # the runs of a tag, or variants
+    if len(apart) > 1:
+        raise RunError(
+            f"{path} means {len(apart)} {'runs' if folder is None else 'variants'}; name one: "
+            f"{', '.join(map(str, apart))}"
+        )
+    chosen = next((run for run in reversed(found) if saved_steps(run / CHECKPOINTS)), found[-1])
+    if chosen != found[-1]:
+        _note_once(f"{found[-1]} has no checkpoint; {chosen} is taken")
+    elif len(found) > 1:
+        _note_once(f"{chosen} is the newest of {len(found)} versions in {chosen.parent}")
     return chosen
 
 
 def _nearest_run(path: Path, root: Path) -> str:
-    known = list(root.glob("*/*/v*"))
-    folders = [*sorted({run.parent for run in known}), *known]
+    runs = list(root.glob("*/*/v*"))
+    folders = [*sorted({run.parent for run in runs}), *runs]
     below = [str(folder.relative_to(root)) for folder in folders]
-    return nearest(str(path), [str(folder) for folder in folders]) or nearest(str(path), below)
+    named = [name for name, folder in zip(below, folders, strict=True) if folder.name == path.name]  # a variant alone
+    if named:
+        return f" (did you mean {named[0]!r}?)"
+    tags = [tag for run in runs if (tag := _tag(run)) is not None]
+    return nearest(str(path), [str(folder) for folder in folders]) or nearest(str(path), [*below, *tags])
 
 
 def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
@@ -120,14 +116,11 @@ def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> l
     for name in names:
         path = Path(name)
         below = (list(_below(folder)) for folder in (path, root / path) if folder.is_dir())
-        own = next((runs for runs in below if runs), None) or _tagged(str(name), root)
+        own = next((runs for runs in below if runs), None) or [run for run in _below(root) if _tag(run) == str(name)]
         if not own:
-            near = sorted(str(each.relative_to(root)) for each in root.glob(f"*/{path.name}") if versions_in(each))
-            if near:
-                raise RunError(f"no run at {name}; a variant is named behind its recipe: {', '.join(near)}")
-            tags = {tag for folder in _below(root) if (tag := _tag(folder)) is not None}
-            hint = _nearest_run(path, root) or nearest(str(name), tags)
-            raise RunError(f"no run at {name}, and none has this tag{hint}; list them with: phmctl runs")
+            hint = _nearest_run(path, root)
+            listed = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {root} now"
+            raise RunError(f"no run at {name}: no folder with {RECIPE}, and no run of this tag{hint}; {listed}")
         found += own
     return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)
 
@@ -149,10 +142,6 @@ def check_tag(tag: str) -> None:
     """Refuse (UserError) a tag that is no plain name: it stands where paths do."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
         raise UserError(f"--tag {tag}: want a name of letters, digits, '.', '_', '+' and '-', 64 at most")
-
-
-def _tagged(tag: str, root: Path) -> list[Path]:
-    return sorted((folder for folder in _below(root) if _tag(folder) == tag), key=_order)
 
 
 def _tag(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
-from phmctl.console import Table
+from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RecipeError, RunError
 from phmctl.files import is_locked, sha256_text
 from phmctl.recipe.loading import differences, flatten, load_recipe
@@ -112,25 +112,18 @@ class Summary:
         }
 
 
-@dataclass(frozen=True)
-class Damaged:
-    """A folder that should be a run and cannot be read, and why."""
+def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary]:
+    """What is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`.
 
-    folder: Path
-    problem: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {"run": str(self.folder), "problem": self.problem}
-
-
-def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary | Damaged]:
-    """What is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`."""
-    found: list[Summary | Damaged] = []
+    One that cannot be read is left out with a warning.
+    """
+    found: list[Summary] = []
     for folder in select_runs(names, root):
         try:
             found.append(summarise(folder))
         except (PhmctlError, OSError, ValueError, RecursionError) as error:
-            found.append(Damaged(folder, str(error).split("\n")[0]))
+            first = str(error).split("\n")[0]
+            warn(f"left out: {first}")
     return found
 
 
@@ -229,10 +222,9 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
+def run_tables(found: Sequence[Summary]) -> Iterator[Table]:
     """A table for each recipe. Columns that are empty in all of its rows are left out."""
-    sound = [run for run in found if isinstance(run, Summary)]
-    for recipe, group in groupby(sorted(sound, key=lambda run: run.recipe.name), key=lambda run: run.recipe.name):
+    for recipe, group in groupby(sorted(found, key=lambda run: run.recipe.name), key=lambda run: run.recipe.name):
         runs = list(group)
         metrics = {run.best.metric for run in runs if run.best is not None}
         best = metrics.pop() if len(metrics) == 1 else "best"
@@ -250,15 +242,6 @@ def run_tables(found: Sequence[Summary | Damaged]) -> Iterator[Table]:
         shown = {name: cells for name, cells in columns.items() if any(cells)}
         text = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
         yield Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text)
-
-
-def remarks(found: Sequence[Summary | Damaged]) -> Iterator[str]:
-    """A line for each run that failed, and for each folder that cannot be read."""
-    for run in found:
-        if isinstance(run, Damaged):
-            yield f"warning: {run.problem}"
-        elif run.reason is not None:
-            yield f"{run.run.name} failed: {run.reason}"
 
 
 def _changes(run: Summary) -> str:

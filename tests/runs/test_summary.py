@@ -19,7 +19,7 @@ from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.metrics import read_metrics, series
 from phmctl.runs.run import read_recipe
-from phmctl.runs.summary import Damaged, Summary, count_stored, list_runs, summarise
+from phmctl.runs.summary import count_stored, list_runs, summarise
 from phmctl.tasks.registry import kind_of
 from tests.training.fake import make_recipe
 
@@ -149,7 +149,7 @@ def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str
     assert found.without_embeddings == sum(row.parameters for row in rows if row.kind not in ("embedding", "generator"))
 
 
-def test_a_damaged_run_costs_its_own_line(tmp_path: Path) -> None:
+def test_a_damaged_run_costs_its_own_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, cut, gone, odd = (make(tmp_path, {"step": 4, "stale": 0}, steps=10) for _ in range(4))
     text = (cut.folder / "recipe.yaml").read_text()
     (cut.folder / "recipe.yaml").write_text(text[: len(text) // 2])
@@ -157,13 +157,11 @@ def test_a_damaged_run_costs_its_own_line(tmp_path: Path) -> None:
     (odd.folder / "environment.json").write_text("[]")
     (tmp_path / "fake/phm-n4/notes.txt").touch()
     (tmp_path / ".cache/x/v001").mkdir(parents=True)
-    first, *others = list_runs((), tmp_path)
-    assert isinstance(first, Summary)
-    assert first.run.folder == good.folder
-    assert [other.folder.name for other in others if isinstance(other, Damaged)] == ["v002", "v003", "v004"]
-    problems = [other.problem for other in others if isinstance(other, Damaged)]
-    assert problems[1] == f"{gone.folder} is not a run: recipe.yaml is missing"
-    assert "environment.json is damaged" in problems[2]
+    assert [found.run.folder for found in list_runs((), tmp_path)] == [good.folder]
+    lines = capsys.readouterr().err.splitlines()
+    assert [str(run.folder) in line for run, line in zip((cut, gone, odd), lines, strict=True)] == [True] * 3
+    assert lines[1] == f"warning: left out: {gone.folder} is not a run: recipe.yaml is missing"
+    assert "environment.json is damaged" in lines[2]
 
 
 def test_a_damaged_header_has_no_count(tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_selection(tmp_path: Path) -> None:
     assert select_runs(["fake/phm-n4", runs[1].folder], tmp_path) == [runs[1].folder, runs[2].folder]
     shutil.copytree(runs[0].folder, tmp_path / "elsewhere/mine")
     assert select_runs([tmp_path / "elsewhere"], tmp_path) == [tmp_path / "elsewhere/mine"]
-    with pytest.raises(RunError, match=r"no run at fake/phm-n5, .*did you mean 'fake/phm-n4'"):
+    with pytest.raises(RunError, match=r"no run at fake/phm-n5: .*did you mean 'fake/phm-n4'"):
         select_runs(["fake/phm-n5"], tmp_path)
     with pytest.raises(RunError) as caught:
         select_runs(["nosuch"], tmp_path)
@@ -200,7 +198,7 @@ def test_a_run_is_opened_by_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make(tmp_path)
     tagged = [Run.create(tmp_path, make_recipe(), environment={"tag": tag}) for tag in ("a", "b", "b")]
     assert Run.open("a").folder == tagged[0].folder
-    with pytest.raises(RunError, match=r"2 runs have the tag b; name one: .*v003, .*v004"):
+    with pytest.raises(RunError, match=r"b means 2 runs; name one: .*v003, .*v004"):
         Run.open("b")
 
 
