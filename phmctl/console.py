@@ -239,10 +239,9 @@ class Shown:
     json: Any = None  # the one document of ``--json``
     tables: Iterable[Table] = ()  # what people are shown instead
     records: Sequence[Mapping[str, Any]] = ()  # the same for ``--format csv``
-    text: str = ""  # what follows the tables on stdout
     notes: Iterable[str] = ()  # what is told beside the tables, on stderr
+    text: str = ""  # what follows on stdout
     remarks: Iterable[str] = ()  # what is told there beside JSON too
-    draw: Callable[[], object] | None = None  # what prints what is no table
     code: int = 0  # the exit code
 
     def show(self, form: str = "table") -> None:
@@ -255,11 +254,11 @@ class Shown:
         else:
             for table in self.tables:
                 emit(table.latex() if form == "latex" else table.drawn())
-            if self.draw is not None:
-                self.draw()
+            for line in self.notes:
+                note(line)
             if self.text:
                 emit(self.text)
-        for line in (*(() if form == "json" else self.notes), *self.remarks):
+        for line in self.remarks:
             note(line)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from phmctl.cli.build import NEWEST, TOGETHER
-from phmctl.console import Shown, Table, emit, note, progress
+from phmctl.console import Shown, Table, note, progress
 from phmctl.devices import world
 from phmctl.errors import DataError, UserError
 
@@ -28,7 +28,7 @@ def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: A
     if list_:
         return _listed_cards(name, data)
     from phmctl import verbs
-    from phmctl.data.listing import show_prepared
+    from phmctl.data.listing import coverage_of, prepared_table
 
     if name is None:
         raise DataError(
@@ -43,7 +43,8 @@ def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: A
             files.setdefault(f"{split}_{own}" if named else split, []).append((path if named else first, *rest))
     prepared = verbs.prepare(name, data=data, files=files, quiet=False, **given)
     document = {"folder": str(prepared.folder), **prepared.manifest}
-    return Shown(document, draw=lambda: show_prepared(prepared.manifest))
+    covered = coverage_of(prepared.manifest)
+    return Shown(document, [prepared_table(prepared.manifest)], notes=[covered] if covered else [])
 
 
 def _listed_cards(name: str | None, data: Path | None) -> Shown:
@@ -100,7 +101,7 @@ def train(
         return Shown(result.as_json(), code=result.exit_code)
     before = f" ({result.steps} in all)" if result.steps_now < result.steps else ""
     line = f"{result.steps_now} steps in {result.seconds:.1f} s{before}; the run is in:"
-    return Shown(result.as_json(), draw=lambda: note(line), text=f"{result.run.folder}\n")
+    return Shown(result.as_json(), notes=[line], text=f"{result.run.folder}\n")
 
 
 def _planned(
@@ -126,12 +127,8 @@ def _planned(
     source = "prepared data" if sizes.trained else "recipe"
     document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
 
-    def draw() -> None:
-        emit(f"{dump_recipe(resolved)}\n")
-        ledger_table(ledger).show()
-
     notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
-    return Shown(document, draw=draw, notes=notes)
+    return Shown(document, text=f"{dump_recipe(resolved)}\n{ledger_table(ledger).drawn()}", notes=notes)
 
 
 def decode(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import Table, note
+from phmctl.console import Table
 from phmctl.data.card import card_names, load_card
 
 
@@ -32,8 +32,8 @@ def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
     return listed
 
 
-def show_prepared(manifest: Mapping[str, Any]) -> None:
-    """Show each split's counts, as the manifest has them, and what word vectors cover."""
+def prepared_table(manifest: Mapping[str, Any]) -> Table:
+    """Return each split's counts, as the manifest has them."""
     splits = manifest["splits"]
     labelled = "labels" in manifest
     sides = ("text",) if labelled else ("source", "target")
@@ -55,9 +55,7 @@ def show_prepared(manifest: Mapping[str, Any]) -> None:
             tokens, unknown = counts[side]["tokens"], counts[side]["unknown"] / max(counts[side]["tokens"], 1)
             row.append(f"{tokens:,}" + (f" ({unknown:.1%} unknown)" if unknown else ""))
         rows.append(row)
-    Table(f"{manifest['corpus']}: {_title(manifest)}", [title.replace("_", " ") for title in titles], rows).show()
-    if coverage := coverage_of(manifest):
-        note(coverage)
+    return Table(f"{manifest['corpus']}: {_title(manifest)}", [title.replace("_", " ") for title in titles], rows)
 
 
 def _title(manifest: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from phmctl.data.batches import collate, lengths_of, plan_by_count
 from phmctl.data.corpus import Corpus
-from phmctl.data.listing import show_prepared
+from phmctl.data.listing import prepared_table
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, trained_sizes
 from phmctl.data.prepared.prepare import choose_section, prepare
 from phmctl.data.rows import Row
@@ -141,7 +141,7 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
     assert "test of quora has 2 rows where 10,000 were published" in capsys.readouterr().err
-    show_prepared(data.manifest)
+    prepared_table(data.manifest).show()
     assert "− odd row" in capsys.readouterr().out
     again = prepare(section, root=tmp_path / "data")  # no source: what is there serves, no network is asked
     assert again.manifest == data.manifest
