@@ -7,34 +7,11 @@ import pytest
 
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
-from tests.calls import call, rows_of
+from tests.calls import call
 
 
 def prepare(tmp_path, *arguments):
     return call("prepare-data", *arguments, "--data", tmp_path / "data")
-
-
-@pytest.fixture
-def tables(tmp_path):
-    rows = {
-        "train": ["yes\ta dog\tbarks", "no\ta cat\tbarks", "yes\ta cat\tsleeps"],
-        "valid": ["yes\ta\tb", "no\tc\td"],
-    }
-    for name, lines in rows.items():
-        text = "".join(f"{line}\n" for line in ["gold\tone\ttwo", *lines])
-        (tmp_path / f"{name}.tsv").write_text(text)
-    return [part for name in rows for part in ("--table", f"{name}={tmp_path / name}.tsv")]
-
-
-def test_own_tables(tmp_path, tables):
-    columns = ["--text", "one", "--text", "two", "--label", "gold", "--vocabulary", "50"]
-    document = json.loads(prepare(tmp_path, "mine", *tables, *columns, "--json").stdout)
-    assert document["folder"] == str(tmp_path / "data" / "prepared" / "mine" / "labelled-word-50-128")
-    assert (document["labels"], document["texts"], document["task"]) == (["no", "yes"], 2, "classification")
-    again = prepare(tmp_path, "mine", *tables, *columns)
-    assert "up to date" in again.stderr
-    assert "mine: pairs; no, yes; word vocabulary of" in again.stdout
-    assert rows_of(again.stdout)["train"] == ["3", "3", "yes 66.7%", "9"]
 
 
 def test_a_card_with_vectors(tmp_path):

@@ -36,14 +36,6 @@ def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> str:
     return str(path)
 
 
-def test_own_files_may_have_languages(tmp_path: Path) -> None:
-    train = ("--train", *sides(tmp_path, "t", PAIRS))
-    known = prepare(tmp_path, *train, *valid(tmp_path), *SMALL, "--languages", "de,en")
-    assert (known.manifest["source_language"], known.manifest["target_language"]) == ("de", "en")
-    back = prepare(tmp_path, *train, *valid(tmp_path), *SMALL, "--languages", "de,en", "--reverse")
-    assert (back.manifest["source_language"], back.manifest["target_language"]) == ("en", "de")
-
-
 def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[str, str]:
     """Write a pair of files."""
     source, target = zip(*pairs, strict=True)
