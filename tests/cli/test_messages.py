@@ -27,6 +27,8 @@ PREPARE = [
     ("mine --train t.tsv --valid empty.tsv --columns 0,1 --header", "empty.tsv is empty"),
     ("mine --table train=empty.tsv --table valid=t.tsv --text 0 --label 1 --header", "empty.tsv is empty"),
     ("mine --train t.tsv --valid t.tsv --label de", "--label is for labelled text"),
+    ("mine --train t.tsv --valid t.tsv --source .", "--source is for a card's files"),
+    ("shakespeare --train t.tsv --valid t.tsv", "'shakespeare' is a card"),
     ("mine --train wide.tsv --valid t.tsv", "--columns SOURCE,TARGET"),
     ("mine --train t.jsonl --valid t.tsv", "or columns: --columns SOURCE,TARGET"),
     ("mine --train t.de t.en --valid t.tsv --columns 0,1", "--columns is for a table"),
