@@ -309,6 +309,8 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
         place = column if isinstance(column, int) else places[column]
         if place < len(record):
             return record[place]
+        if not any(record):
+            raise DataError(f"{where} is empty; a table has one row in each line: remove the empty lines")
         raise DataError(f"{where}: {len(record)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
     value = field_of(record, str(column))
     if value is None and column not in record:
@@ -322,15 +324,16 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
 
 
 def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]]:
-    """Yield each record's first line and its cells. Empty lines are no records."""
+    """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
     separator = _SEPARATOR[rows.format]
     if rows.quoted:
         yield from _quoted(path, separator)
         return
+    mere_pairs = rows.label is None and not rows.header
     for number, line in enumerate(lines_or_errors(path), start=1):
         if isinstance(line, DataError):
             yield number, line
-        elif line:
+        elif line or mere_pairs:
             yield number, line.split(separator)
 
 
@@ -371,6 +374,13 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]
 def _parsed(path: Path, number: int, text: str) -> Any:
     """Return a JSON text's value, or the error; None of an empty line."""
     try:
-        return json.loads(text) if text.strip() else None
+        return json.loads(text, object_pairs_hook=_once) if text.strip() else None
     except (ValueError, RecursionError) as error:
         return DataError(f"{path}, line {number}: no JSON ({error})")
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found

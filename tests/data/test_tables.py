@@ -64,6 +64,15 @@ def test_a_row_with_too_few_or_many_fields(tmp_path, quoting):
         read(path, header=False, texts=(1,), label=0)
 
 
+def test_an_empty_line_is_no_pair(tmp_path):
+    path = put(tmp_path / "a.tsv", "a\tb", "", "c\td")
+    pairs = {"header": False, "texts": (0, 1)}
+    with pytest.raises(DataError, match=r"a.tsv, line 2 is empty; .*: remove the empty lines"):
+        read(path, **pairs)
+    assert [row.whole for row in read(path, odd_rows="drop", **pairs)] == [True, False, True]
+    assert len(read(path, header=False, texts=(0,), label=1)) == 2  # of labelled text it is no row
+
+
 def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "cut", "a\tb\tc\t1", "c\td\t1")
     found = read(path, odd_rows="drop", **PAIR)
@@ -104,6 +113,7 @@ def test_json_lines_and_a_json_array(tmp_path):
     [
         ("{", "line 2: no JSON"),
         ("[1]", "line 2: no JSON object"),
+        ('{"text": "x", "label": "a", "text": "y"}', "line 2: no JSON .an object has a key twice"),
         ('{"text": "x"}', "line 2: no key 'label'; there are text"),
         ('{"text": null, "label": "a"}', "line 2: 'text' holds None"),
         ('{"text": "\\ud800", "label": "x"}', "line 2: 'text' holds half of a surrogate pair"),

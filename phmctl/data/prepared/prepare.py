@@ -8,6 +8,7 @@ only when it is complete.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from phmctl.data.prepared.folder import (
     is_reversed,
     prepare_command,
     prepared_folder,
+    read_manifest,
     write_manifest,
     write_split,
 )
@@ -108,6 +110,10 @@ def prepare(
         made = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
+            with suppress(DataError):  # what was there may be damaged
+                before = (read_manifest(folder) or {}).get("vectors")
+                if before and vectors is None:
+                    warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
             _write(temporary, data, corpus, chosen, vectors, vocabulary, {"settings": wanted, **made})
 
         build(folder, wanted, made, write, force=force)

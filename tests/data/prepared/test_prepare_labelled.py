@@ -204,6 +204,7 @@ def test_vectors(tmp_path, capsys):
     glove(file, "the 5 6")
     assert prepared(tmp_path, vectors=file).vectors[row].tolist() == [5, 6]  # all others are the mean
     assert prepared(tmp_path, force=True).vectors is None
+    assert "without the vectors of v.txt" in capsys.readouterr().err
 
 
 def test_vectors_that_cannot_be(tmp_path):
