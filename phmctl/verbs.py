@@ -69,6 +69,8 @@ def prepare(
     from phmctl.data.prepared.provenance import Vocabulary
     from phmctl.tasks.registry import kind_for_corpus
 
+    if not isinstance(name, str):
+        raise UserError(f"name is a card's or one for your own files, not {name!r}")
     if not isinstance(files or {}, Mapping):
         raise UserError("files is a mapping of splits to files: {'train': 'train.tsv', 'valid': 'valid.tsv'}")
     groups = {split: _groups(named) for split, named in (files or {}).items()}

@@ -66,7 +66,9 @@ def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **g
 
 
 def export(run: Path, to: str, output: Path, **given: Any) -> Shown:
-    """Export a run's model with its tokenizer, settings and model card; decode and eval take the folder as a run.
+    """Export a run's model with its tokenizer, settings and model card.
+
+    decode and eval take the folder as a run, but for huggingface's.
 
     The export is compared with the run on the run's validation text.
     """

@@ -121,7 +121,7 @@ class TrainingSection(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if not self.steps and not self.minutes:
-            raise ValueError("'training.steps' is missing (or minutes)")
+            raise ValueError("steps (or minutes) is missing or 0")
         if self.steps and self.minutes:
             raise ValueError(
                 f"steps = {self.steps} and minutes = {self.minutes:g} both say how long a training is; set one of them "
