@@ -1,6 +1,7 @@
 """Lines as they arrive: a person who types is answered at once, and what flows through a pipe is sorted and batched."""
 
 import os
+import select
 import stat
 import sys
 import time
@@ -72,16 +73,24 @@ def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]
 def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]]:
     """Yield raw lines in groups. Past Python's buffer, which would wait until it is full.
 
-    What comes while a group is answered waits in the pipe, and is read together. A line that is too long is the last:
-    no more is read.
+    What comes while a group is answered waits in the pipe, and is read together: up to `limit` lines, or the bytes of
+    the longest line. A line that is too long is the last: no more is read.
     """
-    rest = b""  # of the line that has not ended
+    ended, rest, size = list[bytes](), b"", 0  # lines, what of the next is there, and the bytes of both
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
     for chunk in iter(partial(os.read, descriptor, _CHUNK), b""):
         looked = time.monotonic()
-        *ended, rest = (rest + chunk).split(b"\n")
-        yield from in_groups([line + b"\n" for line in ended], limit)
+        *more, rest = (rest + chunk).split(b"\n")
+        ended += [line + b"\n" for line in more]
+        size += len(chunk)
+        if len(ended) < limit and size <= LONGEST_LINE and ready.poll(0):
+            continue
+        yield from in_groups(ended, limit)
+        ended, size = [], len(rest)
         if len(rest) > LONGEST_LINE:
             break
         time.sleep(max(0.0, looked + pause - time.monotonic()))
+    yield from in_groups(ended, limit)
     if rest:
         yield [rest]
