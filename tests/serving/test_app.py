@@ -3,15 +3,17 @@ import json
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
 from phmctl.serving.batching import Service
 from phmctl.serving.requests import Limits
 from phmctl.serving.server import LOCAL_NAMES, build_app
 from tests.serving.fake import FakeModel, as_json, service, until
+from tests.serving.processes import fake_server
 
 JSON = {"content-type": "application/json"}
 SECONDS = 10
@@ -265,11 +267,12 @@ def test_the_page_allows_nothing_but_its_own_script() -> None:
 
 
 def test_no_reply_lets_other_sites_in() -> None:
-    http = client()
-    asked = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
-    for found in (http.options("/translate", headers=asked), http.get("/", headers=asked), http.get("/health")):
-        assert not [name for name in found.headers if name.startswith("access-control")]
-    assert http.options("/translate", headers=asked).status_code == 405
+    with fake_server() as server, httpx.Client(base_url=server.url) as http:  # which adds a header to all
+        asked = {"origin": "http://elsewhere.example", "access-control-request-method": "POST"}
+        for found in (http.options("/translate", headers=asked), http.get("/", headers=asked), http.get("/health")):
+            assert not [name for name in found.headers if name.startswith("access-control")]
+            assert found.headers["x-content-type-options"] == "nosniff"
+        assert http.options("/translate", headers=asked).status_code == 405
 
 
 def test_only_requests_to_its_own_names_are_answered() -> None:
