@@ -140,10 +140,10 @@ class TranslationKind(TextKind[TranslationRecipe]):
         if result.answers is None or "source_sha256" in result.settings:  # of text that is not the run's
             return None
         given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
-        asked, right = (read_text(run, result.split, side) for side in ("source", "target"))
+        text = text_of(run, result.split)
         lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
         how: scoring.How = {"lowercase": lowercase, "tokenize": str(result.settings.get("tokenize", scoring.USUAL))}
-        return Answers(asked, right, given, read_extras(run, result.split), how)
+        return Answers(text.source, text.references[0], given, text.extras, how)
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
         return {"source_embedding": sizes["source"], "target_embedding": sizes["target"], "generator": sizes["target"]}
@@ -178,6 +178,14 @@ class Text:
     extras: Mapping[str, Sequence[int]] = field(default_factory=dict)
     # what tells files from others of the same name, for the results' settings: their SHA-256
     origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+def text_of(run: Run, split: str) -> Text:
+    """Return a split that the run keeps. Raises RunError."""
+    source, target = (read_text(run, split, side) for side in ("source", "target"))
+    if len(source) != len(target):
+        raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
+    return Text(split, source, [target], read_extras(run, split))
 
 
 def read_extras(run: Run, split: str) -> dict[str, list[int]]:
@@ -263,11 +271,7 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
     lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
     source, references = given.pop("source", None), given.pop("reference", None)
     own = source is not None or bool(references)
-    if own:
-        text = text_of_files(run, source, references)
-    else:
-        lines, right = (read_text(run, asked.split, side) for side in ("source", "target"))
-        text = Text(asked.split, lines, [right], read_extras(run, asked.split))
+    text = text_of_files(run, source, references) if own else text_of(run, asked.split)
     if own and asked.split != "test":
         raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
     recipe = run.recipe_of(TranslationRecipe)
@@ -288,7 +292,7 @@ class _Answered(NamedTuple):
 
 def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> _Answered:
     """Return a run's translations: those that it keeps, or new ones, a baseline's kept with the system beside it."""
-    lines = text.source if text.origin else read_text(run, text.name, "source")
+    lines = text.source if text.origin else text_of(run, text.name).source
 
     def find_or_make(name: str) -> _Answered:
         search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
