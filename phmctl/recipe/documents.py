@@ -48,8 +48,10 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
     match problem["type"]:
         case "extra_forbidden":
             return f"unknown key {key!r}{nearest(path[-1], section.model_fields)}"
-        case "missing" | "union_tag_not_found":
+        case "missing":
             return f"key {key!r} is missing"
+        case "union_tag_not_found":
+            return f"key {key!r} is missing; it decides which other keys there are"
         case "union_tag_invalid":
             return wrong_choice(key, problem["ctx"]["tag"], _quoted(problem["ctx"]["expected_tags"]))
         case "value_error":

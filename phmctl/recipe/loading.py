@@ -97,9 +97,10 @@ def resolve(
     if isinstance(settings, str) or not all(isinstance(each, str) for each in settings):
         raise RecipeError(f"settings is a mapping of keys, or a list of 'key=value', not {settings!r}")
     if isinstance(settings, Mapping):
-        changes = [*overrides, *(Override(key, value, f"settings[{key!r}]") for key, value in settings.items())]
+        further = [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
+        changes = _each_once([*overrides, *further])
     else:
-        changes = [*overrides, *settings]
+        changes = _each_once([*overrides, *settings])
     if isinstance(recipe, Recipe):
         if not changes:
             return recipe
@@ -116,7 +117,7 @@ def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] =
 
 def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
     _extend(document, [] if path is None else [path.resolve()])
-    changes = _each_once(overrides)
+    changes = sorted(_parsed(overrides), key=lambda change: not change.implied)  # what is said wins
     if {each.key for each in changes} & {"name", "data.card"}:
         document.content["description"] = ""  # it is that of another corpus
     for each in changes:
@@ -137,6 +138,8 @@ def _extend(document: Document, files: list[Path]) -> None:
         path = find_recipe(name, files[-1].parent if files else Path())
     except (RecipeError, OSError) as error:  # so long a name
         raise RecipeError(f"{place}: {error}") from error
+    if path.resolve() in files:
+        raise RecipeError(f"{place}: extends {name!r}, which extends this recipe")
     base = read_document(path, RecipeError)
     _extend(base, [*files, path.resolve()])
     for key in _OWN:
@@ -145,14 +148,17 @@ def _extend(document: Document, files: list[Path]) -> None:
     document.extend(base)
 
 
-def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
-    """Return overrides of single keys, those first that others imply: what is said wins.
+def _parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
+    """Yield overrides; what sets a section sets each key that it names, and leaves the others as they are."""
+    for each in overrides:
+        override = _parse_override(each) if isinstance(each, str) else each
+        for key, value in flatten({override.key: override.value}):
+            yield replace(override, key=key, value=value)
 
-    What sets a section sets each key that it names, and leaves the others as they are. Raises RecipeError where two set
-    one key: the last would win without a word.
-    """
-    parsed = [_parse_override(each) if isinstance(each, str) else each for each in overrides]
-    changes = [replace(one, key=key, value=value) for one in parsed for key, value in flatten({one.key: one.value})]
+
+def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
+    """Return overrides; raises RecipeError where two set one key: the last would win without a word."""
+    changes = [*_parsed(overrides)]
     first: dict[str, Override] = {}
     for change in changes:
         other = change if change.implied else first.setdefault(change.key, change)
@@ -160,7 +166,7 @@ def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
             raise RecipeError(
                 f"{other.option} and {change.option} both set {change.key}; leave one out (train: A,B for a sweep)"
             )
-    return sorted(changes, key=lambda change: not change.implied)
+    return changes
 
 
 def validate_recipe(document: Document) -> Recipe:

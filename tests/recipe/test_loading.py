@@ -161,7 +161,7 @@ training:
             [],
             "r.yaml:6: model.kind should be 'encoder' or 'lstm-pair'",
         ),
-        (CLASSIFIER.replace("  kind: encoder\n", ""), [], "r.yaml:5: key 'model.kind' is missing"),
+        (CLASSIFIER.replace("  kind: encoder\n", ""), [], "r.yaml:5: key 'model.kind' is missing; it decides"),
         (CLASSIFIER.replace("width: 64", "poolling: max"), [], "r.yaml:7: unknown key 'model.poolling' (did you mean"),
         (PAIRS.replace("width: 64", "width: x"), [], "r.yaml:7: model.width should be a valid integer, not 'x'"),
         (CLASSIFIER.replace("width: 64", "width: 66"), [], "r.yaml:7: model: heads = 4 must divide width = 66"),
