@@ -48,6 +48,11 @@ def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def folder_name(name: str) -> str:
+    """The folder that a checkpoint's name means: ``200`` is ``step-000200``."""
+    return step_name(int(name)) if name.isdecimal() else name
+
+
 def step_of(name: str) -> int | None:
     """The step of a folder name; None where it is not that of a step."""
     match = _STEP.fullmatch(name)

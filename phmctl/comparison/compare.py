@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phmctl.checkpoints import step_name
+from phmctl.checkpoints import folder_name
 from phmctl.comparison.variants import (
     Trained,
     Trials,
@@ -223,8 +223,9 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
         check_known("split", split, dict.fromkeys(splits))
     if runs and checkpoint is not None:
         names = [name for run in runs for name in run.checkpoint_names()]
-        checkpoint = step_name(int(checkpoint)) if checkpoint.isdecimal() else checkpoint
-        check_known("checkpoint", checkpoint, dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)]))
+        check_known(
+            "checkpoint", folder_name(checkpoint), dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)])
+        )
 
 
 def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:

@@ -28,7 +28,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl import __version__
-from phmctl.checkpoints import AVERAGE, MANIFEST, read_state, saved_steps, step_name, step_of, verify_checkpoint
+from phmctl.checkpoints import (
+    AVERAGE,
+    MANIFEST,
+    folder_name,
+    read_state,
+    saved_steps,
+    step_name,
+    step_of,
+    verify_checkpoint,
+)
 from phmctl.console import note
 from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
@@ -188,7 +197,7 @@ class Run:
         name = self.choice() if name == AUTO else name
         folder = self.checkpoints_folder
         pointer = name in POINTERS and (folder / name).is_file()
-        target = _read_pointer(folder / name) if pointer else step_name(int(name)) if name.isdecimal() else name
+        target = _read_pointer(folder / name) if pointer else folder_name(name)
         if target is not None and (target == AVERAGE or step_of(target) is not None) and (folder / target).is_dir():
             return folder / target
         names = self.checkpoint_names()

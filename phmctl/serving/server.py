@@ -124,7 +124,6 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
 
 async def _wait(request: Request, futures: "Sequence[Future[Answer]]") -> list[Answer]:
     """Return the answers; raise ClientDisconnect, and drop what was asked, when the client does not wait for them."""
-
     answers = asyncio.gather(*map(asyncio.wrap_future, futures))
     gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())  # behind the body there is nothing but the end
     both: set[asyncio.Future[Any]] = {answers, gone}
