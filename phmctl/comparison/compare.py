@@ -1,5 +1,6 @@
 """``compare``: variants beside one another, with what else they differ in."""
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -60,6 +61,7 @@ class Comparison:
     checkpoint: str | None = None  # the only one whose results were asked for
     # of each model, the values of a key it was tried with; of these the best on valid is compared.
     trials: tuple[Trials, ...] = ()
+    margin: float | None = None  # of the tests of non-inferiority
 
     @cached_property
     def same_machine(self) -> bool:
@@ -114,9 +116,12 @@ class Comparison:
             for label, test in ((label, test) for label, tests in self.tests.items() for test in tests):
                 change, p_values = test.found.difference, (test.found.p_value, test.p_holm)
                 interval = within(change.value, change.low, change.high, "+.2f")
-                tested.append((label, test.metric, interval, *map(p_words, p_values)))
+                bound = test.found.p_not_inferior
+                inferior = () if bound is None else (p_words(bound),)
+                tested.append((label, test.metric, interval, *map(p_words, p_values), *inferior))
                 methods[f"tested by: {test.method}"] = None
             columns = ["model", "metric", "difference", "p", "p (Holm)"]
+            columns += [] if self.margin is None else [f"p (worse by {self.margin:g})"]
             yield Table(title, columns, tested, text=(1,), below=[*methods])
         columns = ["model", "parameters", "without emb.", "tokens/s" if self.same_machine else "tokens/s *", "minutes"]
         sizes = []
@@ -158,6 +163,7 @@ class Comparison:
         return {
             "split": self.split,
             "baseline": self.baseline.label,
+            "margin": self.margin,
             "metrics": [asdict(metric) for metric in self.metrics],
             "trials": [asdict(each) for each in self.trials],
             "variants": variants,
@@ -179,18 +185,22 @@ def compare_splits(
     score: bool = False,
     best: str | None = None,
     budget: str | None = None,
+    margin: float | None = None,
 ) -> list[Comparison]:
     """Compare runs on each split that is asked for (:func:`~phmctl.runs.run.splits_asked`), seeds taken together.
 
     `names` are runs, folders of runs, or tags; `recipe` means all of its runs. `checkpoint`: take results of this one
     only. `baseline`: a run or a variant's label, by default the dense one, or the first. `score` the runs that have no
     result. `best`: a recipe key; of each model's runs those count whose value of it is best on valid. `budget`:
-    ``parameters`` or ``minutes``; compare those only that spend, within a tenth, what the baseline does.
+    ``parameters`` or ``minutes``; compare those only that spend, within a tenth, what the baseline does. `margin`: test
+    too whether each is not inferior to the baseline by so many points of each tested metric.
     """
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
     wanted += [baseline] if names and baseline is not None and Path(baseline).is_dir() else []
+    if margin is not None and not 0 <= margin < math.inf:
+        raise RunError(f"--margin {margin}: expected a number of points, 0 or more")
     summaries = list_runs(wanted, root)
     if not summaries:
         raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
@@ -210,8 +220,8 @@ def compare_splits(
             variants = within_budget(variants, first, budget)
         _check_alike(variants, first, each)
         metrics = tuple(kind_of(first.first.run.recipe).metrics)
-        tests = _test(variants, first)
-        found.append(Comparison(each, metrics, tuple(variants), first, tests, checkpoint, tuple(trials)))
+        tests = _test(variants, first, margin)
+        found.append(Comparison(each, metrics, tuple(variants), first, tests, checkpoint, tuple(trials), margin))
     return found
 
 
@@ -253,7 +263,7 @@ def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> 
             raise RunError(f"{folder} has other {split} text than {items[0][0]}; leave one out: scores do not compare")
 
 
-def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Test]]:
+def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[Test]]:
     """Test the differences from the baseline, of which the answers are kept."""
     kind = kind_of(baseline.first.run.recipe)
     comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
@@ -265,20 +275,22 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Test
         for metric in metrics:
             tests = []
             for variant in others:
-                tests.append(test_answers(comparer, metric, baseline.answered, variant.answered))
+                tests.append(test_answers(comparer, metric, baseline.answered, variant.answered, margin))
                 advance(1)
             corrected = holm([test.found.p_value for test in tests])
             families.append([replace(test, p_holm=p) for test, p in zip(tests, corrected, strict=True)])
     return {variant.label: tests for variant, *tests in zip(others, *families, strict=True)}
 
 
-def test_answers(by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]) -> Test:
+def test_answers(
+    by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers], margin: float | None
+) -> Test:
     """Test the difference of two models' means over seeds, the system's less the baseline's.
 
     With several seeds on a side as :mod:`phmctl.metrics.significance` says; with one each by the task's own paired
     test, which speaks of these two trainings.
     """
-    found = compare(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given))
+    found = compare(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given), margin=margin)
     if len(baseline) > 1 or len(system) > 1:
         return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
     method, p_value = by.paired(metric, baseline[0], system[0])

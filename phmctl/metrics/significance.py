@@ -57,10 +57,24 @@ class Difference:
     # how probable a difference at least so large, either way, is if the systems do not differ; not below 1/(samples
     # + 1).
     p_value: float
+    # how probable a difference at least so high is if the system is worse by the margin; None without a margin
+    p_not_inferior: float | None = None
 
 
-def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMPLES, seed: int = SEED) -> Difference:
-    """Compare two systems as the module's text says."""
+def compare(
+    baseline: Scorer,
+    system: Scorer,
+    items: int,
+    *,
+    margin: float | None = None,
+    samples: int = SAMPLES,
+    seed: int = SEED,
+) -> Difference:
+    """Compare two systems as the module's text says.
+
+    With a `margin`, in units of the score, also test whether the system is not inferior by it: the lower of the two
+    one-sided tests (TOST; Schuirmann 1987).
+    """
     chance = np.random.default_rng(seed)
     one, other = (each(np.ones((1, items)))[0] for each in (baseline, system))  # (S,) each
     weights = [_draw_seeds(len(each), samples, chance) for each in (one, other)]  # (B, S) each
@@ -80,6 +94,7 @@ def compare(baseline: Scorer, system: Scorer, items: int, *, samples: int = SAMP
         _interval(float(other.mean()), *_standard_error(drawn_other, other)),
         _interval(value, error, freedom),
         max(p_value, 1 / (samples + 1)),
+        None if margin is None else max(_above(value + margin, error, freedom), 1 / (samples + 1)),
     )
 
 
@@ -110,6 +125,14 @@ def two_sided_t(t: float, freedom: float) -> float:
     tail = half * float(_WEIGHTS @ np.cos(start + half * (_NODES + 1)) ** (freedom - 1))
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     return min(tail / whole, 1.0)
+
+
+def _above(excess: float, error: float, freedom: float) -> float:
+    """Return how probable Student's t is at least as high as the excess over its standard error."""
+    if not error:
+        return 0.0 if excess > 0 else 1.0
+    half = two_sided_t(excess / error, freedom) / 2
+    return half if excess > 0 else 1 - half
 
 
 def _draw_seeds(seeds: int, samples: int, chance: np.random.Generator) -> Numbers:

@@ -64,3 +64,20 @@ def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
     make_run(tmp_path, settings=(*SMALL, "model.dropout=0.3"))
     found = compare_runs(recipe="miniature", root=tmp_path, budget="parameters")
     assert {variant.first.run.recipe.model.algebra for variant in found.variants} == {"real"}
+
+
+def test_a_margin_asks_whether_a_model_is_not_inferior(root: Path) -> None:
+    plain, small, large = (
+        compare_runs(recipe="miniature", root=root, best=KEY, margin=each) for each in (None, 0.0, 100.0)
+    )
+    [(label, tests)] = large.tests.items()
+    assert all(test.found.p_not_inferior < 0.01 for test in tests)
+    for one, other in zip(plain.tests[label], small.tests[label], strict=True):
+        half = one.found.p_value / 2  # with no margin it is one side of the two-sided test
+        expected = half if one.found.difference.value > 0 else 1 - half
+        assert other.found.p_not_inferior == pytest.approx(expected, abs=1e-3)
+    assert [len(list(each.tables())[1].columns) for each in (plain, small)] == [5, 6]
+    assert large.as_json()["margin"] == 100
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(RunError):
+            compare_runs(recipe="miniature", root=root, margin=wrong)

@@ -76,6 +76,23 @@ def test_a_single_seed_beside_several_varies_as_they_do(turned: bool) -> None:
     assert found.difference.high - found.difference.value == pytest.approx(4.303 * error, rel=0.05)
 
 
+@given(st.lists(st.floats(60, 80), min_size=2, max_size=5), st.floats(-10, 10), st.floats(0, 10))
+def test_a_system_is_not_inferior_where_its_interval_lies_above_the_margin(
+    scores: list[float], gain: float, margin: float
+) -> None:
+    """The one-sided test at 2.5 % and the two-sided interval of 95 % say the same."""
+    one, other = np.array([70.0, 71.0, 72.5]), np.array(scores) + gain
+    scorers = [lambda counts, scores=scores: np.tile(scores, (len(counts), 1)) for scores in (one, other)]
+    found = compare(*scorers, 20, margin=margin, samples=100)
+    p, low, high = found.p_not_inferior, found.difference.low, found.difference.high
+    assert p is not None
+    assert 0 < p <= 1
+    if abs(low + margin) > 1e-3:
+        assert (p < 0.025) == (low > -margin)
+    if abs(high + margin) > 1e-3:
+        assert (p > 0.975) == (high < -margin)
+
+
 def test_equal_and_wholly_different_systems() -> None:
     right = accuracy_scorer(np.random.default_rng(1).random((3, 50)) < 0.5)
     found = compare(right, right, 50, samples=200)
