@@ -49,7 +49,6 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
     exact: Any = to_dense(copy.deepcopy(model).double().cpu().eval(), inplace=True)
     pairs = isinstance(section, PairClassifierSection)
     if pairs:
-        exact.lstm.cell = "standard"  # nn.LSTM has no other, and the weights of both are the same
         exact.lstm = exact.lstm.to_dense()
     classes = {} if hasattr(exact, "decoder") else {"classes": len(exact.output.weight)}
     config = _config(section, {**sizes, **classes})
@@ -91,7 +90,7 @@ def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return what :mod:`phmctl.models.plain` builds the model from."""
     config: dict[str, Any] = {"kind": section.kind, "width": section.width, "shared": {}}
     if isinstance(section, PairClassifierSection):
-        own = ("embedding_width", "hidden", "combination", "cell")
+        own = ("embedding_width", "hidden", "combination")
         return config | {key: getattr(section, key) for key in own} | dict(sizes)
     config |= {
         "inner": section.upsize * section.width,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
-from phmctl.errors import UserError, require
+from phmctl.errors import require
 from phmctl.export.dense import DenseForm
 from phmctl.models import plain
 
@@ -30,13 +30,9 @@ _AXES = {
 
 
 def write_onnx(form: DenseForm, folder: Path) -> None:
-    """Write a model's graphs. Raises UserError, MissingExtraError."""
+    """Write a model's graphs. Raises MissingExtraError."""
     for module in ("onnx", "onnxruntime"):
         require(module, "onnx")
-    if form.config.get("cell") == "as_printed":
-        raise UserError(
-            "model.cell: as_printed is no LSTM that ONNX has; export it --to safetensors, whose code runs it"
-        )
     model = plain.MODELS[form.config["kind"]](form.config)
     model.load_state_dict(form.whole())
     model.eval()

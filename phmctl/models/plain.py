@@ -71,34 +71,23 @@ class FeedForward(nn.Module):
         return self.contract(self.expand(x).relu())
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward."""
+class Layer(nn.Module):
+    """Self-attention, in a decoder attention to the encoder's states, and feed-forward."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], cross: bool = False) -> None:
         super().__init__()
         self.attention, self.feed_forward = Attention(config), FeedForward(config)
         self.attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
+        if cross:
+            self.cross_attention, self.cross_residual = Attention(config), Residual(config)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Map (B, S, d) to (B, S, d)."""
-        x = self.attention_residual(x, lambda h: self.attention(h, h, mask))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-
-class DecoderLayer(nn.Module):
-    """Self-attention, attention to the encoder's states, feed-forward."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.attention, self.cross_attention = Attention(config), Attention(config)
-        self.feed_forward = FeedForward(config)
-        self.attention_residual, self.cross_residual = Residual(config), Residual(config)
-        self.feed_forward_residual = Residual(config)
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Map (B, T, d) to (B, T, d), given the encoder's (B, S, d)."""
-        x = self.attention_residual(x, lambda h: self.attention(h, h, causal=True))
-        x = self.cross_residual(x, lambda h: self.cross_attention(h, memory, mask))
+    def forward(self, x: Tensor, mask: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Map (B, T, d) to (B, T, d), in a decoder given the encoder's (B, S, d); the mask is of the source."""
+        if memory is None:
+            x = self.attention_residual(x, lambda h: self.attention(h, h, mask))
+        else:
+            x = self.attention_residual(x, lambda h: self.attention(h, h, causal=True))
+            x = self.cross_residual(x, lambda h: self.cross_attention(h, memory, mask))
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -110,8 +99,8 @@ class Transformer(nn.Module):
         width = self.width = config["width"]
         self.source_embedding = nn.Embedding(config["source_vocabulary"], width)
         self.target_embedding = nn.Embedding(config["target_vocabulary"], width)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config["encoder_layers"]))
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config["decoder_layers"]))
+        self.encoder = nn.ModuleList(Layer(config) for _ in range(config["encoder_layers"]))
+        self.decoder = nn.ModuleList(Layer(config, cross=True) for _ in range(config["decoder_layers"]))
         self.encoder_norm = nn.LayerNorm(width) if config["final_norm"] else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if config["final_norm"] else nn.Identity()
         self.generator = nn.Linear(width, config["target_vocabulary"], config["generator_bias"])
@@ -137,7 +126,7 @@ class Transformer(nn.Module):
         memory, mask = self.encode(source)
         x = self.embed(self.target_embedding, target)
         for layer in self.decoder:
-            x = layer(x, memory, mask)
+            x = layer(x, mask, memory)
         return self.generator(self.decoder_norm(x))
 
 
@@ -148,7 +137,7 @@ class EncoderClassifier(nn.Module):
         super().__init__()
         self.width, self.pooling = config["width"], config["pooling"]
         self.embedding = nn.Embedding(config["vocabulary"], self.width)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config["layers"]))
+        self.encoder = nn.ModuleList(Layer(config) for _ in range(config["layers"]))
         self.encoder_norm = nn.LayerNorm(self.width) if config["final_norm"] else nn.Identity()
         self.output = nn.Linear(self.width, config["classes"])
 
@@ -178,8 +167,7 @@ class PairClassifier(nn.Module):
         self.full = config["combination"] == "full"
         width, hidden = config["width"], config["hidden"]
         self.embedding = nn.Embedding(config["vocabulary"], config["embedding_width"])
-        sizes = config["embedding_width"], width
-        self.lstm = nn.LSTM(*sizes, batch_first=True) if config["cell"] == "standard" else PrintedLSTM(*sizes)
+        self.lstm = nn.LSTM(config["embedding_width"], width, batch_first=True)
         widths = [(8 if self.full else 4) * width, hidden]
         self.mlp = nn.ModuleList(nn.Linear(size, hidden) for size in widths)
         self.output = nn.Linear(hidden, config["classes"])
@@ -200,28 +188,6 @@ class PairClassifier(nn.Module):
         for layer in self.mlp:
             x = layer(x).relu()
         return self.output(x)
-
-
-class PrintedLSTM(nn.Module):
-    """The LSTM as the PHM paper prints it: no sigmoid on the output gate, no tanh on the cell. Named as nn.LSTM."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.weight_ih_l0 = nn.Parameter(torch.zeros(4 * width, inputs))
-        self.weight_hh_l0 = nn.Parameter(torch.zeros(4 * width, width))
-        self.bias_ih_l0, self.bias_hh_l0 = (nn.Parameter(torch.zeros(4 * width)) for _ in range(2))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
-        """Map (B, T, d) to the states (B, T, h)."""
-        h = c = x.new_zeros(len(x), self.weight_hh_l0.shape[1])
-        states = []
-        for step in x.unbind(1):
-            gates = F.linear(step, self.weight_ih_l0, self.bias_ih_l0) + F.linear(h, self.weight_hh_l0, self.bias_hh_l0)
-            i, f, g, o = gates.chunk(4, dim=1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o * c
-            states.append(h)
-        return torch.stack(states, 1), None
 
 
 MODELS: dict[str, type[nn.Module]] = {

@@ -160,7 +160,7 @@ def convert(
     if order is None or order < 2:
         raise UserError(f"convert needs n of at least 2, or a fixed algebra that implies it; n is {n}")
     check_algebra(algebra, order)
-    model = model if inplace else copy.deepcopy(model)
+    model = _own(model, inplace)
     chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
     if not chosen:
         raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
@@ -175,6 +175,13 @@ def convert(
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
     report.after = sum(part.numel() for part in model.parameters())
     return model, report
+
+
+def _own(model: nn.Module, inplace: bool) -> nn.Module:
+    """Return what may be changed."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model is a torch.nn.Module, not {type(model).__name__}")
+    return model if inplace else copy.deepcopy(model)
 
 
 def _convert(
@@ -372,7 +379,7 @@ class BlockLinear(nn.Module):
 
 def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
     """Replace each PHM map by its dense layer, or those of execution ``rank`` by their blocks."""
-    model = model if inplace else copy.deepcopy(model)
+    model = _own(model, inplace)
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is made of
     for module in list(model.modules()):

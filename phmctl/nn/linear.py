@@ -20,7 +20,7 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
     natural_rank,
 )
-from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.dimension import check_divides
 from phmctl.errors import RankError, UserError, check_known
@@ -239,34 +239,6 @@ class PHMLinear(KroneckerWeight):
             way = "n = 1 has none" if self.n == 1 else "pass parametrization='factors', or take layer.to_factors()"
             raise RankError(f"execution 'rank' needs the factors of the rule; {way}")
         return factors
-
-    @classmethod
-    def from_dense(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> tuple[Self, float]:
-        """Return the PHM layer nearest to a dense one, with a copy of its bias.
-
-        Args:
-            linear: a dense layer, unchanged.
-            n: the PHM hyperparameter; divides both its dimensions.
-            algebra: ``phm``: the nearest A and S; a fixed one: the S that is nearest with its rule, by least squares.
-
-        Returns:
-            the layer, on the same device and of the same dtype, and the relative error ‖W − H‖ / ‖W‖ (Frobenius)
-            that it leaves: zero, but for rounding, when the weight is such a sum of n Kronecker products.
-
-        Raises:
-            DimensionError: n does not divide a dimension, or is not the algebra's own.
-            UserError: the weight has no numbers, or some that are not finite.
-        """
-        weight, bias = linear.weight.detach(), linear.bias
-        sizes = linear.in_features, linear.out_features, bias is not None
-        layer = cls(*sizes, n=n, algebra=algebra, device="meta")  # no random numbers are drawn
-        layer = layer.to(weight.dtype).to_empty(device=weight.device).train(linear.training)
-        A, S, error = (None, None, 0.0) if n == 1 else nearest_sum(weight, n, algebra)
-        found: dict[str, Any] = {"A": A, "S": S, "weight": weight, "bias": bias}
-        with torch.no_grad():
-            for name, parameter in layer.named_parameters():
-                parameter.copy_(found[name])
-        return layer, error
 
     @torch.no_grad()
     def to_factors(self) -> "PHMLinear":

@@ -36,9 +36,7 @@ CLASSIFIERS = {
     "pair-fused": PairClassifierSection(
         kind="lstm-pair", width=20, embedding_width=12, hidden=8, gates="fused", combination="full", **PHM4
     ),
-    "pair-printed": PairClassifierSection(
-        kind="lstm-pair", width=20, embedding_width=12, hidden=8, cell="as_printed", bias=False
-    ),
+    "pair-unbiased": PairClassifierSection(kind="lstm-pair", width=20, embedding_width=12, hidden=8, bias=False),
 }
 
 

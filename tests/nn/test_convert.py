@@ -142,6 +142,7 @@ def test_a_padding_row_of_zeros_stays_zero() -> None:
         parametrizations.weight_norm(nn.Linear(8, 8)),
         parametrizations.weight_norm(nn.LSTM(8, 8), "weight_hh_l0"),
         nn.LSTM(8, 8, device="meta"),
+        nn.Linear(8, 8).apply(lambda layer: nn.init.constant_(layer.weight[3], float("nan"))),
     ],
 )
 def test_what_cannot_be_converted_is_left(layer: nn.Module) -> None:
@@ -149,13 +150,6 @@ def test_what_cannot_be_converted_is_left(layer: nn.Module) -> None:
     converted, report = phmctl.convert(layer, 4)
     assert report.rows[0].skipped
     assert [name for name, _ in converted.named_parameters()] == before
-
-
-def test_numbers_that_are_not_finite_are_refused() -> None:
-    layer = nn.Linear(8, 8)
-    nn.init.constant_(layer.weight[3], float("nan"))
-    with pytest.raises(UserError, match="NaN"):
-        PHMLinear.from_dense(layer, 4)
 
 
 def test_half_of_what_is_tied_is_left() -> None:
@@ -172,13 +166,16 @@ def test_half_of_what_is_tied_is_left() -> None:
         ({"algebra": "quaternoin"}, "no algebra 'quaternoin'"),
         ({"n": 8, "algebra": "quaternion"}, "'quaternion' has n = 4, not 8"),
         ({"n": 1}, "n of at least 2"),
+        ({"n": 4, "model": 3}, "not int"),
     ],
 )
 def test_what_no_layer_can_be_is_refused(options: dict[str, Any], message: str) -> None:
     net = nn.Sequential(nn.Linear(8, 8))
     with pytest.raises(UserError, match=message):
-        phmctl.convert(net, **options, inplace=True)
+        phmctl.convert(**({"model": net} | options), inplace=True)
     assert type(net[0]) is nn.Linear
+    with pytest.raises(UserError, match="not int"):
+        phmctl.to_dense(3)
 
 
 class Scaled(nn.Linear):

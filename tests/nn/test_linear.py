@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import phmctl
 from phmctl import PHMEmbedding, PHMLinear
-from phmctl.errors import DimensionError, UserError
+from phmctl.errors import UserError
 from phmctl.nn.build import LinearBuilder
 from tests.references import kronecker_sum_reference
 
@@ -163,21 +162,6 @@ def test_the_layer_stands_on_few_modules() -> None:
     words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "phmctl.files" not in words
     assert len([name for name in words if name.startswith("phmctl")]) <= 14
-
-
-# --- from a dense layer
-
-
-@pytest.mark.parametrize(("algebra", "n"), [("phm", 1), ("phm", 2), ("phm", 4), ("quaternion", 4)])
-def test_from_dense_is_exact_for_what_is_such_a_sum(algebra: str, n: int) -> None:
-    source = PHMLinear(12, 20, n=n, algebra=algebra, dtype=torch.float64, bias=n < 4).eval()
-    layer, error = PHMLinear.from_dense(phmctl.to_dense(source), n, algebra=algebra)
-    assert error < 1e-12
-    assert not layer.training
-    x = torch.randn(3, 12, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), source(x))
-    with pytest.raises(DimensionError):
-        PHMLinear.from_dense(phmctl.to_dense(source), 5)
 
 
 # --- the builder
