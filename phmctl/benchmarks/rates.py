@@ -21,8 +21,7 @@ from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.registry import kind_of
-from phmctl.training.measured import mean_loss
-from phmctl.training.optimiser import build_rates
+from phmctl.training.optimiser import build_rates, mean_loss
 
 _TOKENS = 512  # inputs of a map that its output is measured on
 _STEP = 1e-3  # of the weight's scale: small, so that the change is linear in it

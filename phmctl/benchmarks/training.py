@@ -24,7 +24,7 @@ from phmctl.nn.tuning import tune
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.tasks.registry import kind_of
-from phmctl.training.measured import mean_loss, stepper
+from phmctl.training.optimiser import mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
 

@@ -17,11 +17,20 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
 from phmctl.training.initial import Start, find_start
-from phmctl.training.measured import steps_within
+from phmctl.training.optimiser import steps_within
 from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import summary_writer
-from phmctl.training.resume import check_same, continue_at, data_of, finish, read_to_resume, run_to_resume
-from phmctl.training.saving import average_checkpoints, averaged_steps, scheduled_steps
+from phmctl.training.saving import (
+    average_checkpoints,
+    averaged_steps,
+    check_same,
+    continue_at,
+    data_of,
+    finish,
+    read_to_resume,
+    run_to_resume,
+    scheduled_steps,
+)
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 

@@ -32,11 +32,12 @@ from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
 from phmctl.training.initial import initialise
-from phmctl.training.measured import apply_executions, choose_rates
 from phmctl.training.optimiser import (
+    apply_executions,
     build_autocast,
     build_optimiser,
     build_schedule,
+    choose_rates,
     optimiser_tensors,
     prepare_moments,
     set_learning_rate,

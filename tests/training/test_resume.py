@@ -15,8 +15,7 @@ from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name, write_check
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
-from phmctl.training.resume import check_same, run_to_resume
-from phmctl.training.saving import averaged_steps
+from phmctl.training.saving import averaged_steps, check_same, run_to_resume
 from phmctl.training.train import train_task
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe

@@ -18,7 +18,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.registry import kind_of
-from phmctl.training import measured
+from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task
 from tests.conftest import TINY
 from tests.training.copying import copying_recipe
