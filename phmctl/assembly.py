@@ -65,7 +65,6 @@ def answering(model: nn.Module, execution: str | None = None) -> nn.Module:
 
 
 def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
-    """Return the builder of the linear maps that a model's section asks for."""
     return LinearBuilder(
         section.algebra,
         section.dimension,
@@ -172,7 +171,6 @@ def _table(
 
 
 def _stack(section: StackSection, builder: LinearBuilder, count: int, side: Side) -> Stack:
-    """Build a stack's layers, and what composes their heads and them."""
     width, heads, device = section.width, section.heads, builder.device
     inner, hidden = section.upsize * width, section.upsize * section.feed_forward
     residual = partial(Residual, width, section.dropout, pre_norm=section.norm == "pre", device=device)

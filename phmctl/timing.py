@@ -46,7 +46,6 @@ def alternate(
 
 
 def _sample(call: Call, repeats: int, device: torch.device | str) -> float:
-    """Return the mean seconds of a call."""
 
     def wait() -> None:
         if torch.device(device).type == "cuda":

@@ -18,14 +18,11 @@ from phmctl.shipped import shipped_names
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """What ``count-params`` found."""
-
     recipe: str  # its name, or the table's
     ledgers: tuple[Ledger, ...]  # one a variant, in the order asked for; none where a table alone was asked for
     published: tuple[PublishedTable, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         return {
             "recipe": self.recipe,
             "variants": [ledger.as_json() for ledger in self.ledgers],
@@ -110,7 +107,6 @@ def ledger_table(ledger: Ledger) -> Table:
 
 
 def _comparison(count: ParameterCount) -> Table:
-    """A row a variant: totals, and their share of the dense twin's."""
     rows = []
     for ledger in count.ledgers:
         cells = [ledger.name.removeprefix(f"{count.recipe} ")]

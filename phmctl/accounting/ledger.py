@@ -31,8 +31,6 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Numbers of parameters."""
-
     dense: int = 0  # of the dense twin, biases included
     components: int = 0  # S of the maps; the whole weight of a map with n = 1; both factors of a map that has two
     rule: int = 0  # learned rules A; a shared one is counted where it comes first
@@ -43,7 +41,6 @@ class Totals:
 
     @property
     def parameters(self) -> int:
-        """This model's parameters."""
         return self.components + self.rule + self.bias + self.norm + self.embedding + self.other
 
     @property
@@ -52,14 +49,11 @@ class Totals:
         return self.parameters / self.dense if self.dense else 1.0
 
     def as_json(self) -> dict[str, int | float]:
-        """Return the totals as plain values."""
         return {"parameters": self.parameters, **asdict(self), "share_of_dense": self.share}
 
 
 @dataclass(frozen=True)
 class Row(Totals):
-    """One module's parameters."""
-
     component: str  # its name in the model; ``encoder.0-3.`` where rows of equal layers are folded into one
     kind: Kind
     shape: tuple[int, ...]  # of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
@@ -68,8 +62,6 @@ class Row(Totals):
 
 @dataclass(frozen=True)
 class Ledger:
-    """A model's parameters."""
-
     name: str  # in tables
     settings: LinearSection  # the model
     sizes: Mapping[str, int]  # what the data decides of its size: ``source`` and ``target`` token types
@@ -80,7 +72,6 @@ class Ledger:
 
     @cached_property
     def totals(self) -> Totals:
-        """Of the whole model."""
         return Totals(**_sums(self.rows))
 
     @cached_property
@@ -107,7 +98,6 @@ class Ledger:
         return folded
 
     def as_json(self) -> dict[str, Any]:
-        """Return the ledger as plain values."""
         return {
             "name": self.name,
             "model": self.settings.model_dump(),

@@ -48,7 +48,6 @@ class Row(_Data):
         return count.count / value_of(count.figure or self.figure) - 1
 
     def as_json(self) -> dict[str, Any]:
-        """Return the parameters as plain values."""
         candidates = [each._asdict() | {"holds": self.holds(each), "off": self.off(each)} for each in self.counts]
         held = any(each["holds"] for each in candidates)
         return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": held}
@@ -88,14 +87,12 @@ class PublishedTable(_Data):
     maps: Maps | None = None
 
     def measure(self, ledger: Ledger) -> int:
-        """Count a model's parameters as the table counts them."""
         if self.maps is None:
             return ledger.totals.parameters
         maps = [row for row in ledger.rows if row.kind == "map" and row.component.startswith(self.maps.below)]
         return sum(row.components + row.rule + self.maps.biases * row.bias for row in maps)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the parameters as plain values."""
         head = {"key": self.key, "title": self.title, "counted": self.counted}
         return {**head, "rows": [row.as_json() for row in self.rows], "notes": list(self.notes)}
 
@@ -107,7 +104,6 @@ def published_tables(name: str = "") -> list[PublishedTable]:
 
 
 def table_names() -> list[str]:
-    """Return the names under which tables are asked for."""
     return list(dict.fromkeys(name for table in _tables() for name in table.names))
 
 

@@ -61,7 +61,6 @@ def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]
 
 
 def rates_table(recipe: Recipe, rows: list[dict[str, Any]]) -> Table:
-    """Return the rows for people."""
     cells = [
         (row["map"], row["factor"], f"{row['rate']:.2e}", f"{row['multiple']:.3g}", f"{row['change']:.2f}")
         for row in rows

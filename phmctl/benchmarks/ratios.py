@@ -26,7 +26,6 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Spread":
-        """Summarise at least one sample."""
         return cls(statistics.median(samples), min(samples), max(samples))
 
     @property
@@ -35,7 +34,6 @@ class Spread:
         return Spread(1 / self.median, 1 / self.high, 1 / self.low)
 
     def __str__(self) -> str:
-        """Return the median and the range, for people."""
         return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
 
 

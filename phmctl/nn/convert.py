@@ -83,7 +83,6 @@ class Kronecker(nn.Module):
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
     def extra_repr(self) -> str:
-        """Return the arguments, for ``repr``."""
         return f"n={self.n}, algebra={self.algebra!r}" + (f", parts={self.parts}" if self.parts > 1 else "")
 
     def _set_rule(self) -> None:

@@ -57,7 +57,6 @@ def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 
 
 def wide(values: Tensor) -> Tensor:
-    """Return values in float32 or wider."""
     return values.float() if values.dtype.itemsize < 4 else values
 
 

@@ -32,8 +32,6 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a model's first tensors come from."""
-
     tensors: Mapping[str, Tensor]  # those that the model begins with, by name
     # what the run's environment keeps: run, checkpoint, step, SHA-256; names of tensors that are taken, new or left
     noted: Mapping[str, Any]
@@ -75,7 +73,6 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
 
 
 def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors into those of a model that have their names."""
     theirs = model_tensors(model)
     for name, tensor in tensors.items():
         theirs[name].copy_(tensor)

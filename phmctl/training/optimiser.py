@@ -152,7 +152,6 @@ def steps_within(minutes: float, task: "Task", execution: str, training: Trainin
 
 
 def mean_loss(task: "Task", model: nn.Module, batch: Any) -> Tensor:
-    """Return the mean loss of a batch over its items."""
     total, count = task.loss(model, batch)
     return total / count
 

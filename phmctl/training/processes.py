@@ -103,7 +103,6 @@ class Processes(Share):
         return int(box)
 
     def gather(self, value: T) -> list[T]:
-        """Return each process's value, in order of ranks."""
         values: list[Any] = [value] * self.count
         if self.many:
             dist.all_gather_object(values, value)

@@ -30,7 +30,6 @@ class Throughput:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the training began."""
         return time.perf_counter() - self._origin
 
     def count(self, targets: int, tokens: int) -> None:
@@ -85,12 +84,10 @@ class ProgressLine:
             self._bar = None
 
     def step(self, step: int) -> None:
-        """Move the bar, on a terminal."""
         if self._bar is not None:
             self._bar[0].update(self._bar[1], completed=step)
 
     def log(self, step: int, figures: str) -> None:
-        """Show a log interval's figures."""
         if self._bar is not None:
             self._bar[0].update(self._bar[1], description=figures)
         else:
@@ -162,7 +159,6 @@ class MetricsLog:
                 self._board.add_scalar(f"{event}/{name}", value, step)
 
     def has(self, event: str, step: int) -> bool:
-        """Whether there is such an entry."""
         return (event, step) in self._events
 
     def flush(self) -> None:

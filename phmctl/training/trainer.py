@@ -277,7 +277,6 @@ class Trainer:
             self.save()
 
     def _step(self) -> None:
-        """Do one optimiser step over `accumulate` batches."""
         state, stream = self.state, self._stream
         step = state.step + 1
         self._begun[step] = stream.epoch, stream.position
