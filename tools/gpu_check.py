@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from phmctl.benchmarks.decoding import bench_decoding
 from phmctl.benchmarks.layers import bench_layer, bench_lstm
-from phmctl.benchmarks.training import bench_training
+from phmctl.benchmarks.models import bench_decoding, bench_training
 from phmctl.files import write_json
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe

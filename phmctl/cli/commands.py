@@ -180,7 +180,7 @@ def bench_train(*, data: Path | None, batches: int, rounds: int, against: str, *
 
     A composed model is measured beside its base too.
     """
-    from phmctl.benchmarks.training import bench_training
+    from phmctl.benchmarks.models import bench_training
 
     return _shown(bench_training(_recipe(**given), data, batches=batches, rounds=rounds, baseline=against))
 
@@ -205,11 +205,11 @@ def bench_decode(
     With --engine, RECIPE is a trained run; its engines are compared on its own text.
     """
     if engine:
-        from phmctl.benchmarks.decoding import bench_engines
+        from phmctl.benchmarks.models import bench_engines
         from phmctl.runs import Run
 
         return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))
-    from phmctl.benchmarks.decoding import bench_decoding
+    from phmctl.benchmarks.models import bench_decoding
     from phmctl.tasks.registry import kind_of
 
     found: Any = _recipe(recipe, **given)

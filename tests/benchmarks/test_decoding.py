@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.decoding import bench_engines, searcher
-from phmctl.benchmarks.training import variants_of
+from phmctl.benchmarks.models import bench_engines, searcher, variants_of
 from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import UserError
 from phmctl.nn.convert import to_dense
