@@ -11,7 +11,7 @@ from phmctl.accounting.ledger import Ledger, Row, Totals, ledger_for_recipe
 from phmctl.accounting.published import PublishedTable, published_tables, table_names
 from phmctl.console import Table
 from phmctl.dimension import WITH_N
-from phmctl.errors import RecipeError, UserError, nearest
+from phmctl.errors import RecipeError, UserError, check_known
 from phmctl.recipe.loading import Override, common_overrides, resolve
 from phmctl.shipped import shipped_names
 
@@ -59,11 +59,8 @@ def count_parameters(
         if ns or algebras or overrides:
             raise UserError("--n, --algebra and --set have no part in a published table; name a recipe")
         return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
-    if paper and recipe not in recipes and not Path(recipe).is_file():
-        raise UserError(
-            f"no table or recipe {recipe!r}{nearest(recipe, [*tables, *recipes])}\n"
-            f"tables: {', '.join(tables)}; recipes: phmctl recipes"
-        )
+    if paper and not Path(recipe).is_file():
+        check_known("table or recipe", recipe, [*tables, *recipes])
     choices: list[list[Override]] = []
     for algebra in algebras or (None,):
         several = ns if algebra is None or algebra in WITH_N else ()

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from phmctl.console import Table
 from phmctl.data.prepared.folder import data_root
@@ -44,10 +43,8 @@ def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]
         rates = build_rates(model, training)
         dense = to_dense(model).eval()
         inputs: dict[str, Tensor] = {}
-        hooks = list(_watch(dense, inputs))
+        _watch(dense, inputs)
         mean_loss(task, dense, task.collate(task.plan(0)[0]).to(device)).backward()  # type: ignore[no-untyped-call]
-        for hook in hooks:
-            hook.remove()
         own: dict[Tensor, float] = {parameter: rates[name] for name, parameter in model.named_parameters()}
         twins = dict(dense.named_modules())
         rows = []
@@ -69,7 +66,7 @@ def rates_table(recipe: Recipe, rows: list[dict[str, Any]]) -> Table:
     return Table(title, ["map", "factor", "rate", "rate / recipe's", "change / dense twin's"], cells, text=(0, 1))
 
 
-def _watch(dense: nn.Module, inputs: dict[str, Tensor]) -> Iterator[RemovableHandle]:
+def _watch(dense: nn.Module, inputs: dict[str, Tensor]) -> None:
     """Keep the first inputs (T, d) of each linear map."""
     for name, module in dense.named_modules():
         if isinstance(module, nn.Linear):
@@ -77,7 +74,7 @@ def _watch(dense: nn.Module, inputs: dict[str, Tensor]) -> Iterator[RemovableHan
             def keep(module: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
                 inputs.setdefault(name, args[0].detach().flatten(0, -2)[:_TOKENS])
 
-            yield module.register_forward_pre_hook(keep)
+            module.register_forward_pre_hook(keep)
 
 
 def _changes(

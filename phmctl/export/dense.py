@@ -90,8 +90,8 @@ def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return what :mod:`phmctl.models.plain` builds the model from."""
     config: dict[str, Any] = {"kind": section.kind, "width": section.width, "shared": {}}
     if isinstance(section, PairClassifierSection):
-        own = ("embedding_width", "hidden", "combination")
-        return config | {key: getattr(section, key) for key in own} | dict(sizes)
+        mine = ("embedding_width", "hidden", "combination")
+        return config | {key: getattr(section, key) for key in mine} | dict(sizes)
     config |= {
         "inner": section.upsize * section.width,
         "feed_forward": section.upsize * section.feed_forward,

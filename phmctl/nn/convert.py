@@ -16,19 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.kronecker import (
-    ALGEBRAS,
-    LEARNED,
-    check_algebra,
-    fixed_rule,
-    kronecker_sum,
-    nearest_sum,
-)
+from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import without_autocast
 from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.console import Table
 from phmctl.dimension import FIXED_DIMENSION
-from phmctl.errors import PhmctlError, UserError, check_known
+from phmctl.errors import PhmctlError, UserError
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import RANK, PHMLinear, TwoFactorLinear
 
@@ -83,6 +76,7 @@ class Kronecker(nn.Module):
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
     def extra_repr(self) -> str:
+        """Return the arguments, for ``repr``."""
         return f"n={self.n}, algebra={self.algebra!r}" + (f", parts={self.parts}" if self.parts > 1 else "")
 
     def _set_rule(self) -> None:
@@ -154,11 +148,10 @@ def convert(
         DimensionError: n is not the algebra's own.
         UserError: there is neither n of at least 2 nor a fixed algebra, or no module is selected.
     """
-    check_known("algebra", algebra, ALGEBRAS)
-    order = FIXED_DIMENSION.get(algebra) if n is None else n
-    if order is None or order < 2:
-        raise UserError(f"convert needs n of at least 2, or a fixed algebra that implies it; n is {n}")
+    order = FIXED_DIMENSION.get(algebra, 0) if n is None else n
     check_algebra(algebra, order)
+    if order < 2:
+        raise UserError(f"convert needs n of at least 2, or a fixed algebra that implies it; n is {n}")
     model = _own(model, inplace)
     chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
     if not chosen:

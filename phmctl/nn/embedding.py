@@ -64,6 +64,7 @@ class PHMEmbedding(KroneckerWeight):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         self.initialise(self.initialization, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -87,6 +88,7 @@ class PHMEmbedding(KroneckerWeight):
         return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
 
     def extra_repr(self) -> str:
+        """Return the arguments, for ``repr``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}, n={self.n}, algebra={self.algebra!r}{padding}"
 

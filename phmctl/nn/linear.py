@@ -212,6 +212,7 @@ class PHMLinear(KroneckerWeight):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
         self.initialise(self.initialization, self.in_features, self.out_features // self.splits)
         if self.bias is None or self.bias.is_meta:
             return
@@ -261,6 +262,7 @@ class PHMLinear(KroneckerWeight):
         return layer
 
     def extra_repr(self) -> str:
+        """Return the arguments, for ``repr``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"

@@ -173,10 +173,9 @@ class PHMLSTM(nn.Module):
         return [layer.weights() for layer in self.layers]  # type: ignore[operator]
 
     def _check(self, shape: Sequence[int], state: State | None) -> None:
-        if len(shape) != 3 or shape[2] != self.input_size:
-            raise DimensionError(f"input of shape {tuple(shape)} is not (batch, steps, input_size = {self.input_size})")
-        if 0 in shape:
-            raise DimensionError(f"input of shape {tuple(shape)} is empty; give at least one sequence and one step")
+        if len(shape) != 3 or shape[2] != self.input_size or 0 in shape:
+            sizes = f"(batch, steps, input_size = {self.input_size}), with a sequence and a step at least"
+            raise DimensionError(f"input of shape {tuple(shape)} is not {sizes}")
         wanted = (self.num_layers, shape[0], self.hidden_size)
         for value in state or ():
             if value.shape != wanted:

@@ -70,14 +70,6 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["relative"]
 
 
-def skip_updates_when(optimiser: Optimizer, flag: Tensor) -> None:
-    """Let the fused kernels leave parameters and moments alone while `flag`, a scalar on their device, is 1.
-
-    torch's gradient scaler skips bad steps by this hook; the host waits for nothing.
-    """
-    optimiser.found_inf = flag  # type: ignore[attr-defined]
-
-
 def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the optimiser's state as ``<moment>.<parameter's name>`` -> tensor."""
     tensors: dict[str, Tensor] = {}

@@ -41,7 +41,6 @@ from phmctl.training.optimiser import (
     optimiser_tensors,
     prepare_moments,
     set_learning_rate,
-    skip_updates_when,
 )
 from phmctl.training.processes import GivenUpError, Processes
 from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
@@ -202,8 +201,8 @@ class Trainer:
         self._autocast = build_autocast(device, self.settings.precision)
         self._stream = BatchStream(task, self.state.epoch, self.state.position)
         self._guard = Guard(device)
-        if device.type != "cpu":
-            skip_updates_when(self.optimiser, self._guard.found)
+        if device.type != "cpu":  # by this hook of torch's gradient scaler the fused kernels skip bad steps: no wait
+            self.optimiser.found_inf = self._guard.found  # type: ignore[attr-defined]
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
         self._begun: dict[int, tuple[int, int]] = {}  # epoch and position of steps that may have to be run again

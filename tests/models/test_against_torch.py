@@ -1,5 +1,7 @@
 """The real model is ``torch.nn.Transformer`` where the recipe says so: a peer that others have checked."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,34 +13,16 @@ from phmctl.recipe.models import TransformerSection
 
 
 def settings(norm: str, *, final_norm: bool) -> TransformerSection:
-    return TransformerSection.model_validate(
-        {
-            "width": 24,
-            "feed_forward": 40,
-            "heads": 3,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "projections": "packed",
-            "norm": norm,
-            "final_norm": final_norm,
-            "dropout": 0.0,
-        }
-    )
+    sizes = {"width": 24, "feed_forward": 40, "heads": 3, "encoder_layers": 2, "decoder_layers": 2}
+    options = {"projections": "packed", "norm": norm, "final_norm": final_norm, "dropout": 0.0}
+    return TransformerSection.model_validate(sizes | options)
 
 
 def peer_of(model: Transformer, section: TransformerSection) -> nn.Transformer:
     """Return torch's own Transformer with the model's weights."""
-    peer = nn.Transformer(
-        section.width,
-        section.heads,
-        section.encoder_layers,
-        section.decoder_layers,
-        section.feed_forward,
-        dropout=0.0,
-        batch_first=True,
-        norm_first=section.norm == "pre",
-        dtype=torch.float64,
-    ).eval()
+    sizes = section.width, section.heads, section.encoder_layers, section.decoder_layers, section.feed_forward
+    how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": section.norm == "pre"}
+    peer = nn.Transformer(*sizes, **how, dtype=torch.float64).eval()
     for own, other in zip((*model.encoder, *model.decoder), (*peer.encoder.layers, *peer.decoder.layers), strict=True):
         copy_layer(own, other)
     for own, stack in ((model.encoder_norm, peer.encoder), (model.decoder_norm, peer.decoder)):

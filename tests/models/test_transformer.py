@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
 from phmctl.data.special import BOS, PAD
 from phmctl.models import transformer
-from phmctl.models.transformer import Stack, Transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
 
@@ -129,51 +128,3 @@ def test_with_labels_it_returns_both_sums_of_its_hidden_states() -> None:
     logits = model.logits(hidden).flatten(0, 1)
     wanted = torch.nn.functional.cross_entropy(logits, ids.flatten(), ignore_index=PAD, reduction="sum")
     torch.testing.assert_close(found[1], wanted.detach())
-
-
-# ------------------------------------------------------------------------------------------------- the layer loop
-
-
-class Affine(nn.Module):
-    """2x + b + context, so that the order shows."""
-
-    def __init__(self, b: float) -> None:
-        super().__init__()
-        self.b = nn.Parameter(torch.tensor(b))
-
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        return 2 * x + self.b + context
-
-    def step(self, x: Tensor, state: list[float], layer: int) -> Tensor:
-        return 2 * x + self.b + state[layer]
-
-
-def test_layers_are_applied_in_order() -> None:
-    stack = Stack([Affine(1.0), Affine(5.0)])
-    assert stack(torch.tensor(1.0), torch.tensor(0.5)).item() == 2 * (2 + 1 + 0.5) + 5 + 0.5
-    # Each step has its own layer's past.
-    assert stack.step(torch.tensor(1.0), [10.0, 100.0]).item() == 2 * (2 + 1 + 10) + 5 + 100  # type: ignore[arg-type]
-
-
-def test_it_names_and_counts_its_layers_as_a_module_list_does() -> None:
-    layers = [Affine(1.0), Affine(5.0), Affine(7.0)]
-    stack, peer = Stack(layers), nn.ModuleList(layers)
-    assert stack.state_dict().keys() == peer.state_dict().keys()
-    assert list(stack) == layers
-    assert len(stack) == 3
-    assert stack[1] is layers[1]
-    assert stack[-1] is layers[2]
-    with pytest.raises(IndexError):
-        stack[3]
-
-
-def test_initial_outputs_have_one_scale_whatever_n() -> None:
-    """A Transformer at its start is no hotter for being hypercomplex."""
-    spreads = []
-    for n in (1, 2, 4, 8):
-        model = build(algebra="phm" if n > 1 else "real", n=n, width=64, feed_forward=128)
-        source = sentences(8, 12)
-        spreads.append(model.encode(source).states.std().item())
-        layer = model.encoder[0].feed_forward.expand  # type: ignore[union-attr]
-        spreads[-1] = layer.weight.std().item()  # type: ignore[union-attr]
-    assert max(spreads) < 1.25 * min(spreads)

@@ -202,17 +202,6 @@ def test_without_first_order_features_it_is_even() -> None:
     assert (both(negative) - both(parts)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("kind", "maps"), [("heads-bilinear", 3), ("bilinear", 2 * N + 1), ("linear", N)])
-def test_products(kind: str, maps: int) -> None:
-    """U, V and P are one product each over all heads; layers have one a part."""
-    model, calls = build(kind), []
-    for part in model.modules():
-        if hasattr(part, "in_features"):
-            part.register_forward_hook(lambda *_: calls.append(1))
-    model(parts_of(kind))
-    assert len(calls) == maps
-
-
 @pytest.mark.parametrize("execution", ["dense", "rank"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_executions_agree(kind: str, execution: str) -> None:

@@ -32,7 +32,6 @@ def test_a_linear_map(algebra: str, n: int, bias: bool) -> None:
 def test_a_table_with_a_padding_row(n: int) -> None:
     table, ids = PHMEmbedding(12, 8, n=n, padding_idx=0), torch.arange(12)
     torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
-    torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
 
 
 def test_a_cell_that_torch_has_not() -> None:

@@ -83,14 +83,6 @@ def test_under_autocast_it_is_as_precise_as_torchs_own(n: int) -> None:
         torch.testing.assert_close(embedding(ids), dense(ids))
 
 
-@pytest.mark.parametrize(("scheme", "variance"), [("standard_normal", 1.0), ("embedding", 1 / 64)])
-@pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (2, "phm"), (8, "phm"), (16, "phm"), (16, "sedenion")])
-def test_table_has_the_variance_of_its_scheme(scheme: str, variance: float, n: int, algebra: str) -> None:
-    torch.manual_seed(1)
-    embedding = PHMEmbedding(1600, 64, n=n, algebra=algebra, initialization=scheme)
-    assert embedding.weight.var().item() == pytest.approx(variance, rel=0.1)
-
-
 # --- narrow tables, with a map to the width
 
 

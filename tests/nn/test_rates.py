@@ -32,15 +32,21 @@ def test_a_rule_has_the_rate_of_the_formula() -> None:
     assert rates["S"] == pytest.approx(0.25, rel=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"parametrization": "factors"}, {"rank": 4}, {"algebra": "quaternion"}])
-def test_factors_and_fixed_rules(options: dict[str, object]) -> None:
-    layer = PHMLinear(512, 512, n=4, **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("layer", "gain"),
+    [
+        (PHMLinear(512, 512, n=4, parametrization="factors"), 0.5),
+        (PHMLinear(512, 512, n=4, rank=4), 0.5),
+        (PHMLinear(512, 512, n=4, algebra="quaternion"), 2),
+        (TwoFactorLinear(512, 512, blocks=1, inner=128), 0.5),
+    ],
+)
+def test_factors_fixed_rules_and_thin_maps(layer: PHMLinear | TwoFactorLinear, gain: float) -> None:
     rates = relative_rates(layer)
     scale = layer.weight.square().mean().sqrt().item()
     assert rates.keys() == {name for name, _ in layer.named_parameters()}
     for name in rates.keys() - {"bias"}:
         own = layer.get_parameter(name).square().mean().sqrt().item()
-        gain = 2 if layer.algebra == "quaternion" else 0.5
         assert rates[name] == pytest.approx(gain * 0.125 * own / scale, rel=0.05)
 
 
@@ -57,12 +63,6 @@ def test_lstms_of_ours_and_converted_ones(maker: object) -> None:
     rates = relative_rates(maker())  # type: ignore[operator]
     assert {rate for rate in rates.values() if rate == pytest.approx(0.5, rel=0.05)}  # S
     assert [rate for rate in rates.values() if 3 < rate < 15]  # A
-
-
-def test_two_thin_maps() -> None:
-    layer = TwoFactorLinear(512, 512, blocks=1, inner=128)
-    rates, scale = relative_rates(layer), layer.weight.square().mean().sqrt().item()
-    assert rates["L"] == pytest.approx(0.5 * 0.125 * layer.L.square().mean().sqrt().item() / scale, rel=0.01)
 
 
 def test_a_factor_that_begins_at_zero_still_learns() -> None:

@@ -19,7 +19,7 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.metrics import read_metrics
 from phmctl.tasks.base import Task
-from phmctl.training.optimiser import build_optimiser, skip_updates_when
+from phmctl.training.optimiser import build_optimiser
 from phmctl.training.train import train_task
 from phmctl.training.trainer import BatchStream, Guard, Part, Trainer, parts_of, seed_dropout, trace
 from tests.training.conftest import Fit
@@ -293,7 +293,7 @@ def test_the_flag_makes_the_fused_optimiser_skip() -> None:
     before = layer.weight.detach().clone()
     optimiser = build_optimiser(layer, make_recipe().training)
     flag = torch.zeros(())
-    skip_updates_when(optimiser, flag)
+    optimiser.found_inf = flag
     for bad, moves in ((1.0, False), (0.0, True)):
         flag.fill_(bad)
         layer(torch.ones(1, 2)).sum().backward()
