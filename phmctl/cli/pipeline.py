@@ -28,7 +28,7 @@ def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: A
     if list_:
         return _listed_cards(name, data)
     from phmctl import verbs
-    from phmctl.data.listing import coverage_of, prepared_table
+    from phmctl.data.prepared.folder import prepared_table
 
     if name is None:
         raise DataError(
@@ -43,13 +43,13 @@ def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: A
             files.setdefault(f"{split}_{own}" if named else split, []).append((path if named else first, *rest))
     prepared = verbs.prepare(name, data=data, files=files, quiet=False, **given)
     document = {"folder": str(prepared.folder), **prepared.manifest}
-    covered = coverage_of(prepared.manifest)
-    return Shown(document, [prepared_table(prepared.manifest)], notes=[covered] if covered else [])
+    notes = [prepared.coverage] if prepared.coverage else []
+    return Shown(document, [prepared_table(prepared.manifest)], notes=notes)
 
 
 def _listed_cards(name: str | None, data: Path | None) -> Shown:
     """Show the dataset cards, a table a task; or the one that is named."""
-    from phmctl.data.listing import list_cards
+    from phmctl.data.card import list_cards
     from phmctl.data.prepared.folder import data_root
 
     def cells(card: dict[str, Any]) -> list[str]:

@@ -55,10 +55,8 @@ class RandomNumbers:
         """Draw numbers below 2⁶⁴. (count,)."""
         places = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
         self._drawn += count
-        words = np.uint64(self._key) + places * np.uint64(_GAMMA)  # arrays wrap around without a warning
-        words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST)
-        words = (words ^ (words >> np.uint64(27))) * np.uint64(_SECOND)
-        return words ^ (words >> np.uint64(31))
+        mixed_words: npt.NDArray[np.uint64] = _mix(np.uint64(self._key) + places * np.uint64(_GAMMA))
+        return mixed_words
 
     def permutation(self, count: int) -> npt.NDArray[np.int64]:
         """Draw an order of ``0 … count − 1``. (count,)."""
@@ -72,7 +70,8 @@ class RandomNumbers:
         return [items[place] for place in self.permutation(len(items))]
 
 
-def _mix(word: int) -> int:
+def _mix(word: Any) -> Any:
+    """Mix a whole number, or an array of uint64, which wraps around without a warning."""
     word = ((word ^ (word >> 30)) * _FIRST) & _WORD
     word = ((word ^ (word >> 27)) * _SECOND) & _WORD
     return word ^ (word >> 31)

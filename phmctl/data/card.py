@@ -121,9 +121,9 @@ class Layout(Section):
 
 
 class Hub(Section):
-    """A dataset on the Hugging Face hub, or a local folder that ``datasets`` can load."""
+    """A dataset on the Hugging Face hub."""
 
-    id: Annotated[str, Field(pattern="/")]  # owner/name, or a path; ``datasets`` takes `text` for a kind of file
+    id: Annotated[str, Field(pattern=r"^[^/.][^/]*/[^/.][^/]*$")]  # owner/name
     config: str | None = None
     folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files
     revision: str | None = None
@@ -135,7 +135,7 @@ class Hub(Section):
 
 
 class Url(Section):
-    url: Annotated[str, Field(pattern=r"^(https?|file)://")]  # of files only those below the card's own folder
+    url: Annotated[str, Field(pattern=r"^https?://")]
     file: Annotated[str, Field(pattern=r"^[^/.][^/]*$"), AfterValidator(_below)]  # its name in the cache
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
     extract: bool = False  # a tar or zip archive
@@ -256,40 +256,44 @@ def is_card(name: str) -> bool:
     return name in shipped_names("cards") or name != corpus_name(name)
 
 
-def card_names() -> list[str]:
-    return shipped_names("cards")
-
-
 def card_task(name_or_path: str) -> str:
     return str(read_document(find_card(name_or_path), DataError).content.get("task", "translation"))
 
 
 def load_card(name_or_path: str) -> Card:
-    """Load a card by its id or by the path of a YAML file.
+    """Load a card by its id or by the path of a YAML file."""
+    return read_document(find_card(name_or_path), DataError).validate(Card, DataError)
 
-    Another's card should not have this machine's files read: only those beside it (DataError).
+
+def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """Return what is told of the shipped cards, by task and then by name, or of the one named.
+
+    `root` has raw and prepared data: ``prepared`` are a card's folders, one for each tokenizer setting, and ``fetched``
+    says whether something of it lies in the cache of downloads. ``origins`` are asked in their order.
     """
-    path = find_card(name_or_path)
-    card = read_document(path, DataError).validate(Card, DataError)
-    here = [Path(card.hub.id)] if card.hub and Path(card.hub.id).is_dir() else []
-    if files := [url.url for url in card.urls if url.url.startswith("file:")]:
-        from urllib.request import Request, url2pathname  # brings ssl, for which nobody who answers lines should wait
-
-        here += [Path(url2pathname(Request(url).selector)) for url in files]
-    for place in here:
-        if not place.resolve().is_relative_to(path.parent.resolve()):
-            raise DataError(
-                f"{path}: {place} lies outside the card's folder; a card may name files of this machine only below "
-                "its own\nmove the card there, or name the folder of the files: --source DIR"
-            )
-    return card
+    listed, names = [], [name] if name else shipped_names("cards")
+    for card in sorted(map(load_card, names), key=lambda card: (card.task, card.id)):
+        manifests = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # only what is complete has such a name
+        listed.append(
+            {
+                "name": card.id,
+                **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
+                "languages": [] if card.labelled else [card.source_language, card.target_language],
+                "texts": card.texts or 0,
+                "origins": ["built in"] if card.built_in else list(card.ways or ("local",)),
+                "divided": list(card.divide.places if card.divide else ()),
+                "fetched": any((root / "raw" / card.id).glob("[!.]*")),
+                "prepared": sorted(path.parent.name for path in manifests),
+            }
+        )
+    return listed
 
 
 def find_card(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"} and path.is_file():
         return path
-    known = card_names()
+    known = shipped_names("cards")
     if name_or_path in known:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(

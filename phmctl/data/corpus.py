@@ -1,13 +1,13 @@
-"""A corpus: the splits of a card, or of a user's own files, ready to be read."""
+"""A corpus: the splits of a card, whose files are found in a folder, or of a user's own files, ready to be read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phmctl.console import note
-from phmctl.data.card import Card, Divide, Rows, card_names, check_split, corpus_name, load_card
-from phmctl.data.find import find_files, find_test
-from phmctl.data.readers import check_columns, columns_of, first_cells, parallel_files, tables
+from phmctl.data.card import Card, Divide, Layout, Rows, SplitFiles, check_split, corpus_name, load_card
+from phmctl.data.readers import check_columns, first_record, parallel_files, tables
 from phmctl.data.rows import (
     CORPORA,
     Row,
@@ -21,8 +21,11 @@ from phmctl.data.rows import (
 )
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked
+from phmctl.shipped import shipped_names
 
 OWN = "files given by the user"
+_DEPTH = 3  # subfolders that are searched below the folder given
+_FOLDERS = 500  # and how many at most: nobody meant the whole disk
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     """Ask the URLs and the hub in the card's order. One process fetches at a time; another finds what it fetched."""
-    from phmctl.data.fetch import fetch_all
-    from phmctl.data.hub import load_rows
+    from phmctl.data.fetch import fetch_all, load_rows
 
     refused = []
     lock, folder = cache / ".lock", cache / f"urls-{card.urls_digest[:12]}"
@@ -156,6 +158,134 @@ def copied_corpus(corpus: Corpus) -> Corpus:
     return replace(corpus, splits=splits, origin=f"{corpus.origin}, train with copies of its targets")
 
 
+# ------------------------------------------------------------------------------------------- finding a card's files
+
+
+@dataclass(frozen=True)
+class Match:
+    layout: Layout
+    folder: Path
+    found: Mapping[str, Path]  # by the layout's names
+    splits: Sequence[str]  # those that are there, each with all its files
+    missing: Sequence[str]  # the layout's names of the other splits' files
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """The files by split and side; one that two splits are taken from is there twice."""
+        return [
+            SourceFile(self.found[name], split, side)
+            for split in self.splits
+            for side, names in self.layout.splits[split].sides.items()
+            for name in names
+        ]
+
+    def read(self, split: str) -> RowSource:
+        files = self.layout.splits[split]
+        source, target, both = ([self.found[name] for name in names] for names in files.sides.values())
+        if both:
+            return tables(both, self.layout.rows, self.layout.parts.get(split))
+        return parallel_files(source, target, files.format)
+
+    def odd(self) -> DataError | None:
+        """Return what is wrong with a file that lacks the columns which the layout reads: it is something else."""
+        for each in self.files:
+            try:
+                if each.side == "rows":
+                    check_columns(each.path, self.layout.rows)
+            except DataError as error:
+                return error
+        return None
+
+
+def find_files(card: Card, folder: Path) -> Match:
+    """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
+
+    Where there is none the DataError says what the nearest layout lacks.
+    """
+    if not folder.is_dir():
+        raise DataError(f"no folder {folder}: --source needs the folder with the files of {card.id!r}")
+    best: Match | None = None
+    odd: DataError | None = None
+    for match in _matches([*card.local, *generic_layouts(card)], folder):
+        if match.missing:
+            best = match if best is None or len(match.found) > len(best.found) else best
+            continue
+        other = match.odd()
+        if other is None:
+            return match
+        odd = odd or other
+    if odd is not None:
+        raise odd
+    known = [f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local]
+    known += [] if card.labelled else ["plain text, .gz or .tsv"]
+    looked = f"looked in {folder} and below for: {'; '.join(known)}"
+    if best is None or not best.found:
+        raise DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
+    lacking = f"missing: {', '.join(dict.fromkeys(best.missing))}"
+    raise DataError(f"{best.folder} holds {card.id!r} ({best.layout.name}) in part\n{lacking}\n{looked}")
+
+
+def find_test(card: Card, folder: Path) -> Match | None:
+    """Return a card's files of its test set alone, in the shallowest folder that has them, or None."""
+    local = [(each, each.splits["test"]) for each in card.local if "test" in each.splits]
+    layouts = [layout.model_copy(update={"splits": {"test": files}}) for layout, files in local]
+    fitting = [each for each in _matches(layouts, folder) if not each.missing and each.odd() is None]
+    return min(fitting, key=lambda match: len(match.folder.parts), default=None)
+
+
+def generic_layouts(card: Card) -> list[Layout]:
+    """Return what every card of parallel text is looked for in: ``train.de``, ``train.en``; ``train.tsv``."""
+    if card.labelled:
+        return []
+    one, other = card.source_language, card.target_language
+    layouts = []
+    for valid in ("valid", "val", "dev"):
+        names = {"train": "train", "valid": valid, "test": "test"}
+        plain = {
+            split: SplitFiles(source=(f"{name}.{one}",), target=(f"{name}.{other}",)) for split, name in names.items()
+        }
+        tabbed = {split: SplitFiles(tables=(f"{name}.tsv",)) for split, name in names.items()}
+        layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
+    return layouts
+
+
+def _matches(layouts: Iterable[Layout], top: Path) -> Iterator[Match]:
+    """Look for each layout: in each folder, or the files of one that is scattered each in the first that has it."""
+    folders = _folders(top)
+    for layout in layouts:
+        for places in [folders] if layout.scattered else ([each] for each in folders):
+            yield _match(layout, places)
+
+
+def _folders(top: Path) -> list[Path]:
+    """Return a folder and those below it, the shallower ones first; what may not be read holds nothing for us."""
+    found = []
+    for place, below, _ in os.walk(top, followlinks=True):
+        depth = len(Path(place).relative_to(top).parts)
+        below[:] = [name for name in below if not name.startswith(".")] if depth < _DEPTH else []
+        found.append((depth, Path(place)))
+    return [path for _, path in sorted(found)[:_FOLDERS]]
+
+
+def _match(layout: Layout, places: Sequence[Path]) -> Match:
+    """Look for a layout's files, plain or compressed, each in the first of these folders that has it."""
+    found: dict[str, Path] = {}
+    missing: list[str] = []
+    splits = []
+    for split, files in layout.splits.items():
+        here = {}
+        for name in files.names:
+            candidates = (place / each for each in (name, f"{name}.gz") for place in places)
+            if path := next(filter(Path.is_file, candidates), None):
+                here[name] = path
+        found |= here
+        if len(here) == len(set(files.names)):
+            splits.append(split)
+        elif split in ("train", "valid", "test"):
+            missing += [name for name in files.names if name not in here]
+    return Match(layout, places[0], found, splits, missing)
+
+
 # -------------------------------------------------------------------------------------------- a user's own files
 
 
@@ -178,7 +308,7 @@ def own_corpus(
     """
     labelled = rows is not None and rows.label is not None
     option = "--table {}" if labelled else "--{}"
-    _check_own(name, given, option)
+    _check_own(name, given)
     splits: Splits = {}
     files: list[SourceFile] = []
     for split, groups in given.items():
@@ -199,17 +329,14 @@ def own_corpus(
     return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
 
 
-def _check_own(name: str, given: Iterable[str], form: str) -> None:
-    if name in card_names():
+def _check_own(name: str, given: Iterable[str]) -> None:
+    if name in shipped_names("cards"):
         raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
     for split in given:
         try:
             check_split(split)
         except ValueError as error:
             raise DataError(f"no split can be called {split!r} ({error})") from error
-    missing = [form.format(split) + "=FILE" * ("table" in form) for split in ("train", "valid") if split not in given]
-    if missing:
-        raise DataError(f"a corpus of your own files needs {' and '.join(missing)} too")
 
 
 def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
@@ -229,8 +356,8 @@ def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool =
     kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
     how = {"format": kind, "odd_rows": "drop" if skip else "refuse"}
     own = (rows or Rows(header=False, texts=(0, 1))).model_copy(update=how)
-    looked = None if rows and chosen else columns_of(path, own) if kind == "jsonl" else first_cells(path, own)
-    if (cells := looked or []) and (kind == "jsonl" or len(cells) != 2):  # ids, or scores, would be learned
+    cells = [] if rows and chosen else first_record(path, own)
+    if cells and (kind == "jsonl" or len(cells) != 2):  # ids, or scores, would be learned
         shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
         raise DataError(
             f"{path} has {len(cells)} columns, and one file alone is read as a table of both sides; name two files, "

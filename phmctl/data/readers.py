@@ -213,13 +213,11 @@ def parallel_files(
 @repeatable
 def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterator[Row]:
     """Yield the rows of one split, from tables or JSON lines; of a `part` those whose column ``rows.split`` has it."""
-    records: Iterator[tuple[int, Any]]
     for path in paths:
-        records = _json_records(path) if rows.format == "jsonl" else _cells(path, rows)
+        records = _records(path, rows)
         header: Sequence[str] = ()
         if rows.header and rows.format != "jsonl":
-            check_columns(path, rows)
-            header = first_cells(path, rows)
+            header = check_columns(path, rows)
             next(records)
         places = {name: place for place, name in enumerate(header)}
         for number, record in records:
@@ -258,28 +256,22 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
     return None if not word or word in naming.unlabelled else naming.names.get(word, word)
 
 
-def first_cells(path: Path, rows: Rows) -> list[str]:
-    _, cells = next(_cells(path, rows), (1, list[str]()))
-    if isinstance(cells, DataError):
-        raise cells
-    return cells
-
-
-def columns_of(path: Path, rows: Rows) -> list[str] | None:
-    if rows.format != "jsonl":
-        return first_cells(path, rows) if rows.header else None
-    _, record = next(_json_records(path), (1, {}))
+def first_record(path: Path, rows: Rows) -> list[str]:
+    """Return a table's first row, be it a header or not, or the keys of the first JSON object."""
+    _, record = next(_records(path, rows), (1, list[str]()))
     if isinstance(record, DataError):
         raise record
+    if isinstance(record, list):
+        return record
     nested = (name for name in map(str, rows.columns) if name not in record and field_of(record, name) is not None)
     return [*record, *dict.fromkeys(nested)]
 
 
-def check_columns(path: Path, rows: Rows) -> None:
-    """Refuse (DataError) a file that is empty, lacks a column, or has one that is read twice."""
-    present = columns_of(path, rows)
-    if present is None:
-        return
+def check_columns(path: Path, rows: Rows) -> list[str]:
+    """Refuse (DataError) a file that is empty, lacks a column, or has one that is read twice; return its columns."""
+    if not rows.header and rows.format != "jsonl":
+        return []
+    present = first_record(path, rows)
     if not present:
         raise DataError(f"{path} is empty; is the download or the copy whole?")
     missing = [each for each in (*rows.columns, *rows.header_has) if isinstance(each, str) and each not in present]
@@ -292,6 +284,7 @@ def check_columns(path: Path, rows: Rows) -> None:
     for column in rows.columns:
         if isinstance(column, str) and present.count(column) > 1:
             raise DataError(f"{path} has {present.count(column)} columns {column!r}; give each a name of its own")
+    return present
 
 
 def field_of(record: Any, column: str) -> Any:
@@ -309,8 +302,6 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
         place = column if isinstance(column, int) else places[column]
         if place < len(record):
             return record[place]
-        if not any(record):
-            raise DataError(f"{where} is empty; a table has one row in each line: remove the empty lines")
         raise DataError(f"{where}: {len(record)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
     value = field_of(record, str(column))
     if value is None and column not in record:
@@ -321,6 +312,10 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
     if isinstance(value, str) and _HALF_PAIR.search(value):
         raise DataError(f"{where}: {column!r} holds half of a surrogate pair, which is no character")
     return str(value)
+
+
+def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Any]]:
+    return _json_records(path) if rows.format == "jsonl" else _cells(path, rows)
 
 
 def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]]:

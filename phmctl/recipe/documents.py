@@ -4,7 +4,7 @@ The YAML is composed to nodes first, so that each key's line is known when pydan
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -16,21 +16,9 @@ from pydantic.fields import FieldInfo
 from phmctl.errors import UserError, nearest
 
 KeyPath = tuple[str, ...]
-Place = Callable[[KeyPath, str], str]
 
 TOLD = 100  # problems of one document that are told, at most
 _KEY_ITSELF = "[key]"  # pydantic's mark for a mapping's key, where its value is not at fault
-
-
-def describe(error: ValidationError, schema: type[BaseModel], place: Place) -> list[str]:
-    """Return a line for each problem that pydantic found."""
-    lines = []
-    for problem in error.errors()[: TOLD + 1]:  # each looks through all keys for its place
-        path, section = _locate(problem, schema)
-        message = _message(problem, path, section, schema)
-        place_named = place(path, message if problem["type"] == "value_error" else "")
-        lines.append(f"{place_named}: {message}")
-    return list(dict.fromkeys(lines))
 
 
 def wrong_choice(key: str, value: Any, known: Sequence[str]) -> str:
@@ -66,8 +54,6 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
 def _suggest(problem: Any) -> str:
     if problem["type"] == "value_error":
         return f" ({problem['ctx']['error']})"
-    if problem["type"] == "bool_type":
-        return "; YAML's words are true and false"
     if problem["type"] != "literal_error" or not isinstance(problem["input"], str):
         return ""
     return nearest(problem["input"], _quoted(problem["ctx"]["expected"]))
@@ -123,10 +109,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-_LARGEST = 1 << 18  # characters of a document
-_NODES = 10_000  # keys and values
-_DEPTH = 32
-_DIGITS = 18  # of a whole number: what 64 bits always hold
+_LARGEST = 1 << 17  # characters of a document
 # What a value without quotes may be besides text: YAML 1.2's core schema, without its octal and hexadecimal numbers.
 # YAML 1.1, PyYAML's own, also reads 1:30 as 90, 010 as 8, yes and no as truth values and 2001-01-01 as a date.
 _PLAIN = {
@@ -146,54 +129,30 @@ class _Refusal(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the values of YAML 1.2, lists as the schemas' tuples, and limits.
+    """PyYAML's safe loader with the values of YAML 1.2 and lists as the schemas' tuples.
 
-    A file that is too long, or nested deeper than Python's stack, is refused at the node that is too much. So are
-    aliases: some hundred bytes of them can stand for gigabytes.
+    It refuses aliases, some hundred bytes of which can stand for gigabytes, and tags.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = self._nodes = 0
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node. Raises :class:`_Refusal` for a tag, an alias, too many nodes, or too deep a nesting."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        self._depth += 1
-        self._nodes += 1
         problem = None
         if event.anchor is not None:
             problem = f"anchors and aliases ({event.anchor}) are not read; write the values where they belong"
         elif event.tag is not None:
             problem = f"tag {event.tag!r} is not read; write plain values"
-        elif self._depth > _DEPTH:
-            problem = f"nested more than {_DEPTH} deep"
-        elif self._nodes > _NODES:
-            problem = f"more than {_NODES:,} keys and values"
         if problem:
             raise _Refusal(problem=problem, problem_mark=event.start_mark)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+        return super().compose_node(parent, index)
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
-        """Return a YAML list as a tuple."""
         return tuple(self.construct_sequence(node, deep=True))
-
-    def construct_int(self, node: yaml.ScalarNode) -> int:
-        """Return a whole number of up to 18 digits. Raises :class:`_Refusal` for a longer one."""
-        text = str(node.value).replace("_", "")
-        if len(text.lstrip("+-")) > _DIGITS:
-            problem = f"a whole number of {len(text):,} digits; the longest has {_DIGITS}"
-            raise _Refusal(problem=problem, problem_mark=node.start_mark)
-        return int(text)
 
 
 _Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first) in _PLAIN.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.construct_tuple)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
 @dataclass
@@ -213,7 +172,11 @@ class Document:
         try:
             model = schema.model_validate(self.content)
         except ValidationError as error:
-            problems = [*problems, *describe(error, schema, self.place)]
+            for problem in error.errors()[: TOLD + 1]:  # each looks through all keys for its place
+                path, section = _locate(problem, schema)
+                message = _message(problem, path, section, schema)
+                place = self.place(path, message if problem["type"] == "value_error" else "")
+                problems = list(dict.fromkeys([*problems, f"{place}: {message}"]))
         if model is None or problems:
             more = ["... and more"] if len(problems) > TOLD else []
             raise refusal("\n".join([*problems[:TOLD], *more]))
@@ -246,12 +209,8 @@ class Document:
 
 
 def _merged(own: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    deeper = {key: _merged(own[key], base[key]) for key in own if _are_mappings(own[key], base.get(key))}
-    return base | own | deeper
-
-
-def _are_mappings(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)
+    both = (key for key in own if isinstance(own[key], dict) and isinstance(base.get(key), dict))
+    return base | own | {key: _merged(own[key], base[key]) for key in both}
 
 
 def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError]) -> Model:
@@ -303,7 +262,7 @@ def _compose(text: str) -> tuple[yaml.Node | None, Any]:
         loader = _Loader(text)
         node = loader.get_single_node()
         return node, None if node is None else loader.construct_document(node)
-    except (TypeError, ValueError) as error:  # a key that is a list of mappings; an escape beyond Unicode
+    except (TypeError, ValueError, RecursionError) as error:  # a key that is a list of mappings; nested too deep
         raise yaml.YAMLError(str(error)) from error
 
 

@@ -250,18 +250,6 @@ def _set(document: Document, override: Override) -> None:
     document.options[path] = override.option
 
 
-_QUICK: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for files of the package: libyaml knows no limits
-
-
 def list_recipes() -> list[dict[str, str]]:
-    """Return ``name``, ``task`` and ``description`` of each shipped recipe, by name. The schema is not asked."""
-    folder = shipped("recipes")
-    written = {name: yaml.load((folder / f"{name}.yaml").read_bytes(), _QUICK) for name in shipped_names("recipes")}
-    found = []
-    for name, content in written.items():
-        stated = content
-        while "task" not in stated and "extends" in stated:
-            stated = written[stated["extends"]]
-        task, description = stated.get("task", "translation"), content.get("description", "")
-        found.append({"name": name, "task": task, "description": description})
-    return found
+    """Return ``name``, ``task`` and ``description`` of each shipped recipe, by name."""
+    return [load_recipe(name).model_dump(include={"name", "task", "description"}) for name in shipped_names("recipes")]

@@ -192,14 +192,12 @@ class StackSection(LinearSection):
         kinds = {self.compose_layers, self.compose_heads} - {"none"}
         dense_heads = self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real"
         learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
-        if not kinds or kinds - {"linear", "bilinear"}:
-            raise ValueError("composition_start: base needs compositions that can be it: linear or bilinear")
-        if "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order):
-            raise ValueError(f"composition_start: base needs first_order, and composition_rank = width = {self.width}")
-        if dense_heads or (learned and (self.rules, self.parametrization) != ("separate", "rule")):
+        narrow = "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order)
+        shared = learned and (self.rules, self.parametrization) != ("separate", "rule")
+        if not kinds or kinds - {"linear", "bilinear"} or narrow or dense_heads or shared:
             raise ValueError(
-                "composition_start: base needs composition_maps: algebra over heads, rules: separate and "
-                "parametrization: rule"
+                "composition_start: base needs compositions that are linear or bilinear, with first_order, "
+                f"composition_rank = width = {self.width}, maps of the model's algebra, and rules that are separate"
             )
 
     @property

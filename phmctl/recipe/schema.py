@@ -33,15 +33,10 @@ from phmctl.recipe.models import (
 # --------------------------------------------------------------------------------------------------------- data
 
 
-class CorpusSection(Section):
-    """Which corpus of text."""
-
-    card: str  # the name of a dataset card or of your own corpus
-
-
-class ParallelSection(CorpusSection):
+class ParallelSection(Section):
     """Which corpus of sentence pairs in two languages, and how its text becomes tokens."""
 
+    card: str  # the name of a dataset card or of your own corpus
     tokenizer: Literal["bpe", "word"] = "bpe"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 8000  # token types, special tokens included; of each side if not joint
     joint: bool = True  # one vocabulary for both sides
@@ -50,9 +45,10 @@ class ParallelSection(CorpusSection):
     max_tokens: PositiveInt = 256  # longest side kept in train, in tokens of the text
 
 
-class LabelledSection(CorpusSection):
+class LabelledSection(Section):
     """Which corpus of labelled texts or pairs of texts, and how its text becomes tokens."""
 
+    card: str  # the name of a dataset card or of your own corpus
     tokenizer: Literal["bpe", "word"] = "word"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 20_000  # token types, special tokens included
     max_tokens: PositiveInt = 128  # longest text kept in train, in tokens of the text
@@ -106,9 +102,8 @@ class TrainingSection(Section):
     validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps between validations
     save_every: Annotated[PositiveInt, CHOICE] = 500  # steps between checkpoints
     keep: Annotated[PositiveInt, NOTHING] = 1  # number of newest checkpoints to keep beside `best`
-    average: Annotated[NonNegativeInt, CHOICE] = (
-        0  # number of last checkpoints whose weights are averaged at the end; 0 is off
-    )
+    # number of last checkpoints whose weights are averaged at the end; 0 is off
+    average: Annotated[NonNegativeInt, CHOICE] = 0
     # number of validations without improvement after which training stops; 0 is off
     patience: Annotated[NonNegativeInt, CHOICE] = 0
     device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
@@ -155,9 +150,8 @@ class ClassificationTraining(CountedTraining):
 
     label_smoothing: Probability = 0.0  # share of the probability spread over all classes
     teacher: str | None = None  # run whose probabilities are learned; same labels and vocabulary
-    teacher_weight: Annotated[float, Field(ge=0, le=1)] = (
-        0.5  # weight of the teacher's probabilities in the loss; the labels have the rest
-    )
+    # weight of the teacher's probabilities in the loss; the labels have the rest
+    teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 # ----------------------------------------------------------------------------------------------------- decoding

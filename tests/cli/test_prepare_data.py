@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from phmctl.data.card import card_names
+from phmctl.shipped import shipped_names
 from tests.calls import call, rows_of
 
 
@@ -51,7 +51,7 @@ def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
     (tmp_path / "data" / "raw" / "multi30k-de-en" / "urls-0123").mkdir(parents=True)
     document = json.loads(prepare(tmp_path, "--list", "--json").stdout)
     cards = {card["name"]: card for card in document["cards"]}
-    assert set(cards) == set(card_names())
+    assert set(cards) == set(shipped_names("cards"))
     assert cards["wmt18-en-et"]["prepared"] == ["bpe-32000-joint-256", "word-100-20"]
     assert cards["wmt14-en-de"]["prepared"] == []
     assert cards["wmt14-en-de"]["sizes"] == {"train": 4_508_785, "valid": 3_000, "test": 3_003}

@@ -9,8 +9,7 @@ import pytest
 
 from phmctl.data import fetch as archives
 from phmctl.data.card import Hub, Url
-from phmctl.data.fetch import DamagedError, extract, fetch_all
-from phmctl.data.hub import hub_rows, load_rows
+from phmctl.data.fetch import DamagedError, extract, fetch_all, hub_rows, load_rows
 from phmctl.errors import DataError, DownloadError, OutputError
 from tests.data.helpers import texts
 
@@ -135,7 +134,7 @@ def test_an_archive_of_too_much_or_of_too_many_leaves_nothing(tmp_path, name, mo
 
 def test_a_damaged_archive_is_fetched_again_once_the_server_has_a_whole_one(tmp_path):
     served, cache = tmp_path / "a.tgz", tmp_path / "cache"
-    item = Url(url=served.as_uri(), file="a.tgz", extract=True)
+    item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
     served.write_bytes(b"<html>busy</html>")
     with pytest.raises(DataError, match="not a whole tar or zip archive"):
         fetch_all([item], cache)
@@ -150,14 +149,14 @@ def test_an_archive_that_was_damaged_in_the_cache_is_fetched_again(tmp_path):
     cache.mkdir()
     (cache / "a.tgz").write_bytes(served.read_bytes()[:100])
     (cache / ".a.tgz.extracted.0123abcd.tmp").mkdir()
-    fetch_all([Url(url=served.as_uri(), file="a.tgz", extract=True)], cache)
+    fetch_all([Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)], cache)
     assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
     assert (cache / "a.tgz").read_bytes() == served.read_bytes()
 
 
 def test_refetch_unpacks_anew(tmp_path):
     served, cache = tar(tmp_path / "a.tgz", CONTENT), tmp_path / "cache"
-    item = Url(url=served.as_uri(), file="a.tgz", extract=True)
+    item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
     fetch_all([item], cache)
     tar(served, {"new": b"x"})
     fetch_all([item], cache)
@@ -180,9 +179,10 @@ def make(tmp_path, kind, nested=False):
         written.to_json(path) if kind == "jsonl" else written.to_parquet(path)
     columns = ("translation.de", "translation.en") if nested else ("de", "en")
     splits = {"train": "train", "valid": "validation", "test": "test"}
-    return Hub(id=str(tmp_path / "repository"), splits=splits, texts=columns)
+    return Hub.model_construct(id=str(tmp_path / "repository"), splits=splits, texts=columns)
 
 
+@pytest.mark.usefixtures("local_hub")
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, capsys, kind, nested):
     hub = make(tmp_path, kind, nested)
@@ -197,6 +197,7 @@ def test_splits_and_columns(tmp_path, capsys, kind, nested):
     assert all(file.path.is_relative_to(tmp_path / "cache") and file.path.is_file() for file in files)
 
 
+@pytest.mark.usefixtures("local_hub")
 @pytest.mark.parametrize(("addresses", "version"), [(None, "refs/x"), ({f"hf://datasets/a/b@{COMMIT}/x": {}}, COMMIT)])
 def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, capsys, addresses, version):
     """The second time neither the library nor the network is asked."""
@@ -209,7 +210,6 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, capsys, addresses,
         return datasets.DatasetDict({"train": rows, "other": rows})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
     hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, texts=("de", "en"))
     for _ in range(2):
         splits, files, origin = load_rows(hub, tmp_path / "cache")
@@ -221,6 +221,7 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, capsys, addresses,
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
 
 
+@pytest.mark.usefixtures("local_hub")
 def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypatch):
     """What killed fetches left is swept; a fetch that fails leaves what was there."""
     answers = [None, PAIRS[:1], None, PAIRS]
@@ -232,7 +233,6 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
         return datasets.DatasetDict({"train": datasets.Dataset.from_list([{"de": de, "en": en} for de, en in pairs])})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
     hub = Hub(id="a/b", splits={"train": "train"}, texts=("de", "en"))
     cache = tmp_path / "cache"
 
@@ -253,12 +253,13 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
     assert answers == []
 
 
+@pytest.mark.usefixtures("local_hub")
 def test_what_the_library_refuses_or_no_text_is_a_clear_word(tmp_path):
     rows = hub_rows([{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}], make(tmp_path, "jsonl"), "set")
     assert next(iter(rows)).texts == ("eins zwei ", "one")
     with pytest.raises(DataError, match=r"set, row 2: expected text in de, en; it has .*None"):
         list(rows)
-    hub = Hub(id=str(tmp_path / "repository"), splits={"train": "training"}, texts=("de", "en"))
+    hub = Hub.model_construct(id=str(tmp_path / "repository"), splits={"train": "training"}, texts=("de", "en"))
     with pytest.raises(DataError, match="has no split 'training'; it has test, train, validation"):
         load_rows(hub, tmp_path / "cache")
     (tmp_path / "empty").mkdir()

@@ -7,8 +7,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from phmctl.data.card import Card, Layout, card_names, card_task, load_card
+from phmctl.data.card import Card, Layout, card_task, load_card
 from phmctl.errors import DataError
+from phmctl.shipped import shipped_names
 
 SPLITS = ("train", "valid", "test")
 MINIMAL = {
@@ -34,8 +35,8 @@ def refusal(tmp_path, **changes) -> str:
     return str(caught.value)
 
 
-TRANSLATION = [name for name in card_names() if card_task(name) == "translation"]
-LABELLED = [name for name in card_names() if name not in TRANSLATION]
+TRANSLATION = [name for name in shipped_names("cards") if card_task(name) == "translation"]
+LABELLED = [name for name in shipped_names("cards") if name not in TRANSLATION]
 UNKNOWN_SIZES = {"iwslt14-ro-en"}
 
 
@@ -153,37 +154,16 @@ def test_files_may_lie_in_subfolders_but_not_in_the_cache(tmp_path):
     assert load(tmp_path, local=[layout]).local[0].splits["train"].names == ("de-en/train.de.gz", "de-en/ü.en")
 
 
-def _near(tmp_path, address: str) -> Card:
-    return load(tmp_path, urls=[{"url": address, "file": "x"}])
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["file:///etc/passwd", "file://localhost/etc/passwd", "file:////etc/passwd", "file:///%65tc/passwd", "out", "dots"],
-)
-def test_a_card_has_no_file_of_this_machine_copied_but_those_beside_it(tmp_path, address):
-    (tmp_path / "out").symlink_to("/etc/passwd")
-    known = {"out": (tmp_path / "out").as_uri(), "dots": f"{tmp_path.as_uri()}/x?/../../../etc/passwd"}
-    with pytest.raises(DataError, match=r"own\.yaml: .* lies outside the card's folder; .*\n.*--source DIR"):
-        _near(tmp_path, known.get(address, address))
-    assert _near(tmp_path, f"{tmp_path.as_uri()}/text/train%20a.de").urls
-
-
-@pytest.mark.parametrize("address", ["/etc/passwd", "FILE:///etc/passwd", " file:///x", "<URL:file:///x>", "ftp://h/x"])
+@pytest.mark.parametrize("address", ["/etc/passwd", "file:///etc/passwd", "FILE:///x", " file:///x", "ftp://h/x"])
 def test_addresses_of_other_kinds_are_refused(tmp_path, address):
-    with pytest.raises(DataError, match=r"urls\.0\.url"):
-        _near(tmp_path, address)
+    assert "urls.0.url" in refusal(tmp_path, urls=[{"url": address, "file": "x"}])
 
 
-def test_a_cards_hub_is_no_folder_of_this_machine_but_one_beside_it(tmp_path):
-    def hub(**more) -> dict:
-        return {"splits": {"train": "train"}, "texts": ["de", "en"], **more}
-
-    (tmp_path / "rows").mkdir()
-    assert load(tmp_path, hub=hub(id=str(tmp_path / "rows"))).hub
-    assert "/etc lies outside the card's folder" in refusal(tmp_path, hub=hub(id="/etc"))
-    assert "hub.id" in refusal(tmp_path, hub=hub(id="text", folder="etc"))
-    assert "is no plain name" in refusal(tmp_path, hub=hub(id="a/b", folder="/etc"))
+@pytest.mark.parametrize("name", ["text", "/etc", "../etc", "./etc", "a/b/c"])
+def test_a_cards_hub_is_no_folder_of_this_machine(tmp_path, name):
+    hub = {"splits": {"train": "train"}, "texts": ["de", "en"]}
+    assert "hub.id" in refusal(tmp_path, hub={**hub, "id": name})
+    assert "is no plain name" in refusal(tmp_path, hub={**hub, "id": "a/b", "folder": "/etc"})
 
 
 LABELLED_CARD = {

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.card import Card, load_card
-from phmctl.data.corpus import open_corpus, own_corpus
-from phmctl.data.find import find_files
+from phmctl.data.card import Card, Url, load_card
+from phmctl.data.corpus import find_files, open_corpus, own_corpus
 from phmctl.data.readers import parallel_files, read_sentences
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked
@@ -81,6 +80,7 @@ def test_a_split_that_is_there_is_not_made(tmp_path):
     assert not corpus.held_out
 
 
+@pytest.mark.usefixtures("local_hub")
 def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
     """A set's division depends on the pairs' order alone: the hub's rows and the files of a folder give the same."""
     card = load_card("setimes-en-mk")
@@ -131,8 +131,8 @@ def test_own_files_that_are_missing_or_twice_the_same(tmp_path):
 
 def card_with(urls: list[Path], hub: dict | None = None, **more) -> Card:
     card = load_card("multi30k-de-en").model_dump(exclude={"urls", "hub", "local"})
-    items = [{"url": path.as_uri(), "file": path.name} | more for path in urls]
-    return Card.model_validate(card | {"urls": tuple(items), "hub": hub})
+    items = (Url.model_construct(url=path.as_uri(), file=path.name, **more) for path in urls)  # unchecked: a file's
+    return Card.model_validate(card | {"hub": hub}).model_copy(update={"urls": tuple(items)})
 
 
 NAMES = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]

@@ -7,7 +7,7 @@ import pytest
 
 from phmctl.data.card import Rows, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
-from phmctl.data.hub import hub_rows
+from phmctl.data.fetch import hub_rows
 from phmctl.errors import DataError
 from tests.data.helpers import as_given, put, sizes
 
@@ -189,7 +189,6 @@ def test_own_tables(tmp_path):
     [
         ({"train": "nowhere.tsv", "valid": "a.tsv"}, r"--table train: .*nowhere.tsv is no file"),
         ({"dev": "a.tsv"}, "no split can be called 'dev' .use train, valid, test, or test_ and a name"),
-        ({"train": "a.tsv"}, "--table valid=FILE too"),
         ({"train": "a.tsv", "valid": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),
     ],
 )

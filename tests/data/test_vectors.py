@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from phmctl.data.prepared.prepare import read_vectors
 from phmctl.data.special import SPECIAL_TOKENS
-from phmctl.data.vectors import read_vectors
 from phmctl.errors import DataError
 from tests.data.helpers import put
 
@@ -14,33 +14,33 @@ WORDS = [*SPECIAL_TOKENS, " dog", " Cat", " .", "."]
 @pytest.mark.parametrize("name", ["v.txt", "v.txt.gz"])
 def test_the_table(tmp_path, name):
     path = put(tmp_path / name, "dog 1 2", "cat 3 6", ". 5 1", "unseen 100 100", "dog 9 9")
-    found = read_vectors(path, WORDS)
-    assert found.covered.tolist() == [False] * 4 + [True] * 4
+    table, covered = read_vectors(path, WORDS)
+    assert covered.tolist() == [False] * 4 + [True] * 4
     mean = [(1 + 3 + 5 + 5) / 4, (2 + 6 + 1 + 1) / 4]  # what the file lacks is an average word
-    np.testing.assert_allclose(found.table, [[0, 0], mean, mean, mean, [1, 2], [3, 6], [5, 1], [5, 1]])
-    assert found.table.dtype == np.float32
+    np.testing.assert_allclose(table, [[0, 0], mean, mean, mean, [1, 2], [3, 6], [5, 1], [5, 1]])
+    assert table.dtype == np.float32
 
 
 def test_the_cased_word_is_taken_before_the_lower_case_one(tmp_path):
-    found = read_vectors(put(tmp_path / "v", "cat 3.0 6.0", "Cat 7.0 8.0"), WORDS)
-    assert found.table[5].tolist() == [7, 8]
+    table, _ = read_vectors(put(tmp_path / "v", "cat 3.0 6.0", "Cat 7.0 8.0"), WORDS)
+    assert table[5].tolist() == [7, 8]
 
 
 def test_words_with_spaces_in_them(tmp_path):
     """GloVe 840B has a row whose word is ". . ."; the vector is the last numbers of a line."""
     path = put(tmp_path / "v", "dog 0.1 0.2", ". . . 0.5 0.6", "at name@domain.com 0.3 0.4", ". 0.7 0.8")
-    found = read_vectors(path, WORDS)
-    np.testing.assert_allclose(found.table[[4, 6]], [[0.1, 0.2], [0.7, 0.8]], rtol=1e-6)
+    table, _ = read_vectors(path, WORDS)
+    np.testing.assert_allclose(table[[4, 6]], [[0.1, 0.2], [0.7, 0.8]], rtol=1e-6)
 
 
 def test_a_first_line_of_counts_is_passed_over(tmp_path):
-    assert read_vectors(put(tmp_path / "v", "2 3", "dog 1 2 3"), WORDS).table.shape == (8, 3)
+    assert read_vectors(put(tmp_path / "v", "2 3", "dog 1 2 3"), WORDS)[0].shape == (8, 3)
 
 
 def test_a_word_that_ends_in_a_whole_number(tmp_path):
     path = put(tmp_path / "v", "dog 0.1 0.2", "sept 11 0.5 0.6", "11 0.7 0.8", "at 5 0.9 1e-3")
-    found = read_vectors(path, [*WORDS, " 11", " sept 11", " at 5"])
-    np.testing.assert_allclose(found.table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
+    table, _ = read_vectors(path, [*WORDS, " 11", " sept 11", " at 5"])
+    np.testing.assert_allclose(table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
 
 
 FINITE, WIDTH = (
@@ -68,7 +68,7 @@ def test_no_word_that_is_wanted(tmp_path):
 
 def test_real_glove(real_data):
     path = real_data / "glove" / "glove.6B.300d.subset.derived.txt.gz"
-    found = read_vectors(path, [*SPECIAL_TOKENS, " the", " The", " zyzzyva"])
-    assert found.table.shape == (7, 300)
-    assert found.covered.tolist()[4:] == [True, True, False]
-    assert found.table[4, 0] == np.float32(0.04656)
+    table, covered = read_vectors(path, [*SPECIAL_TOKENS, " the", " The", " zyzzyva"])
+    assert table.shape == (7, 300)
+    assert covered.tolist()[4:] == [True, True, False]
+    assert table[4, 0] == np.float32(0.04656)

@@ -30,10 +30,9 @@ from phmctl.data.card import Rows, load_card
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.fetch import extract
 from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
-from phmctl.data.prepared.prepare import labels_of
+from phmctl.data.prepared.prepare import labels_of, read_vectors
 from phmctl.data.readers import Format, read_sentences, tables
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
-from phmctl.data.vectors import read_vectors
 from phmctl.errors import PhmctlError
 from phmctl.exports import Export
 from phmctl.recipe.loading import dump_recipe, load_recipe, parse_recipe

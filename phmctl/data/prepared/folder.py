@@ -19,13 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phmctl.data.card import card_names, corpus_name, is_card
+from phmctl.console import Table
+from phmctl.data.card import corpus_name, is_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.files import refuse_pipes, writing
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
 from phmctl.sealed import read_seal, seal, verify
+from phmctl.shipped import shipped_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +97,7 @@ def prepared_folder(data: Section, root: Path) -> Path:
     if isinstance(data, LabelledSection):
         name = f"labelled-{name}-{data.max_tokens}"
     else:
-        turned, doubled = "-reverse" * is_reversed(data), "-copies" * data.copies
+        turned, doubled = "-reverse" * (data.direction == "reverse"), "-copies" * data.copies
         name = f"{name}{'-joint' * data.joint}-{data.max_tokens}{turned}{doubled}"
     return root / "prepared" / corpus_name(data.card) / name
 
@@ -108,19 +110,11 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
         words.append("--joint" if data.joint else "--separate")
         own = "--train SRC TGT --valid SRC TGT --test SRC TGT"
     words.append(f"--max-tokens {data.max_tokens}")
-    words += ["--reverse"] if is_reversed(data) else []
-    words += ["--copies"] if has_copies(data) else []
+    words += ["--reverse"] if getattr(data, "direction", "") == "reverse" else []
+    words += ["--copies"] if getattr(data, "copies", False) else []
     words += [] if is_card(data.card) else [own]
     words += [] if root is None or root == data_root() else [f"--data {shlex.quote(str(root))}"]
     return " ".join(words)
-
-
-def is_reversed(data: Section) -> bool:
-    return isinstance(data, ParallelSection) and data.direction == "reverse"
-
-
-def has_copies(data: Section) -> bool:
-    return isinstance(data, ParallelSection) and data.copies
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
@@ -176,16 +170,6 @@ class Ragged:
             here = owner == chunk
             tokens[here] = self._values[chunk][places[here] - self._bounds[chunk]]
         return tokens
-
-
-def ragged(column: Any) -> Ragged:
-    """Return an Arrow column of lists as flat arrays, without a copy. Meant for :func:`reading_arrow`."""
-    return Ragged(
-        [
-            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
-            for chunk in column.chunks
-        ]
-    )
 
 
 @contextmanager
@@ -250,7 +234,7 @@ class Split:
             names = self._table.column_names
             parallel = "first" not in names
             self._columns = PARALLEL if parallel else [name for name in LABELLED if name in names]
-            self.sides: tuple[Ragged, ...] = tuple(ragged(self._table.column(name)) for name in self._columns)
+            self.sides: tuple[Ragged, ...] = tuple(map(self._lists, self._columns))
             self.labels: Ints | None = None if parallel else self._numbers("label")
             self.extras: dict[str, Ints] = {name: self._numbers(name) for name in extras or ()}
 
@@ -275,6 +259,11 @@ class Split:
             for column in columns:
                 column.validate(full=True)  # a text that begins outside the file would end the process
             return tuple(column.to_pylist() for column in columns)
+
+    def _lists(self, column: str) -> Ragged:
+        """Return a column of lists as flat arrays, without a copy."""
+        parts = ((chunk.values, chunk.offsets) for chunk in self._table.column(column).chunks)
+        return Ragged([tuple(each.to_numpy(zero_copy_only=True) for each in both) for both in parts])
 
     def _numbers(self, column: str) -> Ints:
         numbers: Ints = self._table.column(column).to_numpy().astype(np.int64)
@@ -309,7 +298,7 @@ class PreparedData:
         manifest = read_manifest(folder)
         if manifest is None:
             prepared = [path.name for path in (root / "prepared").glob("*") if path.is_dir()]
-            meant = "" if is_card(data.card) else nearest(data.card, [*prepared, *card_names()])
+            meant = "" if is_card(data.card) else nearest(data.card, [*prepared, *shipped_names("cards")])
             if others := sorted(path.parent.name for path in folder.parent.glob("*/manifest.json")):
                 meant = f" (it is in {', '.join(others)}, for other settings or another task)"
             raise DataError(f"{data.card} is not prepared in {folder}{meant}; run: {command}")
@@ -346,3 +335,54 @@ class PreparedData:
         refuse_damage(self.folder, self.manifest, VECTORS_FILE, self.command)
         vectors: Tensor = load_file(self.folder / VECTORS_FILE)["vectors"]
         return vectors
+
+    @property
+    def coverage(self) -> str:
+        """In words, what of the text has word vectors; empty where the data was prepared without."""
+        if not (vectors := self.manifest.get("vectors")):
+            return ""
+        tokens = ", ".join(f"{share:.1%} of {split}" for split, share in vectors["tokens"].items())
+        return (
+            f"{vectors['width']}-dimensional vectors of {vectors['file']} for {vectors['covered']:,} of "
+            f"{vectors['types']:,} token types; of the tokens {tokens}"
+        )
+
+
+# ------------------------------------------------------------------------------------- what people are shown of it
+
+
+def prepared_table(manifest: Mapping[str, Any]) -> Table:
+    """Return each split's counts, as the manifest has them."""
+    splits, labelled = manifest["splits"], "labels" in manifest
+    sides = ("text",) if labelled else PARALLEL
+    dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
+    noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
+    titles = ["split", "read", *(f"− {reason}" for reason in dropped), "kept"]
+    titles += [f"kept, {reason}" for reason in noted]
+    titles += ["commonest label"] if labelled else []
+    titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in sides]
+    rows = []
+    for name, counts in splits.items():
+        numbers = [counts["read"], *(counts["dropped"].get(reason, 0) for reason in dropped), counts["kept"]]
+        numbers += [counts["noted"].get(reason, 0) for reason in noted]
+        row = [name, *(f"{number:,}" for number in numbers)]
+        if labelled:
+            label = max(counts["labels"], key=counts["labels"].__getitem__)
+            row.append(f"{label} {counts['labels'][label] / counts['kept']:.1%}")
+        for side in sides:
+            tokens, unknown = counts[side]["tokens"], counts[side]["unknown"] / max(counts[side]["tokens"], 1)
+            row.append(f"{tokens:,}" + (f" ({unknown:.1%} unknown)" if unknown else ""))
+        rows.append(row)
+    return Table(f"{manifest['corpus']}: {_title(manifest)}", [title.replace("_", " ") for title in titles], rows)
+
+
+def _title(manifest: Mapping[str, Any]) -> str:
+    kind, sizes = manifest["settings"]["tokenizer"], manifest["token_types"]
+    if "labels" in manifest:
+        labels = manifest["labels"]
+        classes = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels"
+        texts = "pairs" if manifest["texts"] == 2 else "texts"
+        return f"{texts}; {classes}; {kind} vocabulary of {sizes['text']:,}"
+    if manifest["settings"]["joint"]:
+        return f"joint {kind} vocabulary of {sizes['source']:,}"
+    return f"{kind} vocabularies of {sizes['source']:,} and {sizes['target']:,}"

@@ -7,11 +7,15 @@ only when it is complete.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
@@ -25,8 +29,6 @@ from phmctl.data.prepared.folder import (
     PreparedData,
     Section,
     Split,
-    has_copies,
-    is_reversed,
     prepare_command,
     prepared_folder,
     read_manifest,
@@ -34,10 +36,10 @@ from phmctl.data.prepared.folder import (
     write_split,
 )
 from phmctl.data.prepared.provenance import CARD, Vocabulary, build, changes, provenance
+from phmctl.data.readers import read_lines
 from phmctl.data.rows import UNKNOWN, RowSource
-from phmctl.data.special import SPECIAL_TOKENS, UNK
+from phmctl.data.special import PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
-from phmctl.data.vectors import read_vectors
 from phmctl.errors import DataError
 from phmctl.files import write_atomic
 from phmctl.recipe.documents import change
@@ -47,7 +49,11 @@ from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
+_OLD = (("direction", "forward"), ("copies", False))  # settings that older folders do not name
 _LOOKED_AT = 1000  # rows of a split, for its words
+_REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
+
+Floats = npt.NDArray[np.float32]
 
 SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
 
@@ -105,8 +111,9 @@ def prepare(
         note(f"{folder} is up to date")  # what was published stays as it is: the network need not be asked again
     else:
         corpus = open_corpus(of, source, root / "raw" / of.id, refetch=refetch) if isinstance(of, Card) else of
-        corpus = reversed_corpus(corpus) if is_reversed(data) else corpus
-        corpus = copied_corpus(corpus) if has_copies(data) else corpus
+        if isinstance(data, ParallelSection):
+            corpus = reversed_corpus(corpus) if data.direction == "reverse" else corpus
+            corpus = copied_corpus(corpus) if data.copies else corpus
         made = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
@@ -136,10 +143,9 @@ def _compare(manifest: Mapping[str, Any], card: Card) -> None:
 
 
 def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return what decides on a folder's content beside its sources; folders of before a setting do not name it."""
-    new = {"direction": is_reversed(data), "copies": has_copies(data)}
-    left_out = {"card", *(key for key, used in new.items() if not used)}
-    settings = {**data.model_dump(exclude=left_out), "cleaning": cleaning.model_dump()}
+    """Return what decides on a folder's content beside its sources."""
+    settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
+    settings = {key: value for key, value in settings.items() if (key, value) not in _OLD}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)
         settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(of, flag)}
@@ -297,22 +303,95 @@ def _check_classes(
         warn(f"{lost}: it is not learned")
 
 
+# ---------------------------------------------------------------------------------------------------- word vectors
+
+
 def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, Any]:
     import torch
     from safetensors.torch import save
 
     note(f"reading {path} ...")
-    found = read_vectors(path, tokenizer.vocabulary)
-    write_atomic(folder / VECTORS_FILE, save({"vectors": torch.from_numpy(found.table)}))
+    table, covered = read_vectors(path, tokenizer.vocabulary)
+    write_atomic(folder / VECTORS_FILE, save({"vectors": torch.from_numpy(table)}))
     shares = {}
     for name in splits:
         sides = [side.values for side in Split(folder / f"{name}.arrow").sides]
         total = sum(map(len, sides))
-        shares[name] = round(sum(int(found.covered[side].sum()) for side in sides) / total, 6) if total else 0.0
+        shares[name] = round(sum(int(covered[side].sum()) for side in sides) / total, 6) if total else 0.0
     return {
         "file": path.name,
-        "width": found.table.shape[1],
-        "covered": int(found.covered.sum()),
+        "width": table.shape[1],
+        "covered": int(covered.sum()),
         "types": tokenizer.size - len(SPECIAL_TOKENS),
         "tokens": shares,
     }
+
+
+def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Read the vectors of a word tokenizer's vocabulary: (V, d), and which token types the file has, (V,).
+
+    Where a word is missing its lower-case form is taken. What the file lacks has the mean of the others; PAD is zero.
+    GloVe's text format: a word and its numbers a line, plain or ``.gz``. The 840B release has words with spaces in
+    them, so the vector is the last numbers of a line. A first line with two whole numbers (word2vec's) is passed over.
+    """
+    exact: dict[str, list[int]] = defaultdict(list)
+    lowered: dict[str, list[int]] = defaultdict(list)
+    for index, token in enumerate(vocabulary[len(SPECIAL_TOKENS) :], start=len(SPECIAL_TOKENS)):
+        exact[token.strip()].append(index)
+        lowered[token.strip().lower()].append(index)
+    found: dict[int, Floats] = {}
+    second_best: dict[int, Floats] = {}
+    for word, numbers in _wanted_rows(path, exact.keys() | lowered.keys()):
+        for index in exact.get(word, ()):
+            found.setdefault(index, numbers)
+        for index in lowered.get(word, ()):
+            second_best.setdefault(index, numbers)
+    found = second_best | found
+    if not found:
+        raise DataError(
+            f"{path} has none of the {len(vocabulary):,} words of the vocabulary; are they vectors of words?"
+        )
+    size = len(vocabulary)
+    rows = np.fromiter(found, np.int64, len(found))
+    vectors = np.stack([*found.values()])  # (covered, d)
+    covered = np.zeros(size, np.bool_)
+    covered[rows] = True
+    table = np.tile(vectors.mean(axis=0, dtype=np.float64).astype(np.float32), (size, 1))  # (V, d)
+    table[rows] = vectors
+    table[PAD] = 0
+    return table, covered
+
+
+def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
+    """Yield the rows of the words that are wanted, in the order of the file; the width of all rows is checked."""
+    width = 0
+    for number, line in enumerate(read_lines(path), start=1):
+        text = line.rstrip(" ")
+        if number == 1 and re.fullmatch(r"[0-9]+ [0-9]+", text):
+            continue
+        width = width or text.count(" ")
+        word, numbers = _parts(path, number, text, width)
+        if word not in wanted:
+            continue
+        try:
+            with np.errstate(over="ignore"):
+                values = np.array(numbers.split(" "), np.float32)
+        except ValueError:
+            values = np.full(1, np.nan, np.float32)
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}, line {number}: not all fields behind the word are finite numbers")
+        yield word, values
+
+
+def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
+    if line.count(" ") == width:  # nearly all lines: no need to take the numbers apart
+        word, _, numbers = line.partition(" ")
+        return word, numbers
+    parts = line.rsplit(" ", width)  # a word with spaces, and the numbers
+    word = parts[0] if len(parts) > width else ""
+    if not word or _REAL.fullmatch(word.rpartition(" ")[2]):  # a word may end in a whole number: "sept 11"
+        raise DataError(
+            f"{path}, line {number}: {line.count(' ')} numbers behind the word, but the first row has {width}; "
+            "is the file whole, and of one width?"
+        )
+    return word, " ".join(parts[1:])

@@ -18,7 +18,6 @@ from phmctl.console import note, silence, warn
 from phmctl.data import copies
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
-from phmctl.data.listing import coverage_of
 from phmctl.data.prepared.folder import PreparedData, Split
 from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.decoding.model import (
@@ -130,7 +129,7 @@ class ClassificationTask:
             if (vectors := self._vectors()) is None and self.recipe.model.embeddings == "vectors":
                 command = f"{self.prepared.command} --vectors FILE --force"
                 raise DataError(f"model.embeddings: vectors, but {self.prepared.folder} has none; run: {command}")
-            of = f"{coverage_of(self.prepared.manifest)}, frozen"
+            of = f"{self.prepared.coverage}, frozen"
             note(f"embeddings: {'trained, no vectors' if vectors is None else of}")
 
     def check_run(self, run: Run) -> None:

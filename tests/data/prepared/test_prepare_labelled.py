@@ -9,8 +9,7 @@ import torch
 
 from phmctl.data.batches import collate, lengths_of, plan_by_count
 from phmctl.data.corpus import Corpus
-from phmctl.data.listing import prepared_table
-from phmctl.data.prepared.folder import PreparedData, prepared_folder, trained_sizes
+from phmctl.data.prepared.folder import PreparedData, prepared_folder, prepared_table, trained_sizes
 from phmctl.data.prepared.prepare import choose_section, prepare
 from phmctl.data.rows import Row
 from phmctl.errors import DataError, RecipeError
