@@ -308,13 +308,18 @@ def own_corpus(
     """
     labelled = rows is not None and rows.label is not None
     option = "--table {}" if labelled else "--{}"
-    _check_own(name, given)
+    if name in shipped_names("cards"):
+        raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
     splits: Splits = {}
     files: list[SourceFile] = []
     for split, groups in given.items():
         parts: list[RowSource] = []
-        for named in groups:
-            paths = _checked(option.format(split), named)
+        try:
+            check_split(split)
+        except ValueError as error:
+            raise DataError(f"no split can be called {split!r} ({error})") from error
+        for paths in groups:
+            _check_files(option.format(split), paths)
             if len(paths) == 1:
                 parts.append(table_rows(paths[0], rows, skip, chosen))
                 files.append(SourceFile(paths[0], split, "rows"))
@@ -329,25 +334,13 @@ def own_corpus(
     return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
 
 
-def _check_own(name: str, given: Iterable[str]) -> None:
-    if name in shipped_names("cards"):
-        raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
-    for split in given:
-        try:
-            check_split(split)
-        except ValueError as error:
-            raise DataError(f"no split can be called {split!r} ({error})") from error
-
-
-def _checked(option: str, paths: Sequence[Path]) -> Sequence[Path]:
-    """Return the files of one ``--train SRC TGT``, which are there."""
+def _check_files(option: str, paths: Sequence[Path]) -> None:
     if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
         named = " ".join(map(str, paths))
         raise DataError(f"{option} {named}: wants a source file and a target file, or one table of both sides")
     for path in paths:
         if not path.is_file():
             raise DataError(f"{option}: {path} is no file")
-    return paths
 
 
 def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool = True) -> RowSource:

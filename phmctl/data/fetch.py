@@ -70,7 +70,6 @@ def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool
 
 
 def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None]) -> None:
-    """Receive what is missing over one connection."""
     size = part.stat().st_size if resume and part.is_file() else 0
     headers = {"User-Agent": "phmctl", **({"Range": f"bytes={size}-"} if size else {})}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:

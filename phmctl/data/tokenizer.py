@@ -108,7 +108,6 @@ class Tokenizer:
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs that a serialised model joins."""
     return [(left, right) for left, right in model.get("merges", ())]
 
 

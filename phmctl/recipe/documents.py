@@ -11,7 +11,6 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from phmctl.errors import UserError, nearest
 
@@ -74,36 +73,26 @@ def _locate(problem: Any, schema: type[BaseModel]) -> tuple[KeyPath, type[BaseMo
     Pydantic's path has a tag behind a key whose value is one of several models; no YAML has it, so it is left out.
     Places in a list and names in a mapping are stepped over. What is wrong with the tag is told of its own key.
     """
-    section, inside, path = schema, schema, list[str]()
-    models: dict[str, type[BaseModel]] = {}
+    section, inside, path, tagged = schema, schema, list[str](), list[type[BaseModel]]()
     for part in (str(part) for part in problem["loc"] if part != _KEY_ITSELF):
-        if part in models:
-            inside, models = models[part], {}
+        if chosen := [each for each in tagged if part in get_args(each.model_fields["kind"].annotation)]:
+            inside, tagged = chosen[0], []
             continue
         path.append(part)
-        section, models = inside, {}
+        section, tagged = inside, []
         if part in section.model_fields:
-            models = _tagged(section.model_fields[part])
-            inside = _model_in(section.model_fields[part].annotation) or section
+            models = _models_in(section.model_fields[part].annotation)
+            inside, tagged = models[0] if models else section, models if len(models) > 1 else []
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         path.append(problem["ctx"]["discriminator"].strip("'"))
     return tuple(path), section
 
 
-def _tagged(field: FieldInfo) -> dict[str, type[BaseModel]]:
-    """Return the models that a field chooses from, by the tag that chooses them."""
-    if not isinstance(field.discriminator, str):
-        return {}
-    models = get_args(field.annotation)
-    return {tag: each for each in models for tag in get_args(each.model_fields[field.discriminator].annotation)}
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first model that an annotation holds: of ``tuple[Layout, ...]``, Layout."""
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that an annotation holds: of ``tuple[Layout, ...]``, Layout; several differ in their `kind`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(part) for part in get_args(annotation))
-    return next((model for model in found if model is not None), None)
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -124,10 +113,6 @@ _PLAIN = {
 }
 
 
-class _Refusal(yaml.MarkedYAMLError):
-    """Well-formed YAML that no recipe or card needs."""
-
-
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the values of YAML 1.2 and lists as the schemas' tuples.
 
@@ -142,7 +127,7 @@ class _Loader(yaml.SafeLoader):
         elif event.tag is not None:
             problem = f"tag {event.tag!r} is not read; write plain values"
         if problem:
-            raise _Refusal(problem=problem, problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
@@ -189,17 +174,14 @@ class Document:
         with a section is wrong with them; then the key itself, an option that set a part of it, and what it stands in.
         """
         depth = len(path)
-        keys = (key for key in (*self.places, *self.options) if len(key) > depth and key[:depth] == path)
+        known = self.places | self.options
+        keys = (key for key in known if len(key) > depth and key[:depth] == path)
         inside = {".".join(key[depth:]): key for key in keys}
         words = re.findall(r"\w+(?:\.\w+)*", message)
         named = sorted((inside[word] for word in words if word in inside), key=lambda key: key not in self.options)
         parts = [key for key in inside.values() if path and key in self.options]
         outwards = [path[:end] for end in range(depth - 1, 0, -1)]
-        found = (self._known(key) for key in (*named, path, *parts, *outwards))
-        return next((place for place in found if place), self.where)
-
-    def _known(self, key: KeyPath) -> str:
-        return self.options.get(key) or self.places.get(key, "")
+        return next((known[key] for key in (*named, path, *parts, *outwards) if known.get(key)), self.where)
 
     def extend(self, base: "Document") -> None:
         """Take from `base` what this document does not say itself, key by key."""
@@ -221,7 +203,6 @@ def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError])
 
 
 def read_document(path: Path, refusal: type[UserError]) -> Document:
-    """Read a YAML file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -232,12 +213,11 @@ def read_document(path: Path, refusal: type[UserError]) -> Document:
 def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
     """Parse YAML text; `where` names it in messages. See :func:`read_document`."""
     try:
-        node, content = _compose(text)
-    except _Refusal as error:
-        place = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
-        raise refusal(f"{place}: {error.problem}") from error
+        node, content = compose(text)
     except yaml.YAMLError as error:
-        raise refusal(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        line = f":{mark.line + 1}" if mark else ""
+        raise refusal(f"{where}{line}: not YAML as it is read here: {' '.join(problem.split())}") from error
     if not isinstance(content, dict):
         raise refusal(f"{where} does not hold a mapping of keys; see the shipped ones for the form")
     document = Document(content, where)
@@ -249,15 +229,10 @@ def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
     return document
 
 
-def parse_value(text: str) -> Any:
-    """Return one YAML value; raises ``yaml.YAMLError``."""
-    return _compose(text)[1]
-
-
-def _compose(text: str) -> tuple[yaml.Node | None, Any]:
+def compose(text: str) -> tuple[yaml.Node | None, Any]:
     """Return the nodes of a YAML text, and its value; raises ``yaml.YAMLError``."""
     if len(text) > _LARGEST:
-        raise _Refusal(problem=f"more than {_LARGEST:,} characters")
+        raise yaml.YAMLError(f"more than {_LARGEST:,} characters")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

@@ -10,7 +10,7 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_N
 from phmctl.errors import RecipeError, nearest
-from phmctl.recipe.documents import Document, parse_document, parse_value, read_document, wrong_choice
+from phmctl.recipe.documents import Document, compose, parse_document, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
 
@@ -19,7 +19,6 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1, too
 
-_MOST_BASES = 5  # of a recipe that extends one that extends one
 _OWN = ("name", "description")  # what no recipe takes from the one that it extends
 
 COMMON = {  # options of train that set a key
@@ -77,15 +76,13 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
     if packaged.is_file():
         return packaged
     known = shipped_names("recipes")
-    beside = [] if folder == Path() else [file.name for file in folder.glob("*.yaml")]
     raise RecipeError(
-        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, [*known, *beside])}\n"
+        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, known)}\n"
         f"shipped recipes: {', '.join(known)}"
     )
 
 
 def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
-    """Load and validate a recipe."""
     path = find_recipe(name)
     return _resolve(read_document(path, RecipeError), overrides, path)
 
@@ -97,10 +94,8 @@ def resolve(
     if isinstance(settings, str) or not all(isinstance(each, str) for each in settings):
         raise RecipeError(f"settings is a mapping of keys, or a list of 'key=value', not {settings!r}")
     if isinstance(settings, Mapping):
-        further = [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
-        changes = _each_once([*overrides, *further])
-    else:
-        changes = _each_once([*overrides, *settings])
+        overrides = [*overrides, *(Override(key, value, f"settings[{key!r}]") for key, value in settings.items())]
+    changes = _each_once([*overrides, *(() if isinstance(settings, Mapping) else settings)])
     if isinstance(recipe, Recipe):
         if not changes:
             return recipe
@@ -132,8 +127,6 @@ def _extend(document: Document, files: list[Path]) -> None:
     place, name = document.place(("extends",), ""), document.content.pop("extends")
     if not isinstance(name, str):
         raise RecipeError(f"{place}: extends should be a recipe's name or file, not {name!r}")
-    if len(files) > _MOST_BASES:
-        raise RecipeError(f"{place}: {len(files)} recipes extend one another; at most {_MOST_BASES} may")
     try:
         path = find_recipe(name, files[-1].parent if files else Path())
     except (RecipeError, OSError) as error:  # so long a name
@@ -170,7 +163,6 @@ def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
 
 
 def validate_recipe(document: Document) -> Recipe:
-    """Return the recipe that a document holds."""
     written = document.content.pop("format", FORMAT)
     if written != FORMAT or isinstance(written, bool):
         raise RecipeError(
@@ -233,7 +225,7 @@ def _parse_override(text: str) -> Override:
     if not equals or not key.strip():
         raise RecipeError(f"--set {text}: expected key.path=value, for example --set training.steps=200")
     try:
-        return Override(key.strip(), parse_value(value), f"--set {text}")
+        return Override(key.strip(), compose(value)[1], f"--set {text}")
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
         raise RecipeError(f"--set {text}: the value is not YAML as it is read here: {problem}") from error

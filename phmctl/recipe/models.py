@@ -70,23 +70,18 @@ class LinearSection(Section):
             raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
         object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
         if self.algebra in WITH_N and self.n < 2:
-            raise ValueError(
-                f"algebra {self.algebra!r} needs n of at least 2: set n, or take algebra 'real', which is n = 1"
-            )
+            raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; what has n = 1 is algebra 'real'")
         check_divides(implied, **self._widths())
         return self
 
     @model_validator(mode="after")
     def _fit_execution(self) -> Self:
-        if self.parametrization == "factors" and self.algebra != "phm":
+        factors = self.parametrization == "factors"
+        if factors and self.algebra != "phm":
             raise ValueError(f"parametrization 'factors' needs algebra 'phm'; {self.algebra!r} has no learned rule")
-        if self.rank is not None and self.parametrization != "factors" and self.algebra != LOW_RANK:
+        if self.rank is not None and not factors and self.algebra != LOW_RANK:
             raise ValueError("rank needs parametrization: factors, or algebra: low-rank")
-        if (
-            self.execution == "rank"
-            and self.parametrization != "factors"
-            and self.algebra not in ("complex", "quaternion")
-        ):
+        if self.execution == "rank" and not factors and self.algebra not in ("complex", "quaternion"):
             raise ValueError("execution 'rank' needs parametrization: factors, or algebra complex or quaternion")
         return self
 
@@ -171,11 +166,10 @@ class StackSection(LinearSection):
             raise ValueError(f"compositions of algebra {self.algebra!r} need composition_maps: dense")
         if not self.composes and self.composition_maps == "dense":
             raise ValueError("composition_maps: dense needs compose_layers or compose_heads")
-        if "bilinear" not in (self.compose_layers, self.compose_heads):
-            if self.composition_rank is not None:
-                raise ValueError("composition_rank needs compose_layers or compose_heads: bilinear")
-            if not self.first_order:
-                raise ValueError("first_order: false needs compose_layers or compose_heads: bilinear")
+        plain = "bilinear" not in (self.compose_layers, self.compose_heads)
+        for key in ("composition_rank", "first_order"):
+            if plain and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} needs compose_layers or compose_heads: bilinear")
         parts = [("compose_layers", self.compose_layers, *stack) for stack in self.stacks.items()]
         parts.append(("compose_heads", self.compose_heads, "heads", self.heads))
         for key, kind, counted, number in parts:
@@ -220,7 +214,6 @@ class StackSection(LinearSection):
 
     @property
     def composes(self) -> bool:
-        """Whether it composes layers or heads."""
         return (self.compose_layers, self.compose_heads) != ("none", "none")
 
     @property

@@ -118,10 +118,7 @@ class TrainingSection(Section):
         if not self.steps and not self.minutes:
             raise ValueError("steps (or minutes) is missing or 0")
         if self.steps and self.minutes:
-            raise ValueError(
-                f"steps = {self.steps} and minutes = {self.minutes:g} both say how long a training is; set one of them "
-                "to 0: --set training.steps=0"
-            )
+            raise ValueError("steps and minutes both say how long a training is; set one to 0: training.steps=0")
         return self
 
 

@@ -228,20 +228,3 @@ REAL = [
 @pytest.mark.parametrize(("name", "folder", "expected"), REAL)
 def test_real_row_counts_are_exact(real_data, name, folder, expected):
     assert sizes(opened(name, real_data / folder)) == expected
-
-
-def test_real_attractors_and_skew(real_data):
-    """The label skew reverses with attractors: these are not Linzen's numbers."""
-    corpus = opened("agreement-resplit", real_data / "sva-linzen")
-    examples = [example for split in corpus.splits.values() for example in split]
-    counts = Counter(example.extras["attractors"] for example in examples)
-    assert counts == {-1: 15_772, 1: 52_599, 2: 9_380, 3: 2_051, 4: 561, 5: 159}
-    plural = Counter(example.extras["attractors"] for example in examples if example.label == "VBP")
-    assert [round(plural[count] / counts[count], 2) for count in (-1, 1, 5)] == [0.32, 0.58, 0.92]
-    assert len({example.texts for example in examples if example.extras["attractors"] == -1}) == 13_912
-
-
-def test_real_rte_as_own_tables(real_data):
-    files = {"train": real_data / "nli/rte/train.tsv", "valid": real_data / "nli/rte/validation.tsv"}
-    rows = Rows(texts=("sentence1", "sentence2"), label="label", quoting=True)
-    assert sizes(own_corpus("rte", as_given(files), rows)) == {"train": 2_490, "valid": 277}

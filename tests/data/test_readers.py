@@ -176,24 +176,6 @@ def test_sgm_yields_its_segments(tmp_path, text, segments):
 # Real data
 
 
-@pytest.mark.parametrize("name", ["valid.de", "valid.en", "test.de", "test.en"])
-def test_real_undoing_bpe_gives_the_tokenised_file(real_data, name):
-    folder = real_data / "iwslt14-de-en" / "iwslt14.tokenized.de-en"
-    joined = "".join(line + "\n" for line in read_sentences(folder / name, "bpe"))
-    assert joined.encode() == (folder / "tmp" / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("TED.dev2010", 887), ("TEDX.dev2012", 1165), ("TED.tst2010", 1565), ("TED.tst2011", 1433), ("TED.tst2012", 1700)],
-)
-def test_real_iwslt_xml(real_data, name, count):
-    paths = [real_data / f"iwslt14-de-en/orig/de-en/IWSLT14.{name}.de-en.{side}.xml" for side in ("de", "en")]
-    pairs = texts(parallel_files(paths[:1], paths[1:], "iwslt-xml"))
-    assert len(pairs) == count
-    assert not any("<seg" in side or "&amp;" in side for pair in pairs for side in pair)
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
 def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding, name):

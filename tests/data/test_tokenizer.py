@@ -96,11 +96,6 @@ def test_training_does_not_depend_on_the_order_of_the_lines(tmp_path):
         assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
 
 
-def test_lower_casing_is_the_tokenizers():
-    tokenizer = train_tokenizer(["Ein ÄPFEL"], "word", 100, lowercase=True)
-    assert tokenizer.decode(tokenizer.encode(["EIN äpfel"])[0]) == "ein äpfel"
-
-
 def test_a_pair_is_joint_or_separate(tmp_path):
     pairs = as_rows([("ein Hund", "a dog"), ("ein Mann", "a man")])
     joint = train_pair(pairs, "word", 100, joint=True)

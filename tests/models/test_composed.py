@@ -73,7 +73,10 @@ def test_the_run_folder_tells_them_apart() -> None:
         ({"compose_heads": "bilinear", "composition_rank": 6, "algebra": "phm", "n": 4}, "composition_rank = 6"),
         ({"compose_heads": "hierarchical", "algebra": "phm", "n": 16}, "head width = 8"),
         ({"composition_rank": 8}, "composition_rank needs compose_layers or compose_heads: bilinear"),
-        ({"compose_layers": "linear", "first_order": False}, "first_order: false needs"),
+        (
+            {"compose_layers": "linear", "first_order": False},
+            "first_order needs compose_layers or compose_heads",
+        ),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, Any], words: str) -> None:

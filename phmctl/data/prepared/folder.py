@@ -27,7 +27,6 @@ from phmctl.files import refuse_pipes, writing
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
 from phmctl.sealed import read_seal, seal, verify
-from phmctl.shipped import shipped_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -297,11 +296,9 @@ class PreparedData:
         folder, command = prepared_folder(data, root), prepare_command(data, root)
         manifest = read_manifest(folder)
         if manifest is None:
-            prepared = [path.name for path in (root / "prepared").glob("*") if path.is_dir()]
-            meant = "" if is_card(data.card) else nearest(data.card, [*prepared, *shipped_names("cards")])
-            if others := sorted(path.parent.name for path in folder.parent.glob("*/manifest.json")):
-                meant = f" (it is in {', '.join(others)}, for other settings or another task)"
-            raise DataError(f"{data.card} is not prepared in {folder}{meant}; run: {command}")
+            others = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
+            there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else ""
+            raise DataError(f"{data.card} is not prepared in {folder}{there}; run: {command}")
         labelled = isinstance(data, LabelledSection)
         if labelled != (manifest.get("task") == TASK):
             kind = "labelled text" if labelled else "parallel text"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import phmctl.data.prepared.prepare as preparation
-from phmctl.data.batches import lengths_of, plan_by_tokens, real_token_share
 from phmctl.data.card import Divide, Rows
 from phmctl.data.corpus import Corpus, divided
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
@@ -304,22 +303,6 @@ def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
         choose_section("mine", "no-such-recipe", {}, ParallelSection)
     with pytest.raises(DataError, match=r"--max-tokens 0: .*greater than or equal to 1"):
         choose_section("mine", None, {"max_tokens": 0}, ParallelSection)
-
-
-def test_real_captions_fill_their_batches(tmp_path, real_data):
-    folder = real_data / "multi30k-de-en"
-    if not folder.is_dir():
-        pytest.skip("no real data")
-    prepared = prepare(ParallelSection(card="multi30k-de-en"), root=tmp_path, source=folder)
-    train = prepared.split("train")
-    assert len(train) == 29_000
-    assert [len(prepared.split(name)) for name in ("valid", "test")] == [1014, 1000]
-    lengths = lengths_of(train)
-    assert real_token_share(plan_by_tokens(lengths, 4096, seed=1, epoch=0), lengths) > 0.95
-    test = prepared.split("test")
-    assert [prepared.tokenizers.target.decode(row) for row in map(test.target.__getitem__, range(1000))] == test.texts[
-        1
-    ]
 
 
 def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):

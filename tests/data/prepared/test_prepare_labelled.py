@@ -163,15 +163,6 @@ def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     assert f"no example of the label 'perhaps' left ({why}): it is not learned" in capsys.readouterr().err
 
 
-def test_the_same_rows_twice(tmp_path):
-    rows = [("a", "yes"), ("b", "no")]
-    match = (
-        r"of 2 read \(2 in valid or test\); check the files; was the same file given for train and for another split\?"
-    )
-    with pytest.raises(DataError, match=match):
-        prepared(tmp_path, corpus(train=rows, valid=rows))
-
-
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("rows", [[], [("text", None)]])
 def test_an_empty_split(tmp_path, split, rows):
@@ -213,8 +204,6 @@ def test_vectors_that_cannot_be(tmp_path):
     bpe = SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300})
     with pytest.raises(DataError, match="word vectors want --tokenizer word, not bpe"):
         prepared(tmp_path, section=bpe, vectors=file)
-    with pytest.raises(DataError, match="line 2: 1 numbers behind the word, but the first row has 2"):
-        prepared(tmp_path, vectors=glove(file, "the 1 2", "dog 1"))
     assert not prepared_folder(SECTION, tmp_path).exists()
 
 
@@ -237,21 +226,3 @@ def test_sections():
         choose("own", "miniature", {})
     probe = choose("probing-subj-number", "probe", {"max_tokens": 50})  # a section of labelled text, with a key more
     assert (probe.card, probe.vocabulary, probe.max_tokens) == ("probing-subj-number", 30_000, 50)
-
-
-def test_real_counterfactual_snli(tmp_path, real_data):
-    section = choose("snli-counterfactual", None, {})
-    file = real_data / "glove" / "glove.6B.300d.subset.derived.txt.gz"
-    data = prepare(section, root=tmp_path, source=real_data / "nli", vectors=file)
-    counts = data.manifest["splits"]
-    assert {name: counts[name]["kept"] for name in counts} == {
-        "train": 8_330,
-        "valid": 1_000,
-        "test": 2_000,
-        "test_original": 400,
-        "test_snli": 9_824,
-    }
-    assert data.labels == ["entailment", "neutral", "contradiction"]
-    assert counts["test_snli"]["labels"] == {"contradiction": 3_237, "entailment": 3_368, "neutral": 3_219}
-    assert data.vectors.shape == (3_600, 300)
-    assert 0.5 < data.manifest["vectors"]["tokens"]["test_snli"] < 0.6
