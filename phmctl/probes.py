@@ -250,8 +250,6 @@ def _validate(model: nn.Module, vectors: Tensor, labels: Tensor) -> tuple[float,
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One task."""
-
     # by name, in the table's order: ``majority``, of always giving the class that train has most; ``against`` by the
     # baseline's states and ``against_bag`` by a bag of its source embeddings, if there is one; ``run`` and ``run_bag``
     figures: dict[str, Accuracy]
@@ -303,7 +301,6 @@ class ProbingReport:
         yield Table(f"probing: accuracy of {self.run} in %", ["", *columns, "Base", "NI", "Δ"], rows)
 
     def notes(self) -> Iterator[str]:
-        """Yield what a reader of the table must know."""
         yield f"run: {self.run} ({self.checkpoint}){f'; base: {self.against}' if self.against else ''}; 95 % intervals"
         sizes = {scores.train for scores in self.tasks.values()}
         yield f"probes were trained on {min(sizes):,} to {max(sizes):,} sentences, the published ones on 100,000"

@@ -235,12 +235,6 @@ class Card(Section):
         content = self.model_dump(mode="json", exclude=prose, exclude_defaults=True)
         return sha256_text([json.dumps(content, sort_keys=True)])
 
-    @property
-    def urls_digest(self) -> str:
-        """The SHA-256 of what the URLs are and how their files are called: the name of their place in the cache."""
-        content = [url.model_dump(mode="json") for url in self.urls]
-        return sha256_text([json.dumps(content, sort_keys=True)])
-
 
 def corpus_name(card: str) -> str:
     """Return a corpus' name: the card's id, or the stem of its file; raises DataError for what names no folder."""

@@ -32,9 +32,8 @@ _ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 
 def in_words(dropped: Mapping[str, int]) -> str:
-    return (
-        ", ".join(f"{number:,} {reason}".replace("_", " ") for reason, number in dropped.items()) or "nothing dropped"
-    )
+    parts = (f"{number:,} {reason}".replace("_", " ") for reason, number in dropped.items())
+    return ", ".join(parts) or "nothing dropped"
 
 
 def clean_line(line: str, settings: Cleaning) -> str:
@@ -48,10 +47,6 @@ def clean_line(line: str, settings: Cleaning) -> str:
     if settings.normalise:
         return " ".join(unicodedata.normalize("NFC", line).split())
     return line.strip(BLANKS)
-
-
-def clean_texts(texts: Sequence[str], settings: Cleaning) -> tuple[str, ...]:
-    return tuple(clean_line(text, settings) for text in texts)
 
 
 def cut(tokens: Sequence[int], longest: int, settings: Cleaning) -> Sequence[int]:
@@ -125,10 +120,8 @@ class CleanRows:
             if labels is not None and row.label not in self._numbers:
                 shown, guess = ", ".join(labels[:8]), nearest(str(row.label), labels)
                 shown += f", ... ({len(labels)} in all)" if len(labels) > 8 else ""
-                if len(labels) > 100:
-                    guess = "; so many labels look like texts: are --text and --label exchanged?"
                 raise DataError(f"{row.named()}: unknown label {row.label!r}{guess}; known: {shown}")
-            cleaned = row._replace(texts=clean_texts(row.texts, self.settings))
+            cleaned = row._replace(texts=tuple(clean_line(text, self.settings) for text in row.texts))
             if self._stays(cleaned):
                 yield cleaned
 

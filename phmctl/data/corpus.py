@@ -1,5 +1,6 @@
 """A corpus: the splits of a card, whose files are found in a folder, or of a user's own files, ready to be read."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from phmctl.data.rows import (
     with_copies,
 )
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import locked
+from phmctl.files import locked, sha256_text
 from phmctl.shipped import shipped_names
 
 OWN = "files given by the user"
@@ -122,8 +123,9 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     from phmctl.data.fetch import fetch_all, load_rows
 
     refused = []
-    lock, folder = cache / ".lock", cache / f"urls-{card.urls_digest[:12]}"
-    with locked(lock):
+    urls = sha256_text([json.dumps([url.model_dump(mode="json") for url in card.urls], sort_keys=True)])
+    folder = cache / f"urls-{urls[:12]}"
+    with locked(cache / ".lock"):
         for way in card.ways:
             try:
                 if way == "hub" and card.hub is not None:

@@ -105,23 +105,20 @@ class DamagedError(DataError):
 def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
     """Fetch a card's files into the cache, and unpack archives there. Nobody else may write there meanwhile.
 
-    An archive that proves damaged is removed, and one that was in the cache is fetched again.
+    An archive that proves damaged is removed, so that the next call fetches it again.
     """
     for item in urls:
         target, folder = cache / item.file, cache / f"{item.file}.extracted"
-        kept = target.is_file() and not refetch
         path = download(item.url, target, sha256=item.sha256, refetch=refetch)
         if not item.extract:
             continue
         clear(folder)
-        try:
-            if refetch or not folder.is_dir():
+        if refetch or not folder.is_dir():
+            try:
                 extract(path, folder)
-        except DamagedError:
-            path.unlink(missing_ok=True)
-            if not kept:
+            except DamagedError:
+                path.unlink(missing_ok=True)
                 raise
-            fetch_all([item], cache)
 
 
 def extract(archive: Path, folder: Path) -> None:

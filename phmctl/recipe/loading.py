@@ -169,16 +169,11 @@ def validate_recipe(document: Document) -> Recipe:
             f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes of format {FORMAT}: "
             "take the version of phmctl that wrote it, or leave the key out"
         )
-    return document.validate(_schema(document), RecipeError)
-
-
-def _schema(document: Document) -> type[Recipe]:
-    """Return the class of recipe that the key `task` asks for; without it, translation's."""
     task = document.content.get("task", "translation")
-    if isinstance(task, str) and task in RECIPES:
-        return RECIPES[task]
-    message = wrong_choice("task", task, list(RECIPES))
-    raise RecipeError("\n".join([*document.problems, f"{document.place(('task',), '')}: {message}"]))
+    if not isinstance(task, str) or task not in RECIPES:
+        message = wrong_choice("task", task, list(RECIPES))
+        raise RecipeError("\n".join([*document.problems, f"{document.place(('task',), '')}: {message}"]))
+    return document.validate(RECIPES[task], RecipeError)
 
 
 def expect(recipe: Recipe, kind: type[Kind]) -> Kind:

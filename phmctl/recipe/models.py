@@ -170,13 +170,14 @@ class StackSection(LinearSection):
         for key in ("composition_rank", "first_order"):
             if plain and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} needs compose_layers or compose_heads: bilinear")
-        parts = [("compose_layers", self.compose_layers, *stack) for stack in self.stacks.items()]
+        counted = [key for key in ("encoder_layers", "decoder_layers", "layers") if key in type(self).model_fields]
+        parts = [("compose_layers", self.compose_layers, key, getattr(self, key)) for key in counted]
         parts.append(("compose_heads", self.compose_heads, "heads", self.heads))
-        for key, kind, counted, number in parts:
+        for key, kind, of, number in parts:
             if kind != "none" and number < 2:
-                raise ValueError(f"{key} = {kind!r} composes two or more, and {counted} = {number}")
+                raise ValueError(f"{key} = {kind!r} composes two or more, and {of} = {number}")
             if kind == "hierarchical" and number % 2:
-                raise ValueError(f"{key} = {kind!r} joins two at each node: an even number, not {counted} = {number}")
+                raise ValueError(f"{key} = {kind!r} joins two at each node: an even number, not {of} = {number}")
         if self.composition_start == "base":
             self._check_start()
         return self
@@ -193,12 +194,6 @@ class StackSection(LinearSection):
                 "composition_start: base needs compositions that are linear or bilinear, with first_order, "
                 f"composition_rank = width = {self.width}, maps of the model's algebra, and rules that are separate"
             )
-
-    @property
-    def stacks(self) -> dict[str, int]:
-        """How many layers each stack has, by the key that says so."""
-        keys = ("encoder_layers", "decoder_layers", "layers")
-        return {key: getattr(self, key) for key in keys if key in type(self).model_fields}
 
     @property
     def pooling_rank(self) -> int:

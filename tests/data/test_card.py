@@ -70,24 +70,14 @@ def test_the_sizes_are_what_the_division_leaves_of_what_is_published(name, whole
         assert card.sizes[split] == len(range(place, whole + 1, card.divide.period))
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "target"),
-    [
-        ("iwslt14-ro-en", "ro", "en"),
-        ("iwslt17-en-id", "en", "id"),
-        ("setimes-en-mk", "en", "mk"),
-        ("wmt14-en-de", "en", "de"),
-        ("wmt14-en-fr", "en", "fr"),
-        ("wmt18-en-et", "en", "et"),
-        ("wmt18-en-ro", "en", "ro"),
-    ],
-)
-def test_no_card_is_turned_round(name, source, target):
+@pytest.mark.parametrize("name", [name for name in TRANSLATION if name.startswith(("iwslt", "setimes", "wmt"))])
+def test_no_card_is_turned_round(name):
     """The published files are named after both languages in either order; the sides must not be."""
+    source, target = name.split("-")[1:]
     card = load_card(name)
     assert (card.source_language, card.target_language) == (source, target)
     if card.hub:
-        assert card.hub.texts == (f"translation.{source}", f"translation.{target}")
+        assert [text.removeprefix("translation.") for text in card.hub.texts] == [source, target]
     for layout in card.local:
         for files in layout.splits.values():
             for one, other in zip(files.source, files.target, strict=True):

@@ -80,21 +80,6 @@ def test_without_the_manifest_nothing_is_used(run: Run, name: str, damage: Calla
         use(run, name)
 
 
-def forget_copies(run: Run) -> None:
-    """Make it a run of a version that recorded nothing."""
-    content = run.data()
-    del content["copies"]
-    write_json(run.folder / "data.json", content)
-
-
-def test_a_run_without_the_record_works_unchecked(run: Run) -> None:
-    forget_copies(run)
-    whole = read_text(run, "test", "source")
-    flip(run.text_folder / "test.source")
-    assert len(read_text(run, "test", "source")) == len(whole)
-    assert load_tokenizers(run).source.size > 4
-
-
 @pytest.mark.parametrize("record", [5, ["text/test.source"], [{"name": "text/test.source"}]])
 def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
     write_json(run.folder / "data.json", run.data() | {"copies": record})
@@ -103,7 +88,7 @@ def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
 
 
 def test_files_without_the_record_that_cannot_be_read(run: Run) -> None:
-    forget_copies(run)
+    write_json(run.folder / "data.json", run.data() | {"copies": []})
     cut(run.folder / "tokenizer/tokenizer.json")
     with pytest.raises(RunError, match=r"run/tokenizer/tokenizer\.json"):
         load_tokenizers(run)

@@ -294,16 +294,15 @@ class PreparedData:
     def find(cls, data: Section, root: Path) -> "PreparedData":
         """Open the data of a recipe's section; raises DataError if it is damaged, of another task, or not prepared."""
         folder, command = prepared_folder(data, root), prepare_command(data, root)
-        manifest = read_manifest(folder)
-        if manifest is None:
+        if not (folder / MANIFEST).exists():
             others = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
             there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else ""
             raise DataError(f"{data.card} is not prepared in {folder}{there}; run: {command}")
-        labelled = isinstance(data, LabelledSection)
-        if labelled != (manifest.get("task") == TASK):
-            kind = "labelled text" if labelled else "parallel text"
+        prepared = cls.open(folder, command)
+        if isinstance(data, LabelledSection) != (prepared.manifest.get("task") == TASK):
+            kind = "labelled text" if isinstance(data, LabelledSection) else "parallel text"
             raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
-        return cls.open(folder, command)
+        return prepared
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_texts, in_words
+from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_line, in_words
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
     LABELLED,
@@ -226,7 +226,7 @@ def _clean_splits(
             raise DataError(f"{name} of {corpus.name!r} {what} ({files}); check the files{advice}")
         for row in rows if name != "train" else ():
             if not corpus.labelled or row.label is not None:
-                held_out.add(clean_texts(row.texts, cleaning))
+                held_out.add([clean_line(text, cleaning) for text in row.texts])
     if not corpus.labelled:
         _warn_of_exchanged_sides(corpus.splits)
     return {

@@ -11,9 +11,8 @@ from phmctl.data.card import Divide, Rows
 from phmctl.data.corpus import Corpus, divided
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
 from phmctl.data.prepared.prepare import choose_section, prepare
-from phmctl.data.prepared.provenance import CARD, changed_sources, changes, provenance
+from phmctl.data.prepared.provenance import CARD, changed_sources, changes
 from phmctl.data.readers import tables
-from phmctl.data.rows import SourceFile
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
 from tests.data.helpers import parallel, prepare_files
@@ -133,22 +132,14 @@ def test_files_that_change_places_are_prepared_anew(tmp_path, capsys):
     assert prepared.split("valid").texts[0] == [pair[0] for pair in TEST]
 
 
-def test_what_is_another_more_or_less_is_named(tmp_path):
-    folder = tmp_path / "other"
-    folder.mkdir()
-    (folder / "train.de").write_text("other")
-    old, new = list(write_files(tmp_path)["train"]), folder / "train.de"
-
-    def told(*paths: list[Path]) -> list[str]:
-        files = [[SourceFile(path, "train", "source") for path in some] for some in paths]
-        return changed_sources(*(provenance(Corpus("tiny", {}, files=some))["sources"] for some in files))
-
-    assert told(old, old) == []
-    assert told(old, old[:1]) == told(old[:1], old) == ["train.en"]
-    assert told(old, [new, old[1]]) == told([*old, new], [*old, old[0]]) == ["train.de"]
-    assert told([*old, old[0]], old) == ["train.de"]
-    assert told(old[:1], old[1:]) == ["train.de", "train.en"]
-    assert told(old, old[::-1]) == ["sources"]
+def test_what_is_another_more_or_less_is_named():
+    named = {"de": "train.de", "en": "train.en", "new": "train.de"}
+    de, en, new = ({"name": name, "sha256": digest} for digest, name in named.items())
+    assert changed_sources([de, en], [de, en]) == []
+    assert changed_sources([de, en], [de]) == changed_sources([de], [de, en]) == ["train.en"]
+    assert changed_sources([de, en], [new, en]) == changed_sources([de, en, de], [de, en]) == ["train.de"]
+    assert changed_sources([de], [en]) == ["train.de", "train.en"]
+    assert changed_sources([de, en], [en, de]) == ["sources"]
 
 
 def division(test: int) -> Corpus:
