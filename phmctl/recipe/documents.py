@@ -216,8 +216,8 @@ def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
         node, content = compose(text)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-        line = f":{mark.line + 1}" if mark else ""
-        raise refusal(f"{where}{line}: not YAML as it is read here: {' '.join(problem.split())}") from error
+        place = f"{where}:{mark.line + 1}" if mark else where
+        raise refusal(f"{place}: not YAML as it is read here: {' '.join(problem.split())}") from error
     if not isinstance(content, dict):
         raise refusal(f"{where} does not hold a mapping of keys; see the shipped ones for the form")
     document = Document(content, where)

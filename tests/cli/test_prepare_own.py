@@ -1,6 +1,5 @@
 """``phmctl prepare-data`` on corpora as people have them: files, tables, test sets, cleaning, vocabularies."""
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from phmctl.runs.results import read_results
 from phmctl.tasks.registry import kind_of
 from phmctl.training.train import train
 from tests.calls import call, rows_of
+from tests.data.helpers import put
 
 PAIRS = [(f"Hund {number} läuft .", f"dog {number} runs .") for number in range(40)]
 SMALL = ("--tokenizer", "word", "--vocabulary", "90", "--max-tokens", "30")
@@ -30,19 +30,13 @@ def prepare(tmp_path: Path, *arguments: object) -> PreparedData:
     return PreparedData.open(Path(json.loads(shown(tmp_path, *arguments, "--json").stdout)["folder"]))
 
 
-def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> str:
-    content = mark + "".join(line + end for line in lines).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return str(path)
-
-
-def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[str, str]:
+def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
     """Write a pair of files."""
     source, target = zip(*pairs, strict=True)
     return put(tmp_path / f"{name}.de", *source), put(tmp_path / f"{name}.en", *target)
 
 
-def valid(tmp_path: Path) -> tuple[str, str, str]:
+def valid(tmp_path: Path) -> tuple[str, Path, Path]:
     return ("--valid", *sides(tmp_path, "v", [("ein Haus", "a house"), ("zwei", "two")]))
 
 
@@ -66,7 +60,7 @@ def test_several_train_files_follow_one_another(tmp_path: Path) -> None:
 def test_named_test_sets(tmp_path: Path) -> None:
     sets = {"test": [("eins", "one")], "test_news": [("zwei", "two"), ("", "")], "test_talks": [("drei", "three")]}
     files = {name: sides(tmp_path, name, pairs) for name, pairs in sets.items()}
-    given = ["--test", *files["test"]]
+    given: list[object] = ["--test", *files["test"]]
     for name in ("news", "talks"):
         source, target = files[f"test_{name}"]
         given += ["--test", f"{name}={source}", target]

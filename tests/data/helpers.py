@@ -41,9 +41,9 @@ def texts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     return [row.texts for row in rows]
 
 
-def put(path: Path, *lines: str, end: str = "\n") -> Path:
+def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> Path:
     """Write lines into a file, whose folder is made; compressed where its name ends in ``.gz``."""
-    content = "".join(line + end for line in lines).encode()
+    content = mark + "".join(line + end for line in lines).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path

@@ -259,11 +259,9 @@ def test_real_files_have_the_sha256_of_their_cards(real_data):
     assert checked == 16
 
 
-def place(folder, *names, content=b"x\n"):
+def place(folder, *names):
     for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        put(folder / name, "x")
 
 
 RAW = [f"{split}.{side}.gz" for split in ("train", "val", "test_2016_flickr") for side in ("de", "en")]

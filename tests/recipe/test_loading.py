@@ -3,9 +3,8 @@
 import pytest
 
 from phmctl.errors import RecipeError
-from phmctl.recipe.loading import common_overrides, differences, dump_recipe, expect, load_recipe, parse_recipe
+from phmctl.recipe.loading import common_overrides, differences, dump_recipe, load_recipe, parse_recipe
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
-from phmctl.recipe.schema import RuleRecipe, TranslationRecipe
 
 MINIMAL = """\
 name: trial
@@ -66,11 +65,6 @@ def test_a_fixed_algebra_brings_its_n() -> None:
     assert [recipe.model.n for recipe in recipes] == [4, 4]
     assert differences(*recipes) == {}
     assert parse_recipe(dump_recipe(recipes[1]), where="dump") == recipes[0]
-
-
-def test_unknown_recipe_names_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="did you mean 'multi30k-de-en'"):
-        load_recipe("multi30k-deen")
 
 
 def test_common_overrides() -> None:
@@ -179,10 +173,3 @@ def test_the_common_options_work_for_every_task(text: str) -> None:
     quaternion = parse_recipe(text, where="r.yaml", overrides=common_overrides(algebra="quaternion"))
     assert (quaternion.variant, quaternion.model.n) == ("quaternion", 4)
     assert quaternion.dense_twin.variant == "real"
-
-
-def test_a_recipe_of_another_task_is_refused() -> None:
-    recipe = parse_recipe(RULE, where="r.yaml")
-    with pytest.raises(RecipeError, match="recipe 'trial' is one of task 'rule', not 'translation'"):
-        expect(recipe, TranslationRecipe)
-    assert expect(recipe, RuleRecipe) is recipe
