@@ -171,9 +171,9 @@ class StackSection(LinearSection):
             if plain and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} needs compose_layers or compose_heads: bilinear")
         counted = [key for key in ("encoder_layers", "decoder_layers", "layers") if key in type(self).model_fields]
-        parts = [("compose_layers", self.compose_layers, key, getattr(self, key)) for key in counted]
-        parts.append(("compose_heads", self.compose_heads, "heads", self.heads))
-        for key, kind, of, number in parts:
+        parts = [("compose_layers", str(self.compose_layers), key) for key in counted]
+        for key, kind, of in [*parts, ("compose_heads", self.compose_heads, "heads")]:
+            number = getattr(self, of)
             if kind != "none" and number < 2:
                 raise ValueError(f"{key} = {kind!r} composes two or more, and {of} = {number}")
             if kind == "hierarchical" and number % 2:
