@@ -1,6 +1,5 @@
 """A command of its options (:mod:`phmctl.options`), what does it, and how what it found is shown."""
 
-import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,11 +41,11 @@ class _Command(TyperCommand):
 
 
 def add_command(
-    app: typer.Typer, name: str, options: Sequence[Option], run: Callable[..., Shown | None], sweep: str = ""
+    app: typer.Typer, name: str, options: Sequence[Option], run: Callable[..., Shown | None], *, sweep: bool = False
 ) -> None:
     """Give an app a command: `run` gets what was given, and returns what is to be shown; its docstring is the help.
 
-    `sweep` is the module that knows what several values mean, parted by commas.
+    With `sweep` several values, parted by commas, mean several such commands.
     """
     own = inspect.signature(run).parameters
 
@@ -59,9 +58,9 @@ def add_command(
         form = given.pop("format", "table")
         form = "json" if "json" not in own and given.pop("json") else form
         if sweep:
-            from phmctl.sweeps.pool import sweep as swept
+            from phmctl.sweeps import sweep as swept
 
-            shown = swept(importlib.import_module(sweep), given, work)
+            shown = swept(name, given, work)
         else:
             shown = work(**given)
         if shown is not None:

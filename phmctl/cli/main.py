@@ -76,9 +76,9 @@ def main(
 _BENCH = "Measure speed as a ratio to the dense twin, in turns, with the spread."
 bench = typer.Typer(help=_BENCH, no_args_is_help=True)
 add_command(app, "prepare-data", options.PREPARE, pipeline.prepare_data)
-add_command(app, "train", options.TRAIN, pipeline.train, sweep="phmctl.sweeps.train")
+add_command(app, "train", options.TRAIN, pipeline.train, sweep=True)
 add_command(app, "decode", options.DECODE, pipeline.decode)
-add_command(app, "eval", options.EVAL, pipeline.evaluate, sweep="phmctl.sweeps.evaluate")
+add_command(app, "eval", options.EVAL, pipeline.evaluate, sweep=True)
 add_command(app, "compare", options.COMPARE, commands.compare)
 add_command(app, "distil", options.DISTIL, commands.distil)
 add_command(app, "report", options.REPORT, commands.report)

@@ -1,0 +1,269 @@
+"""Sweeps: the grid, several processes at once, what is finished, stopped or fails, the commands for a scheduler."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phmctl import __version__
+from phmctl.checkpoints import checkpoint_digest
+from phmctl.devices import check_jobs
+from phmctl.errors import RecipeError, UserError
+from phmctl.options import TRAIN, command_line
+from phmctl.recipe.documents import parse_value
+from phmctl.runs import Run
+from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_results
+from phmctl.runs.summary import Summary, list_runs
+from phmctl.sweeps import Job, cells_of, run_jobs, split_values, threads_each
+from phmctl.tasks.answers import p_words
+from phmctl.training.train import train
+from tests.calls import call
+from tests.tasks.translation.runs import make_run
+from tests.training.copying import copying_recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1", ["1"]),
+        ("1,2, 4", ["1", "2", "4"]),
+        ("", [""]),
+        ("a b,c", ["a b", "c"]),
+        ('"one, two"', ['"one, two"']),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ("[1, 2], [3]", ["[1, 2]", "[3]"]),
+        ('{a: "x,]", b: 2},null', ['{a: "x,]", b: 2}', "null"]),
+        ("don't,x", ["don't", "x"]),  # a quote within a word is none
+        ("[1,2", ["[1,2"]),  # never closed: the recipe's reader says so
+        ('"a,b', ['"a,b']),
+        ("1]", ["1]"]),
+        ("1,,2", ["1,,2"]),
+        ("a #b", ["a #b"]),
+    ],
+)
+def test_commas_part_values_outside_of_quotes_and_brackets(text: str, values: list[str]) -> None:
+    assert split_values(text) == values
+
+
+@given(st.lists(st.text("ab, '\"[]{}", max_size=6), min_size=1, max_size=4))
+def test_quoted_values_come_back_as_they_were(values: list[str]) -> None:
+    single = ["'" + value.replace("'", "''") + "'" for value in values]
+    for quoted in (single, [json.dumps(value) for value in values]):
+        assert [parse_value(part) for part in split_values(",".join(quoted))] == values
+
+
+def test_the_last_axis_changes_fastest_and_a_value_that_is_given_twice_is_one() -> None:
+    asked = {"n": "2,4,2", "seed": "1", "settings": ["model.dropout=0.1,0.3", "training.clip=1"], "tag": "a,b"}
+    cells = cells_of(TRAIN, asked)
+    labels = ["n=2 dropout=0.1", "n=2 dropout=0.3", "n=4 dropout=0.1", "n=4 dropout=0.3"]
+    assert [cell.label for cell in cells] == labels
+    assert cells[1].given == {"n": 2, "seed": 1, "settings": ["model.dropout=0.3", "training.clip=1"], "tag": "a,b"}
+    assert command_line(TRAIN, cells[1].given) == [
+        *("--n", "2", "--seed", "1", "--set", "model.dropout=0.3", "--set", "training.clip=1", "--tag", "a,b")
+    ]
+    assert [cell.given for cell in cells_of(TRAIN, {"tag": None})] == [{"tag": None}]
+    for wrong in ({"n": "1,,2"}, {"seed": "1,x"}):
+        with pytest.raises(RecipeError, match=r"--(n|seed) (1,,2|x): "):
+            cells_of(TRAIN, wrong)
+
+
+def test_one_that_fails_stops_no_other() -> None:
+    jobs = [Job("bad", ["recipes", "hamiltn"]), Job("good", ["--version"])]
+    seen: list[tuple[str, int | None]] = []
+    assert run_jobs(jobs, 1, lambda job, line: seen.append((job.label, job.code))) is None
+    assert [job.code for job in jobs] == [2, 0]
+    assert jobs[1].answer == f"phmctl {__version__}\n"
+    assert (jobs[0].problem or "").startswith("error: no recipe 'hamiltn'")
+    assert seen[0] == ("bad", None)
+    assert seen[-2:] == [("good", None), ("good", 0)]
+    assert [code for _, code in seen].count(2) == 1
+
+
+@pytest.mark.parametrize(("name", "code"), [("long", -signal.SIGTERM), ("short", 0)])
+def test_an_error_in_what_looks_at_them_stops_what_runs_and_what_waits(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\n[ "$3" = short ] || exec sleep 20\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    jobs = [Job(name, [name]), Job("waiting", ["short"])]
+
+    def changed(job: Job, line: str | None) -> None:
+        if name == "long" or job.code is not None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_jobs(jobs, 1, changed)
+    assert [job.code for job in jobs] == [code, None]
+
+
+def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert [threads_each(jobs) for jobs in (1, 2, 3, 7, 9)] == [7, 3, 2, 1, 1]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert threads_each(1) >= 1
+    with pytest.raises(UserError, match="--jobs 99999: this machine has"):
+        check_jobs(99999)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Run:
+    return make_run(tmp_path / "runs")
+
+
+def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(good.folder, broken)
+    shutil.rmtree(broken / "checkpoints")
+    done = call("eval", good.folder, broken, "--beam", 2, "--jobs", 2, "--json")
+    assert done.exit_code == 1
+    first, second = json.loads(done.stdout)["cells"]
+    (result,) = read_results(good)
+    assert (first["state"], first["report"]) == ("finished", dict(result.report))
+    assert result.settings["decoding"]["beam"] == 2
+    assert (second["state"], second["report"]) == ("failed", {})
+    assert f"failed: {broken}" in done.stderr
+    assert "has no checkpoint" in second["problem"]
+
+
+def test_several_baselines_are_cells_of_their_own(good: Run, tmp_path: Path) -> None:
+    rivals = [make_run(tmp_path / "runs", name, seed=2) for name in ("one", "other")]
+    both = ",".join(str(each.folder) for each in rivals)
+    done = call("eval", good.folder, "--beam", "2", "--against", both, "--cased", "--json")
+    reports = [cell["report"] for cell in json.loads(done.stdout)["cells"]]
+    assert [report["against"] for report in reports] == [each.name for each in rivals]
+    assert "name: tiny; one in one/real/v001" in done.stderr
+    shown = call("eval", good.folder, "--beam", "2", "--against", both, "--cased").stdout
+    assert p_words(reports[0]["paired_bootstrap"][0]["p_value"]) in shown
+
+
+def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = good.folder.parents[2]
+    monkeypatch.setenv("PHMCTL_RUNS", str(root))
+    done = call("eval", good.name, "--beam", "1,4", "--checkpoint", "best,last", "--cased", "--against", "x", "--list")
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert [[line[6], line[8]] for line in commands] == [[c, b] for c in ("best", "last") for b in ("1", "4")]
+    assert commands[0] == [
+        *("phmctl", "eval", str(good.folder), "--against", "x", "--checkpoint", "best", "--beam", "1", "--cased"),
+    ]
+    other = good.folder.with_name("v002")
+    shutil.copytree(good.folder, other)
+    environment = json.loads((other / "environment.json").read_text())
+    (other / "environment.json").write_text(json.dumps({**environment, "tag": "second"}))
+    asked = (("second",), (good.recipe.name, "--all"))
+    listed = [call("eval", *names, "--list").stdout.splitlines() for names in asked]
+    assert [[Path(shlex.split(line)[2]) for line in lines] for lines in listed] == [[other], [good.folder, other]]
+
+
+def known(root: Path) -> dict[tuple[int, int], Summary]:
+    """The runs, by n and seed."""
+    found = list_runs((), root)
+    return {(run.recipe.model.dimension, run.recipe.training.seed): run for run in found}
+
+
+def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
+    copying_data: Path, copying_file: Path, tmp_path: Path
+) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+    spoilt = "training.learning_rate=0.001,1e30"  # the second: NaN at once
+    first = call("train", copying_file, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
+    assert first.exit_code == 1
+    cells = {cell["cell"]: cell for cell in json.loads(first.stdout)["cells"]}
+    assert [cells[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
+    assert "failed: learning_rate=1e30" in first.stderr
+    assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
+    assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs"))
+
+    again = call("train", copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
+    assert again.exit_code == 0, again.stderr
+    assert "1 of 2 cells: nothing to do" in again.stderr
+    assert "[2/2] seed=2: finished" in again.stderr
+    rows = [line.split() for line in again.stdout.splitlines() if line.startswith("seed=")]
+    assert [row[:2] for row in rows] == [["seed=1", "finished"], ["seed=2", "finished"]]
+    assert Run.open(rows[1][-1]).recipe.training.seed == 2
+
+
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
+    copying_data: Path, copying_file: Path, tmp_path: Path
+) -> None:
+    """SIGTERM: the cell saves and the sweep ends; the same command finishes it, and starts what was waiting."""
+    command = _long(copying_file, copying_data, tmp_path)
+    process = _begun(command, tmp_path / "runs/copying/phm-n2/v001")
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "2 of 2 cells are not finished" in errors
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("seed=")] == ["stopped", "waiting"]
+    (stopped,) = known(tmp_path / "runs").values()
+    assert (stopped.state, 0 < stopped.step < 200) == ("stopped", True)
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("finished") == 2
+    found = known(tmp_path / "runs")
+    assert {run.state for run in found.values()} == {"finished"}
+    changes = {"steps": 200, "save_every": 200, "validate_every": 100, "log_every": 1}
+    undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
+    assert found[2, 1].recipe == undisturbed.recipe
+    digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (found[2, 1].run, undisturbed)]
+    assert digests[0] == digests[1]
+
+
+def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
+    copying_data: Path, copying_file: Path, tmp_path: Path
+) -> None:
+    """SIGKILL tells nobody; they see that it is gone, save and end, so the same command goes on with them."""
+    runs = [tmp_path / f"runs/copying/phm-n2/v00{number}" for number in (1, 2)]
+    process = _begun([*_long(copying_file, copying_data, tmp_path), "--jobs", "2"], *runs)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while {run.state for run in known(tmp_path / "runs").values()} != {"stopped"} and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = known(tmp_path / "runs").values()
+    assert [(run.state, 0 < run.step < 200) for run in found] == [("stopped", True)] * 2
+
+
+def _long(recipe: Path, data: Path, folder: Path) -> list[str]:
+    settings = ["training.steps=200", "training.save_every=200", "training.validate_every=100", "training.log_every=1"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    where = ["--data", str(data), "--runs", str(folder / "runs")]
+    return [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]
+
+
+def _begun(command: list[str], *runs: Path) -> subprocess.Popen[str]:
+    """Start a sweep; return when each of these runs has trained a step."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not all(read_metrics(run / "metrics.jsonl") for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process
+
+
+def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+    grid = ["--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"']
+    listed = call("train", copying_file, *grid, *where, "--list")
+    commands = listed.stdout.splitlines()
+    assert len(commands) == 4
+    assert not (tmp_path / "runs").exists()
+    name, *arguments = shlex.split(commands[1])
+    assert name == "phmctl"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for said in ("finished after", "1 of 1 cells: nothing to do"):
+        command = [sys.executable, "-m", "phmctl", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert said in done.stderr
+    ((n, seed),) = known(tmp_path / "runs")
+    assert (n, seed) == (1, 2)
+    assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"
