@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import RunError
-from phmctl.files import clear, discard, read_json_object, replacing, writing
-from phmctl.sealed import read_seal, seal, verify
+from phmctl.files import clear, discard, read_json_object, read_seal, replacing, seal, verify, writing
 
 if TYPE_CHECKING:
     import torch

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from phmctl.errors import RunError, UserError
-from phmctl.files import sha256_text
+from phmctl.files import read_seal, sha256_text, verify
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
-from phmctl.sealed import read_seal, verify
 
 FORMAT = 1  # of the folder; a higher one is a later version's
 

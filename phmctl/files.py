@@ -2,6 +2,9 @@
 
 What is being written has a hidden, random name, and its writer holds its lock: process ids say nothing where containers
 or hosts share a folder. What nobody holds was left by a process that died.
+
+Prepared data, checkpoints, exports and sentence vectors are sealed folders: filled beside their place, flushed,
+described by a manifest that is written last (name, bytes and SHA-256 of each file, by which damage is noticed), renamed.
 """
 
 import errno
@@ -14,7 +17,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,8 @@ _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 _ASIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
+
+_ENTRY = {"name": str, "bytes": int, "sha256": str}  # what a manifest says of a file
 
 
 @contextmanager
@@ -281,3 +286,64 @@ def sha256(path: Path) -> str:
 def sha256_text(parts: Iterable[str]) -> str:
     """The SHA-256 of text in UTF-8, given in parts."""
     return hashlib.sha256("".join(parts).encode("utf-8")).hexdigest()
+
+
+def file_entry(folder: Path, name: str) -> dict[str, Any]:
+    """What a manifest says of a file below `folder`."""
+    path = folder / name
+    return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def are_file_entries(value: object) -> bool:
+    """Whether a value read from a manifest is a list of what :func:`file_entry` returns."""
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _ENTRY.items())
+        for entry in value
+    )
+
+
+def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Flush a folder that is otherwise complete to the disk and write its manifest; return it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        sync_file(path)
+    for place in {path.parent for path in files}:
+        sync_folder(place)
+    entries = [file_entry(folder, path.relative_to(folder).as_posix()) for path in files]
+    manifest = {**content, "files": entries}
+    write_json(folder / name, manifest)
+    return manifest
+
+
+def read_seal(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
+    """Return a manifest; `failure` where it is missing or lists no files."""
+    manifest = read_json_object(path, failure, advice)
+    if not are_file_entries(manifest.get("files")):
+        raise failure(f"{path} is damaged: it does not list its files; {advice}")
+    return manifest
+
+
+def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file, the end of a sentence, if it is not that which the entry describes."""
+    path = folder / entry["name"]
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # a name that no file can have, as a damaged manifest may
+        there = False
+    if not there:
+        return "is missing"
+    whole = path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
+    return None if whole else "is damaged: its SHA-256 is not the one recorded"
+
+
+def verify(
+    folder: Path,
+    entries: Iterable[Mapping[str, Any]],
+    failure: type[UserError],
+    advice: str,
+    names: Collection[str] | None = None,
+) -> None:
+    """Raise `failure` where a file that the entries describe is another now; of these names alone, if given."""
+    for entry in entries:
+        if (names is None or entry["name"] in names) and (wrong := damage(folder, entry)):
+            raise failure(f"{folder / entry['name']} {wrong}; {advice}")

@@ -25,8 +25,7 @@ from phmctl.checkpoints import (
     write_checkpoint,
 )
 from phmctl.errors import OutputError, RunError
-from phmctl.files import clear
-from phmctl.sealed import seal
+from phmctl.files import clear, seal
 from tests.training.fake import FakeModel
 
 CPU = torch.device("cpu")
@@ -73,7 +72,7 @@ def test_the_message_names_another_checkpoint(folder: Path) -> None:
 def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before the end leaves no folder of the checkpoint's name, and the next write clears what it left."""
     monkeypatch.setattr("phmctl.files.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
-    monkeypatch.setattr("phmctl.sealed.write_json", _crash)
+    monkeypatch.setattr("phmctl.files.write_json", _crash)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path / "step-000001", {}, {})
     assert not (tmp_path / "step-000001").exists()
@@ -142,7 +141,7 @@ def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.Monkey
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("phmctl.sealed.sync_file", full)
+    monkeypatch.setattr("phmctl.files.sync_file", full)
     with pytest.raises(OutputError, match="No space left") as refused:
         write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
     assert refused.value.exit_code == 1

@@ -17,10 +17,10 @@ from phmctl.files import (
     sha256_text,
     sweep,
     temporary_folder,
+    verify,
     write_atomic,
     writing,
 )
-from phmctl.sealed import verify
 
 
 @pytest.mark.parametrize("content", ["Straße\n", b"\x00\xff"])

@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 from phmctl import verbs
 from phmctl.cli.main import app
 from phmctl.errors import RunError
-from phmctl.files import write_atomic
+from phmctl.files import file_entry, write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.summary import list_runs
-from phmctl.sealed import file_entry
 from tests.data.helpers import deadline
 
 MODEL = "checkpoints/step-000006/model.safetensors"

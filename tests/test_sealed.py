@@ -8,8 +8,7 @@ import pytest
 
 from phmctl.data.prepared.folder import write_manifest
 from phmctl.errors import DataError, WriteFailedError
-from phmctl.files import sha256
-from phmctl.sealed import read_seal, seal, verify
+from phmctl.files import read_seal, seal, sha256, verify
 
 
 @pytest.fixture

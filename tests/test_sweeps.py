@@ -21,8 +21,7 @@ from phmctl.errors import RecipeError, UserError
 from phmctl.options import TRAIN, command_line
 from phmctl.recipe.documents import parse_value
 from phmctl.runs import Run
-from phmctl.runs.metrics import read_metrics
-from phmctl.runs.results import read_results
+from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.sweeps import Job, cells_of, run_jobs, split_values, threads_each
 from phmctl.tasks.answers import p_words

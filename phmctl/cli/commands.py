@@ -1,19 +1,242 @@
-"""The commands that ask the library one thing and show what it found, and those that serve or measure a model."""
+"""The commands: each asks the library one thing and returns what is shown."""
 
+import gc
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from phmctl.console import Shown, Table, note
-from phmctl.errors import UserError, require
+from phmctl.cli.build import NEWEST, TOGETHER
+from phmctl.console import Shown, Table, note, progress
+from phmctl.devices import world
+from phmctl.errors import DataError, UserError, require
 from phmctl.options import N
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
+    from phmctl.decoding.model import Model
     from phmctl.recipe.schema import Recipe
+    from phmctl.runs import Weights
+
+SPLITS = ("train", "valid", "test")
+
+
+def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: Any) -> Shown:
+    """Clean and tokenize a corpus, once for all runs that use it."""
+    if list_:
+        return _listed_cards(name, data)
+    from phmctl import verbs
+    from phmctl.data.prepared.folder import prepared_table
+
+    if name is None:
+        raise DataError(
+            "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
+        )
+    files: dict[str, list[tuple[str, ...]]] = {}
+    for split in SPLITS:
+        for value in given.pop(split) or ():
+            first, *rest = value.split(TOGETHER)
+            own, equals, path = first.partition("=")
+            named = equals and "/" not in own and not Path(first).exists()  # `--test news=FILE` is of `test_news`
+            files.setdefault(f"{split}_{own}" if named else split, []).append((path if named else first, *rest))
+    prepared = verbs.prepare(name, data=data, files=files, quiet=False, **given)
+    document = {"folder": str(prepared.folder), **prepared.manifest}
+    notes = [prepared.coverage] if prepared.coverage else []
+    return Shown(document, [prepared_table(prepared.manifest)], notes=notes)
+
+
+def _listed_cards(name: str | None, data: Path | None) -> Shown:
+    """Show the dataset cards, a table a task; or the one that is named."""
+    from phmctl.data.card import list_cards
+    from phmctl.data.prepared.folder import data_root
+
+    def cells(card: dict[str, Any]) -> list[str]:
+        labelled = f"{'pair' if card['texts'] == 2 else 'text'} → {len(card['labels']) or '?'}"
+        known = (split for split in SPLITS if split in card["sizes"])
+        sizes = (f"{card['sizes'][split]:,}{'*' * (split in card['divided'])}" for split in known)
+        licence = card["licence"].partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
+        columns = [card["name"], " → ".join(card["languages"]) or labelled, " / ".join(sizes) or "not known"]
+        here = "prepared" if card["prepared"] else "fetched" if card["fetched"] else "never tried"
+        local = not {"hub", "urls"} & {*card["origins"]}
+        return [*columns, licence, ", ".join(card["origins"]), "–" if local and here == "never tried" else here]
+
+    root = data or data_root()
+    cards = list_cards(root, name)
+    titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
+    grouped = groupby(cards, key=itemgetter("task"))
+    tables = [Table(task, titles, [*map(cells, group)], text=(1, 3, 4, 5)) for task, group in grouped]
+    held = "* held out of train, as the publishers have none; " * any(card["divided"] for card in cards)
+    document = {"data": str(root), "cards": cards}
+    return Shown(document, tables, notes=[f"{held}prepared data is in {root}"])
+
+
+def train(
+    recipe: str | None, *, resume: str | None, checkpoint: str | None, processes: int, dry_run: bool, **given: Any
+) -> Shown:
+    """Train a recipe's model on its prepared data; print the run directory at the end.
+
+    Several values train every combination: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished trainings are
+    skipped, stopped ones continue. Quotes keep a comma in a value: --set 'description="one, two"'.
+    """
+    from phmctl import verbs
+
+    if checkpoint is not None and resume is None:
+        raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
+    how = True if resume == NEWEST else resume or False
+    given["settings"] = given["settings"] or ()
+    if dry_run:
+        if world().size > 1:
+            raise UserError("--dry-run works in one process; start it without torchrun")
+        return _planned(verbs.recipe_to_train(recipe, how)[0], **given)
+    if processes > 1:
+        from phmctl.training.processes import launch, without_option
+
+        raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
+    result = verbs.train(recipe, **given, resume=how, checkpoint=checkpoint or "last", quiet=False)
+    if world().rank > 0:
+        raise typer.Exit(result.exit_code)
+    if result.exit_code:
+        return Shown(result.as_json(), code=result.exit_code)
+    before = f" ({result.steps} in all)" if result.steps_now < result.steps else ""
+    line = f"{result.steps_now} steps in {result.seconds:.1f} s{before}; the run is in:"
+    return Shown(result.as_json(), notes=[line], text=f"{result.run.folder}\n")
+
+
+def _planned(
+    recipe: Any, *, settings: Sequence[str], data: Path | None, runs: Path | None, tag: str | None, **common: Any
+) -> Shown:
+    """Show what a training would be: its recipe and its parameters.
+
+    The sizes are those of the prepared data, if there is any, otherwise what the recipe asks for.
+    """
+    from phmctl.accounting.counting import ledger_table
+    from phmctl.accounting.ledger import ledger_for_recipe
+    from phmctl.data.prepared.folder import data_root
+    from phmctl.recipe.loading import common_overrides, dump_recipe, resolve
+    from phmctl.tasks.registry import kind_of
+    from phmctl.training.initial import find_start
+
+    resolved, root = resolve(recipe, common_overrides(**common), settings), data or data_root()
+    kind, task = kind_of(resolved), None
+    with suppress(DataError):  # not prepared
+        task = kind.open(resolved, root) if resolved.training.initialise_from else None
+    start, sizes = find_start(resolved, task), kind.sizes(resolved, root)
+    ledger = ledger_for_recipe(resolved, sizes)
+    source = "prepared data" if sizes.trained else "recipe"
+    document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
+
+    notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
+    return Shown(document, text=f"{dump_recipe(resolved)}\n{ledger_table(ledger).drawn()}", notes=notes)
+
+
+def decode(
+    run: Path,
+    input_: Path | None,
+    output: Path | None,
+    split: str | None,
+    checkpoint: str,
+    device: str | None,
+    *,
+    resume: bool,
+    window: int,
+    pause: float,
+    json: bool,
+    **given: Any,
+) -> None:
+    """Translate or label text: one line out for each line in, in order.
+
+    --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
+    """
+    from phmctl.export import with_engine
+    from phmctl.exports import open_model
+    from phmctl.inference.answering import answer, refuse_same_file
+    from phmctl.inference.answers_file import AnswersFile
+    from phmctl.inference.arriving import arriving_lines, in_groups
+    from phmctl.tasks.base import Asked
+    from phmctl.tasks.registry import kind_of
+
+    if input_ is not None and split is not None:
+        raise UserError("--input and --split exclude each other; leave one out")
+    if resume and output is None:
+        raise UserError("--resume continues a file; add --output FILE")
+    if output is not None and split is None:
+        refuse_same_file(input_, output)
+    opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
+    kind = kind_of(opened.recipe)
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
+    kind.require("decode", options)
+    own = None if split is None else kind.split_lines(opened, split)
+
+    def load(name: str) -> "tuple[Model, Weights]":
+        asked = Asked(opened, name, device or "auto", options, own_text=own is not None)
+        return kind.load(asked), opened.weights(name)
+
+    gc.disable()  # to look through what is loaded again and again would be a sixth of the start
+    model, weights = opened.use(checkpoint, load)
+    gc.freeze()
+    gc.enable()
+    groups = in_groups(own, window) if own is not None else arriving_lines(input_, pause=pause, limit=window)
+    typed = own is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
+    bar: AbstractContextManager[Any] = nullcontext(lambda amount: None)
+    if output is not None and not json and not typed:  # elsewhere a person sees the answers
+        bar = progress(model.verb, None if own is None else len(own), plain=False)
+    if typed:
+        note("reading lines from the terminal; Ctrl-D ends them")
+    origin = {"run": opened.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
+    file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
+    with file as answers, bar as advance:
+        answer(model, groups, output=answers, as_json=json, advance=advance)
+
+
+def evaluate(
+    names: list[str],
+    split: str,
+    against: Path | None,
+    *,
+    probing: bool,
+    settings: list[str] | None,
+    data: Path | None,
+    device: str | None,
+    checkpoint: str,
+    every: bool,
+    **given: Any,
+) -> Shown:
+    """Score a run on a split of its text: translators by BLEU, chrF and TER, classifiers by accuracy.
+
+    Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
+    and --reference are for translators.
+
+    Several runs or values (--beam 1,4 --checkpoint best,average) are scored one by one.
+
+    --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
+    """
+    from phmctl import verbs
+    from phmctl.exports import open_model
+    from phmctl.runs.summary import difference_lines, run_differences
+
+    other = given | {"split": None if split == "test" else split} if probing else {"set": settings, "data": data}
+    if wrong := [f"--{name.replace('_', '-')}" for name, value in other.items() if value is not None]:
+        raise UserError(f"{', '.join(wrong)}: {'has no part in' if probing else 'belongs to'} --probing: leave it out")
+    common: dict[str, Any] = {"against": against, "checkpoint": checkpoint, "device": device or "auto"}
+    if probing:
+        from phmctl.probes import probe
+
+        found: Any = probe(names[0], settings=settings or (), data=data, **common)
+    else:
+        found = verbs.evaluate(names[0], split, **common, quiet=False, **given)
+    apart = []
+    if against is not None:
+        baseline = open_model(against)
+        apart = difference_lines(run_differences(baseline, open_model(names[0])), baseline.name)
+    document = found.as_json() | ({} if against is None else {"differences": apart})
+    notes = [*getattr(found, "notes", tuple)(), *(f"· {text}" for text in apart)]
+    return Shown(document, found.tables(), notes=notes)
 
 
 def recipes(name: str | None) -> Shown:

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from phmctl import __version__, options
-from phmctl.cli import commands, pipeline
+from phmctl.cli import commands
 from phmctl.cli.build import add_command
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world
@@ -75,10 +75,10 @@ def main(
 
 _BENCH = "Measure speed as a ratio to the dense twin, in turns, with the spread."
 bench = typer.Typer(help=_BENCH, no_args_is_help=True)
-add_command(app, "prepare-data", options.PREPARE, pipeline.prepare_data)
-add_command(app, "train", options.TRAIN, pipeline.train, sweep=True)
-add_command(app, "decode", options.DECODE, pipeline.decode)
-add_command(app, "eval", options.EVAL, pipeline.evaluate, sweep=True)
+add_command(app, "prepare-data", options.PREPARE, commands.prepare_data)
+add_command(app, "train", options.TRAIN, commands.train, sweep=True)
+add_command(app, "decode", options.DECODE, commands.decode)
+add_command(app, "eval", options.EVAL, commands.evaluate, sweep=True)
 add_command(app, "compare", options.COMPARE, commands.compare)
 add_command(app, "distil", options.DISTIL, commands.distil)
 add_command(app, "report", options.REPORT, commands.report)

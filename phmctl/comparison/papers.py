@@ -15,7 +15,7 @@ from phmctl.comparison.variants import Variant, conditions, group, mean, mean_an
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
-from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.results import read_metrics, series
 from phmctl.runs.summary import list_runs, value_words
 from phmctl.tasks.answers import Metric
 

@@ -16,8 +16,7 @@ from phmctl.errors import RecipeError, RunError, check_known, nearest
 from phmctl.recipe.loading import flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
-from phmctl.runs.metrics import read_metrics, series
-from phmctl.runs.results import Result
+from phmctl.runs.results import Result, read_metrics, series
 from phmctl.runs.summary import (
     Best,
     Parameters,

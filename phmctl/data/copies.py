@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.files import write_json
+from phmctl.files import are_file_entries, file_entry, verify, write_json
 from phmctl.runs import DATA, Run
-from phmctl.sealed import are_file_entries, file_entry, verify
 
 if TYPE_CHECKING:  # an export answers without numpy
     from phmctl.data.prepared.folder import PreparedData

@@ -18,10 +18,9 @@ from phmctl.export import EXACT, check_options
 from phmctl.export.dense import write_plain
 from phmctl.export.verify import IDS, Subject, Verification, open_subject, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, Export
-from phmctl.files import clear, replacing, write_atomic, writing
+from phmctl.files import clear, replacing, seal, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
-from phmctl.sealed import seal
 from phmctl.tasks.classification.task import exported_model
 from phmctl.tasks.registry import kind_of
 

@@ -10,7 +10,7 @@ from phmctl.console import emit, json_text, warn
 from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import OutputError
 from phmctl.inference.answers_file import AnswersFile
-from phmctl.metrics.degenerate import Degenerate
+from phmctl.metrics.text import Degenerate
 
 
 def answer(

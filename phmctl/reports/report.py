@@ -18,7 +18,7 @@ from phmctl.metrics.classification import part_name, parts
 from phmctl.recipe.loading import dump_recipe
 from phmctl.reports import plots
 from phmctl.reports.plots import picture, style
-from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.results import read_metrics, series
 from phmctl.tasks.registry import kind_of
 
 if TYPE_CHECKING:

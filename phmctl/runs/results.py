@@ -1,6 +1,7 @@
-"""Results: files in a run's ``results/`` that say what was found and what made it: settings, checkpoint, seed, version.
+"""The log of a run and its results.
 
-One file a setting::
+The log, ``metrics.jsonl``, has a JSON object for each interval, validation, early stop and average. Results are files in
+``results/`` that say what was found and what made it: settings, checkpoint, seed, version. One file a setting::
 
     test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report, and under `made` what made it
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     what was scored, under a name of its own settings
@@ -12,17 +13,20 @@ warning.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
+from zlib import crc32
 
 from phmctl import __version__
 from phmctl.console import warn
+from phmctl.errors import RunError
 from phmctl.files import sha256, sha256_text, write_json
 from phmctl.runs.run import Run, Weights, git_revision
 
+_MARK = b', "crc32": "'  # comes before the checksum of a line of the log
 _FORMAT = 1  # of `made`
 _UNFIT = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -163,3 +167,57 @@ def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     if one := report.get("compared"):
         found.append((f"accuracy % {report['split']}", 100 * one["difference"], one["p_value"]))
     return found
+
+
+def entry_line(entry: Mapping[str, Any]) -> bytes:
+    """An entry as it is written: its checksum comes last."""
+    body = json.dumps(entry).encode()[:-1]
+    return body + _MARK + b'%08x"}\n' % crc32(body)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The entries of a metrics file; none of a file that is not there. Raises RunError where it cannot be read."""
+    return [entry for _, entry in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of a metrics file and their entries. A line that is none is left out, with a warning that names it.
+
+    An end that a crash cut short, without a line break, is left out silently.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
+    entries = [read_entry(line) for line in lines]
+    wrong = [str(number) for number, entry in enumerate(entries[:-1], start=1) if entry is None]
+    if wrong:
+        numbers = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        warn(f"{path}, line {numbers}: no JSON object with a step; left out, the other lines count")
+    return [(line, entry) for line, entry in zip(lines, entries, strict=True) if entry is not None]
+
+
+def read_entry(line: bytes) -> dict[str, Any] | None:
+    """A line's entry: a JSON object with a step and, if any, seconds that are a number; None for another.
+
+    None too where the line is not what was written, by its checksum; a line without one is taken.
+    """
+    body, mark, checksum = line.rpartition(_MARK)
+    if mark:
+        if checksum != b'%08x"}' % crc32(body):
+            return None
+        line = body + b"}"
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # bytes that are not UTF-8 too
+        return None
+    sound = isinstance(entry, dict) and type(entry.get("step")) is int
+    return entry if sound and isinstance(entry.get("seconds", 0.0), (int, float)) else None
+
+
+def series(entries: Iterable[Mapping[str, Any]], event: str, name: str) -> list[tuple[int, float]]:
+    """A curve: the steps and values of one figure, such as ``loss``, in the entries of one event."""
+    found = ((entry["step"], entry.get(name)) for entry in entries if entry.get("event") == event)
+    return [(step, float(value)) for step, value in found if isinstance(value, (int, float))]

@@ -22,8 +22,7 @@ from phmctl.recipe.loading import differences, flatten, load_recipe
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import ATTEMPT, ENVIRONMENT, LOCK, RECIPE, select_runs
-from phmctl.runs.metrics import read_metrics
-from phmctl.runs.results import Result, read_results
+from phmctl.runs.results import Result, read_metrics, read_results
 from phmctl.runs.run import Run, read_recipe
 from phmctl.shipped import shipped_names
 

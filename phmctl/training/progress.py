@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from phmctl.console import note, people, printable
 from phmctl.errors import RecipeError
 from phmctl.files import write_atomic, writing
-from phmctl.runs.metrics import entry_line, read_lines
+from phmctl.runs.results import entry_line, read_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

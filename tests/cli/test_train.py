@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from phmctl.errors import RunError, UserError
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from tests.calls import call
 
 _PROGRAM = "import sys; from phmctl.cli.main import app; app(['train', *sys.argv[1:]])"

@@ -10,10 +10,9 @@ import pytest
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import RunError
-from phmctl.files import write_json
+from phmctl.files import verify, write_json
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.sealed import verify
 
 
 @pytest.fixture

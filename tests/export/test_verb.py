@@ -19,12 +19,11 @@ from phmctl.export import verb, with_engine
 from phmctl.export.verb import Exported, export
 from phmctl.export.verify import open_subject, verify_translator
 from phmctl.exports import Export, open_model
-from phmctl.files import write_json
+from phmctl.files import verify, write_json
 from phmctl.models import plain
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.sealed import verify
 from tests.export.conftest import needs
 from tests.tasks.translation.runs import SOURCES, evaluate, make_run
 

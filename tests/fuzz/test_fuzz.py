@@ -35,10 +35,10 @@ from phmctl.data.readers import Format, read_sentences, tables
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.errors import PhmctlError
 from phmctl.exports import Export
+from phmctl.files import file_entry
 from phmctl.recipe.loading import dump_recipe, load_recipe, parse_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.sealed import file_entry
 from phmctl.shipped import shipped
 from tests.fuzz.mutations import TOKENS, as_json, changed_bytes, changed_values
 

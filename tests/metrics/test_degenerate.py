@@ -2,7 +2,7 @@
 
 import pytest
 
-from phmctl.metrics.degenerate import Degenerate, loops, remarks
+from phmctl.metrics.text import Degenerate, loops, remarks
 
 LINES = [f"line {number}" for number in range(20)]
 

@@ -17,7 +17,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
-from phmctl.runs.metrics import read_metrics, series
+from phmctl.runs.results import read_metrics, series
 from phmctl.runs.run import read_recipe
 from phmctl.runs.summary import count_stored, list_runs, summarise
 from phmctl.tasks.registry import kind_of

@@ -23,7 +23,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.tasks.base import Rows
 from phmctl.tasks.classification.task import ClassificationTask, Classifier
 from phmctl.tasks.translation.task import TranslationTask

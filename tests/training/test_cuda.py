@@ -11,7 +11,7 @@ from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer

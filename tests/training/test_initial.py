@@ -15,7 +15,7 @@ from phmctl.errors import RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.tasks.registry import kind_of
 from phmctl.training.initial import Start, find_start, initialise
 from phmctl.training.train import train

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from phmctl.errors import WriteFailedError
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.training.progress import MetricsLog, ProgressLine, Throughput
 
 LINE = "loss 2.5000  12,346 tok/s"

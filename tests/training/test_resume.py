@@ -14,7 +14,7 @@ import torch
 from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.training.saving import averaged_steps, check_same, run_to_resume
 from phmctl.training.train import train_task
 from tests.training.conftest import Fit

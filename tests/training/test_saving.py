@@ -9,7 +9,7 @@ import torch
 
 from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
 from phmctl.errors import RunError
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.training.saving import TrainingState, average_checkpoints, averaged_steps
 from tests.training.conftest import Fit
 

@@ -16,7 +16,7 @@ from phmctl.devices import pick_device
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.tasks.registry import kind_of
 from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task

@@ -17,7 +17,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError, NonFiniteError, OutputError, PhmctlError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.metrics import read_metrics
+from phmctl.runs.results import read_metrics
 from phmctl.tasks.base import Task
 from phmctl.training.optimiser import build_optimiser
 from phmctl.training.train import train_task
@@ -344,6 +344,6 @@ def test_a_disk_that_fills_up_is_an_output_error(fit: Fit, monkeypatch: pytest.M
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phmctl.sealed.sync_file", full)
+    monkeypatch.setattr("phmctl.files.sync_file", full)
     with pytest.raises(OutputError, match="No space left on device; choose a folder"):
         fit(steps=10)

@@ -23,10 +23,9 @@ from phmctl.console import Table
 from phmctl.data.card import corpus_name, is_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import refuse_pipes, writing
+from phmctl.files import read_seal, refuse_pipes, seal, verify, writing
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
-from phmctl.sealed import read_seal, seal, verify
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,10 +17,9 @@ from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_ma
 from phmctl.data.rows import Row
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
-from phmctl.files import clear, locked, replacing, sha256, sha256_text, temporaries, writing
+from phmctl.files import clear, damage, locked, replacing, sha256, sha256_text, temporaries, writing
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
-from phmctl.sealed import damage
 
 CARD = "card_sha256"  # what a manifest calls the card's digest
 VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors

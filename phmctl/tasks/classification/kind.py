@@ -16,7 +16,7 @@ from phmctl.data.copies import read_text
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_atomic
 from phmctl.metrics import classification as scoring
-from phmctl.metrics.degenerate import remarks
+from phmctl.metrics.text import remarks
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run, Weights

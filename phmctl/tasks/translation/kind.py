@@ -25,7 +25,7 @@ from phmctl.exports import Export, decoding_of_export
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
 from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import parts
-from phmctl.metrics.degenerate import remarks
+from phmctl.metrics.text import remarks
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
