@@ -1,6 +1,6 @@
 """The log of a run and its results.
 
-The log, ``metrics.jsonl``, has a JSON object for each interval, validation, early stop and average. Results are files in
+The log, ``metrics.jsonl``, has an object for each interval, validation, early stop and average. Results are files in
 ``results/`` that say what was found and what made it: settings, checkpoint, seed, version. One file a setting::
 
     test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report, and under `made` what made it
