@@ -46,23 +46,19 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
-    "Classified": "phmctl.decoding.model",
-    "Model": "phmctl.decoding.model",
-    "PHMEmbedding": "phmctl.nn.embedding",
-    "PHMLSTM": "phmctl.nn.lstm",
-    "PHMLinear": "phmctl.nn.linear",
-    "Translation": "phmctl.decoding.translator",
-    "distil": "phmctl.distillation",
-    "evaluate": "phmctl.verbs",
-    "load": "phmctl.verbs",
-    "prepare": "phmctl.verbs",
-    "Kronecker": "phmctl.nn.convert",
-    "convert": "phmctl.nn.convert",
-    "freeze": "phmctl.nn.convert",
-    "parameter_groups": "phmctl.nn.tuning",
-    "to_dense": "phmctl.nn.convert",
-    "train": "phmctl.verbs",
-    "tune": "phmctl.nn.tuning",
+    name: f"phmctl.{module}"
+    for module, names in {
+        "decoding.model": ("Classified", "Model"),
+        "decoding.translator": ("Translation",),
+        "distillation": ("distil",),
+        "nn.convert": ("Kronecker", "convert", "freeze", "to_dense"),
+        "nn.embedding": ("PHMEmbedding",),
+        "nn.linear": ("PHMLinear",),
+        "nn.lstm": ("PHMLSTM",),
+        "nn.tuning": ("parameter_groups", "tune"),
+        "verbs": ("evaluate", "load", "prepare", "train"),
+    }.items()
+    for name in names
 }
 
 

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from phmctl.errors import MissingExtraError, OutputError
-from phmctl.reports.plots import style
-from phmctl.reports.report import learned_rules, render, write_report
+from phmctl.reports.report import learned_rules, render, style, write_report
 from tests.calls import call
 from tests.comparison.runs import REFERENCES, SOURCES, make_classifier, make_run, worse
 from tests.references import compare_runs
