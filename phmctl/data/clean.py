@@ -98,6 +98,7 @@ class CleanRows:
     held_out: HeldOut | None = None  # None: this is valid or test
 
     def __post_init__(self) -> None:
+        self.train, self.labelled = self.held_out is not None, self.labels is not None
         self._numbers: Mapping[str | None, int] = {label: number for number, label in enumerate(self.labels or ())}
         self._begin()
 
@@ -136,10 +137,6 @@ class CleanRows:
         """Return the first of every `period` rows of the files, cleaned and judged alike."""
         return self if period == 1 else replace(self, rows=hold_out(self.rows, period, (1,), held=True))
 
-    @property
-    def labelled(self) -> bool:
-        return self.labels is not None
-
     def number(self, row: Row) -> int:
         return self._numbers[row.label]
 
@@ -148,27 +145,26 @@ class CleanRows:
 
         The end of sentence counts in the ratio, which spares very short pairs: one token against two is 2 : 3.
         """
-        train, parallel, ratio = self.held_out is not None, self.labels is None, self.settings.max_ratio
+        ratio = self.settings.max_ratio
         longest, shortest = max(map(len, tokens)), min(map(len, tokens))
         stays = True
         if longest > self.max_tokens:
-            stays = self._object(row, OVER_LONG if train or parallel else CUT, keep=not train)
-        elif train and ratio > 0 and longest + 1 > ratio * (shortest + 1):
+            stays = self._object(row, CUT if self.labelled and not self.train else OVER_LONG, keep=not self.train)
+        elif self.train and ratio > 0 and longest + 1 > ratio * (shortest + 1):
             stays = self._object(row, LOPSIDED, keep=False)
         if not stays:
             return None
         self.kept += 1
-        if parallel:
+        if not self.labelled:
             return tokens
         self.classes[str(row.label)] += 1
         return [cut(each, self.max_tokens, self.settings) for each in tokens]
 
     def _stays(self, row: Row) -> bool:
-        train, parallel = self.held_out is not None, self.labels is None
-        if parallel:
+        if not self.labelled:
             self.noted[SAME_SIDES] += row.texts[0] == row.texts[1] != ""
         if not all(text.strip() for text in row.texts):
-            return self._object(row, EMPTY if parallel else EMPTY_TEXT, keep=not train)
+            return self._object(row, EMPTY_TEXT if self.labelled else EMPTY, keep=not self.train)
         if self.held_out is None:
             return True
         again, *sides = self.held_out.find(row.texts)
