@@ -148,7 +148,6 @@ def _files(folder: Path) -> list[dict[str, Any]]:
 
 
 def _advice(folder: Path) -> str:
-    """What to do about a checkpoint that cannot be used."""
     others = [step_name(step) for step in saved_steps(folder.parent)]
     others += [AVERAGE] if (folder.parent / AVERAGE).is_dir() else []
     others = [name for name in others if name != folder.name]

@@ -9,14 +9,6 @@ WITH_N = ("phm", MONARCH)  # those that want to be told an n; monarch's is its n
 FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 
-def nearest_divisors(n: int, value: int) -> list[int]:
-    """Return the divisors of `value` next below and next above `n` (one of them where there is no other)."""
-    divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
-    below = [candidate for candidate in divisors if candidate < n]
-    above = [candidate for candidate in divisors if candidate > n]
-    return below[-1:] + above[:1]
-
-
 def check_divides(n: int, **dimensions: int) -> None:
     """Check that n divides every one of the named dimensions.
 
@@ -35,7 +27,9 @@ def check_divides(n: int, **dimensions: int) -> None:
         raise DimensionError(f"n = {n} must be a whole number of at least 1")
     wrong = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
     if wrong:
-        usable = nearest_divisors(n, math.gcd(*dimensions.values()))
-        choice = " and ".join(str(candidate) for candidate in usable)
+        common = math.gcd(*dimensions.values())
+        divisors = [each for each in range(1, common + 1) if common % each == 0]
+        usable = [each for each in divisors if each < n][-1:] + [each for each in divisors if each > n][:1]
+        choice = " and ".join(map(str, usable))
         fits = "nearest n that does is" if len(usable) == 1 else "nearest n that do are"
         raise DimensionError(f"n = {n} does not divide {' and '.join(wrong)}; the {fits} {choice}")

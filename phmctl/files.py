@@ -99,7 +99,6 @@ def is_locked(path: Path) -> bool | None:
 
 
 def _is_open_as(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one of this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -1,14 +1,7 @@
 import pytest
 
-from phmctl.dimension import check_divides, nearest_divisors
+from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
-
-
-@pytest.mark.parametrize(
-    ("n", "value", "expected"), [(3, 4, [2, 4]), (5, 4, [4]), (7, 512, [4, 8]), (5, 7, [1, 7]), (2, 1, [1])]
-)
-def test_nearest_divisors(n: int, value: int, expected: list[int]) -> None:
-    assert nearest_divisors(n, value) == expected
 
 
 def test_what_n_divides_passes() -> None:
@@ -21,6 +14,7 @@ def test_what_n_divides_passes() -> None:
         (3, {"in_features": 512}, "n = 3 does not divide in_features = 512; the nearest n that do are 2 and 4"),
         (8, {"a": 16, "b": 12}, "n = 8 does not divide b = 12; the nearest n that does is 4"),
         (3, {"a": 7, "b": 5}, "n = 3 does not divide a = 7 and b = 5; the nearest n that does is 1"),
+        (7, {"a": 512}, "n = 7 does not divide a = 512; the nearest n that do are 4 and 8"),
         (0, {"a": 4}, "n = 0 must be a whole number of at least 1"),
         (2, {"a": 0}, "a = 0 must be at least 1"),
     ],

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 import phmctl
 from phmctl import verbs
 from phmctl.cli.main import app
-from phmctl.errors import DataError, RecipeError, RunError, UserError
+from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -51,13 +51,6 @@ def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
     other = Run.create(tmp_path, load_recipe("agreement-resplit"))
     with pytest.raises(RunError, match=r"is of task 'classification', not 'translation': scores do not compare"):
         verbs.evaluate(run.folder, against=other.folder)
-
-
-def test_messages_name_arguments(tmp_path: Path) -> None:
-    (tmp_path / "t.tsv").write_text("a\tb\tc\n")
-    files = dict.fromkeys(("train", "valid"), tmp_path / "t.tsv")
-    with pytest.raises(DataError, match=r"^with header=False, columns are numbers.*; so is extra$"):
-        phmctl.prepare("mine", files=files, data=tmp_path, columns="a,b", header=False)
 
 
 def test_preparing_is_silent_unless_asked(

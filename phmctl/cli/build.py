@@ -76,7 +76,6 @@ def add_command(
 
 
 def _parameter(option: Option, kind: Any) -> inspect.Parameter:
-    """Return an option as Typer reads it in a function's signature."""
     default = False if kind is bool and option.default is None and "/" not in option.flags else option.default
     how: dict[str, Any] = {"help": option.help, "metavar": option.argument or option.metavar}
     how |= {"min": option.least, "max": option.most}

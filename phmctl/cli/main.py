@@ -96,7 +96,6 @@ add_command(bench, "decode", options.BENCH_DECODE, commands.bench_decode)
 
 
 def run() -> None:
-    """Run the command line and exit with its code."""
     # Looking for pydantic's plugins reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_closed_streams()

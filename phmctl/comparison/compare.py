@@ -251,7 +251,6 @@ def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:
 
 
 def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
-    """Refuse runs whose scores mean different things."""
     task = baseline.first.run.recipe.task
     runs = [one for variant in (baseline, *variants) for one in variant.runs]
     for one in runs:
@@ -344,7 +343,6 @@ def copy_notes(variants: Iterable[Variant]) -> list[str]:
 
 
 def _machine(one: Trained) -> str:
-    """What speed depends on, in words."""
     environment = one.run.environment()
     graphics = environment.get("device") not in (None, "cpu")
     processor = environment.get("device_name" if graphics else "processor") or environment.get("device_name")

@@ -100,7 +100,6 @@ class Variant:
 
     @property
     def answered(self) -> list[Answers]:
-        """The answers of those that have them."""
         return [one.answers for one in self.scored if one.answers is not None]
 
     def values(self, metric: Metric) -> list[float]:

@@ -96,7 +96,6 @@ def render(found: Comparison, *others: Comparison) -> str:
 
 
 def _kind(table: Table, column: int) -> str:
-    """The class of a column's cells."""
     return "text" if column in (0, *table.text) else "number"
 
 
