@@ -180,10 +180,6 @@ class Table:
     text: Sequence[int] = ()
     below: Sequence[str] = ()  # lines of its own
 
-    def show(self) -> None:
-        """Print it on stdout; raises as :func:`emit` does."""
-        emit(self.drawn())
-
     def drawn(self) -> str:
         """Return it as text. Cells are broken between words only, so that names can be copied: it may be wider so."""
         from rich.cells import cell_len

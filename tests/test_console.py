@@ -20,7 +20,7 @@ MARKUP = "[x] [/red] :smile:"
 
 def test_a_table_shows_text_as_it_is_to_the_left_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("[bold]", 3, "a"), (MARKUP, 1234, "b")]
-    Table(f"runs of {MARKUP}", ("[name]", "[/n]", "why"), rows, text=(2,), below=["BLEU: " + "x" * 200]).show()
+    emit(Table(f"runs of {MARKUP}", ("[name]", "[/n]", "why"), rows, text=(2,), below=["BLEU: " + "x" * 200]).drawn())
     wide = len(MARKUP)
     assert capsys.readouterr() == (
         f"runs of {MARKUP}\n{'[name]':{wide}}  [/n]  why\n{'[bold]':{wide}}     3  a\n{MARKUP}  1234  b\n"
@@ -98,7 +98,7 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
     with progress(HOSTILE, None):
         pass
     assert capsys.readouterr() == ("", f"{TAMED}\n\tß→你😀 {MARKUP}\nwarning: {TAMED}\n{TAMED} ...\n")
-    Table(HOSTILE, (HOSTILE,), [(HOSTILE,)]).show()
+    emit(Table(HOSTILE, (HOSTILE,), [(HOSTILE,)]).drawn())
     captured = capsys.readouterr()
     assert captured.out.count(TAMED) == 3
     assert not set(captured.out) & set("\x1b\r\x9b\u202e\udc80\x7f")
@@ -136,11 +136,11 @@ def test_a_name_is_never_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     names = ["runs/iwslt14-de-en/phm-n16/v001" + letter * 20 for letter in "ab"]
-    Table("t", ("name", "other", "words"), [(names[0], names[1], "some words " * 9)], text=(1, 2)).show()
+    emit(Table("t", ("name", "other", "words"), [(names[0], names[1], "some words " * 9)], text=(1, 2)).drawn())
     shown = capsys.readouterr().out
     assert all(name in shown for name in names)
     assert max(map(len, shown.splitlines())) > 80
-    Table("t", ("name", "words"), [(names[0], "some words " * 9)], text=(1,)).show()
+    emit(Table("t", ("name", "words"), [(names[0], "some words " * 9)], text=(1,)).drawn())
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)  # bold, italic
     assert names[0] in shown
     assert max(map(len, shown.splitlines())) == 80

@@ -18,7 +18,7 @@ from phmctl import __version__
 from phmctl.checkpoints import checkpoint_digest
 from phmctl.errors import RecipeError
 from phmctl.options import TRAIN, command_line
-from phmctl.recipe.documents import parse_value
+from phmctl.recipe.documents import compose
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
@@ -57,7 +57,7 @@ def test_commas_part_values_outside_of_quotes_and_brackets(text: str, values: li
 def test_quoted_values_come_back_as_they_were(values: list[str]) -> None:
     single = ["'" + value.replace("'", "''") + "'" for value in values]
     for quoted in (single, [json.dumps(value) for value in values]):
-        assert [parse_value(part) for part in split_values(",".join(quoted))] == values
+        assert [compose(part)[1] for part in split_values(",".join(quoted))] == values
 
 
 def test_the_last_axis_changes_fastest_and_a_value_that_is_given_twice_is_one() -> None:
