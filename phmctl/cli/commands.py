@@ -155,9 +155,7 @@ def decode(
     """
     from phmctl.export import with_engine
     from phmctl.exports import open_model
-    from phmctl.inference.answering import answer, refuse_same_file
-    from phmctl.inference.answers_file import AnswersFile
-    from phmctl.inference.arriving import arriving_lines, in_groups
+    from phmctl.inference import AnswersFile, answer, arriving_lines, in_groups, refuse_same_file
     from phmctl.tasks.base import Asked
     from phmctl.tasks.registry import kind_of
 

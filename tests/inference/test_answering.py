@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from phmctl.decoding.model import Line
-from phmctl.inference.answering import answer
+from phmctl.inference import answer
 
 
 class Mute:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.errors import OutputError
-from phmctl.inference.answers_file import AnswersFile
+from phmctl.inference import AnswersFile
 
 ORIGIN = {"run": "a/b/v001", "beam": 5}
 LINES = [f"line {number}" for number in range(9)]

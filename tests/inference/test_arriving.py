@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phmctl import inference
 from phmctl.data.readers import read_lines
 from phmctl.errors import DataError
-from phmctl.inference import arriving
-from phmctl.inference.arriving import arriving_lines, in_groups
+from phmctl.inference import arriving_lines, in_groups
 
 LETTERS = st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"])  # a NUL means UTF-16 in the first line
 LINES = st.lists(st.text(LETTERS, max_size=8), max_size=12)
@@ -75,7 +75,7 @@ def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(pipe
 
 
 def test_what_is_there_fills_a_group_though_it_is_read_in_parts(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "_CHUNK", 7)
+    monkeypatch.setattr(inference, "_CHUNK", 7)
     pipe.write(b"line\n" * 8 + b"and")
     groups = arriving_lines(None, limit=5)
     assert next(groups) == ["line"] * 5

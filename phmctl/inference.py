@@ -1,23 +1,150 @@
-"""A file of answers that grows as they come, so that a process that is killed keeps what it has, and another goes on.
+"""``decode``: lines as they come, what a model answers to them, and a file of answers that another process continues.
 
-While it grows, ``<name>.resume.jsonl`` lies beside it: first what the answers come from, then, after each group of
-answers, how many lines of the input they belong to, with their SHA-256, and how long the file is by then. So what was
-written half is known, and so is another input. The last group takes it away: a file without it is complete.
+A person who types is answered at once, and what flows through a pipe is sorted and batched.
+
+While a file of answers grows, ``<name>.resume.jsonl`` lies beside it: first what the answers come from, then, after
+each group of answers, how many lines of the input they belong to, with their SHA-256, and how long the file is by then.
+So what was written half is known, and so is another input. The last group takes it away: a file without it is complete.
 """
 
 import hashlib
 import json
 import os
+import select
+import stat
+import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from io import BufferedReader
+from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar, cast
 
-from phmctl.console import note
-from phmctl.errors import OutputError
+from phmctl.console import emit, json_text, note, warn
+from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
+from phmctl.decoding.model import Advance, Model, ignore
+from phmctl.errors import DataError, OutputError
 from phmctl.files import sync_folder, take_lock, writing
+from phmctl.metrics.text import Degenerate
 
-FORMAT = 2
+T = TypeVar("T")
+
+PAUSE = 0.05  # seconds
+LIMIT = 1024  # lines that are sorted and batched together
+FORMAT = 2  # of the record beside a file of answers
+_CHUNK = 1 << 16  # a pipe holds so many bytes
+
+
+def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
+    """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
+
+    The groups of a regular file have `limit` lines; those of a pipe or a terminal, which is UTF-8, are what is there,
+    looked at each `pause` seconds. DataError: the file cannot be read, or a line is not UTF-8 (named by file and line).
+    """
+    if path is None and sys.stdin is None:
+        raise DataError("stdin is closed; name the text with --input FILE")
+    name, numbers = path or Path("stdin"), count(1)
+    with reading(name), open_bytes(path) if path else nullcontext(sys.stdin.buffer) as handle:
+        for group in _groups(handle, pause, limit):
+            lines: list[str] = []
+            try:
+                lines.extend(decode_line(raw, name, next(numbers)) for raw in group)
+            except DataError:
+                if lines:  # what stands before a line that is no UTF-8 is answered before that is said
+                    yield lines
+                raise
+            yield lines
+
+
+def in_groups(lines: Iterable[T], limit: int = LIMIT) -> Iterator[list[T]]:
+    """Yield lines that are all there in groups of `limit`."""
+    rest = iter(lines)
+    while group := list(islice(rest, limit)):
+        yield group
+
+
+def _groups(handle: BinaryIO, pause: float, limit: int) -> Iterator[list[bytes]]:
+    descriptor = None  # of a pipe, a socket or a terminal; all else has all its lines already
+    with suppress(OSError):
+        if hasattr(handle, "raw"):  # decompressed, or in memory: its descriptor, if any, is not its text
+            descriptor = None if stat.S_ISREG(os.fstat(handle.fileno()).st_mode) else handle.fileno()
+    if descriptor is not None:
+        return _arriving(descriptor, pause, limit)
+    buffered = cast("BufferedReader", handle if hasattr(handle, "peek") else BufferedReader(handle))
+    return in_groups(raw_lines(buffered), limit)
+
+
+def _arriving(descriptor: int, pause: float, limit: int) -> Iterator[list[bytes]]:
+    """Yield raw lines in groups. Past Python's buffer, which would wait until it is full.
+
+    What comes while a group is answered waits in the pipe, and is read together: up to `limit` lines, or the bytes of
+    the longest line. A line that is too long is the last: no more is read.
+    """
+    ended, rest, size = list[bytes](), b"", 0  # lines, what of the next is there, and the bytes of both
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    for chunk in iter(partial(os.read, descriptor, _CHUNK), b""):
+        looked = time.monotonic()
+        *more, rest = (rest + chunk).split(b"\n")
+        ended += [line + b"\n" for line in more]
+        size += len(chunk)
+        if len(ended) < limit and size <= LONGEST_LINE and ready.poll(0):
+            continue
+        yield from in_groups(ended, limit)
+        ended, size = [], len(rest)
+        if len(rest) > LONGEST_LINE:
+            break
+        time.sleep(max(0.0, looked + pause - time.monotonic()))
+    yield from in_groups(ended, limit)
+    if rest:
+        yield [rest]
+
+
+def answer(
+    model: Model,
+    groups: Iterable[Sequence[str]],
+    *,
+    output: "AnswersFile | None" = None,
+    as_json: bool = False,
+    advance: Advance = ignore,
+) -> None:
+    """Answer groups of lines as they come: into a file, on stdout, or both. What is wrong with all of them is said.
+
+    What `output` has already answered is passed over; without it the answers go to stdout. `as_json` prints a JSON
+    object a line of input: ``line``, its number, and what the task answers. `advance` is told how many lines are done.
+    OutputError: the file or stdout cannot be written, or the file answers other lines.
+    """
+    number = 1 + (output.lines if output else 0)
+    counted = Degenerate()
+    advance(number - 1)
+    for group in groups if output is None else output.unanswered(groups):
+        found = model.answer(group, first=number, advance=advance)
+        answers = [line for line, _ in found]
+        text = "".join(f"{line}\n" for line in answers)
+        counted.add(group, answers)
+        if output is not None:
+            output.add(group, text)
+        if as_json:
+            objects = ({"line": place, **each} for place, (_, each) in enumerate(found, start=number))
+            emit("".join(f"{json_text(each)}\n" for each in objects))
+        elif output is None:
+            emit(text)
+        number += len(group)
+    if output is not None:
+        output.finish()
+    for remark in counted.remarks():
+        warn(remark)
+
+
+def refuse_same_file(source: Path | None, output: Path) -> None:
+    """Refuse (OutputError) to write over the text that is read; None is stdin."""
+    with suppress(OSError, ValueError, AttributeError):  # no such file, or a stdin that is none
+        read = os.fstat(sys.stdin.fileno()) if source is None else source.stat()
+        if os.path.samestat(read, output.stat()):
+            raise OutputError(f"{output} is the text that is read; name another file for the answers")
 
 
 class _Mark(NamedTuple):

@@ -1,1 +1,0 @@
-"""``decode``: lines as they come, and a file of answers."""
