@@ -36,7 +36,7 @@ from phmctl.runs.find import check_tag, runs_root, select_runs, versions_in
 from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, score, summarise
-from phmctl.tasks.answers import p_words, signed
+from phmctl.tasks.base import p_words, signed
 from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says

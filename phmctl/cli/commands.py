@@ -358,8 +358,7 @@ def serve(
         require(library, "serve")
     from phmctl.export import with_engine
     from phmctl.exports import open_model
-    from phmctl.serving.batching import Service
-    from phmctl.serving.requests import Limits
+    from phmctl.serving.batching import Limits, Service
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
     from phmctl.verbs import load

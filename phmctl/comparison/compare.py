@@ -29,8 +29,7 @@ from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
-from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
-from phmctl.tasks.base import Asked
+from phmctl.tasks.base import ONE_SEED, Answers, Asked, Comparer, Metric, p_words, within
 from phmctl.tasks.registry import kind_of
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"

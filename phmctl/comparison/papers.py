@@ -17,7 +17,7 @@ from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
 from phmctl.runs.results import read_metrics, series
 from phmctl.runs.summary import list_runs, value_words
-from phmctl.tasks.answers import Metric
+from phmctl.tasks.base import Metric
 
 SPEED = "seconds/100 steps"  # the metric that is read from a training's log
 

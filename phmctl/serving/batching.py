@@ -1,29 +1,94 @@
-"""Dynamic batching: what many clients ask one by one is answered together.
+"""What clients may ask, and dynamic batching: what many of them ask one by one is answered together.
+
+The JSON of a request::
+
+    /translate   {"text": "…"} or {"texts": ["…", …]}, with "beam", "alpha", "n_best", "cut"
+    /classify    the same without a translator's options; a classifier of pairs takes ["…", "…"] for a text
+    /score       {"source": "…", "target": "…"} or {"sources": […], "targets": […]}
 
 Only items of one key can share a batch. A worker takes the oldest item and those of its key behind it, as many as the
 limits allow, whoever asked them. No asyncio and no HTTP here: futures are resolved, on whatever threads there are.
 """
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from phmctl import __version__
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
-from phmctl.serving.requests import Body, Classify, Limits, Line, Score, Translate, read_body
-
-K = TypeVar("K", bound=Hashable)
-X = TypeVar("X")
-Y = TypeVar("Y")
 
 _LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a request may ask, how much is answered at once, and how much may wait."""
+
+    body: int = 1 << 20  # bytes
+    texts: int = 128  # of a request
+    characters: int = 10_000  # of a text
+    beam: int = 16  # the widest search
+    seconds: float = 10.0  # until its body has come; a connection may be idle for as long
+    connections: int = 256  # open at a time
+    batch: int = 64  # texts that are answered together
+    batch_tokens: int = 2048  # of them; a text that has more gets a batch of its own
+    queue: int = 1024  # texts that may wait; a request that would make them more is refused
+    # milliseconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
+    wait: float = 5.0
+
+
+# A line break within a text is a blank, as ``decode`` would read it.
+Line = Annotated[str, AfterValidator(lambda text: re.sub("\r\n?|\n", " ", text))]
+T = TypeVar("T")
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    def asked(self) -> list[Any]:
+        """Return the texts. Raises RequestError."""
+        raise NotImplementedError
+
+
+class Classify(Body, Generic[T]):
+    text: T | None = None
+    texts: list[T] | None = None
+    cut: bool | None = None  # whether texts longer than the model knows are cut; None leaves it to the server
+
+    def asked(self) -> list[T]:
+        if (self.text is None) == (self.texts is None):
+            raise RequestError('give either "text" or "texts"')
+        return self.texts if self.text is None else [self.text]  # type: ignore[return-value]
+
+
+class Translate(Classify[Line]):
+    beam: int | None = None
+    alpha: float | None = None
+    n_best: int = 1
+
+
+class Score(Body):
+    source: Line = ""
+    target: Line = ""
+    sources: list[Line] = []
+    targets: list[Line] = []
+
+    def asked(self) -> list[tuple[str, str]]:
+        if self.model_fields_set == {"source", "target"}:
+            return [(self.source, self.target)]
+        if self.model_fields_set != {"sources", "targets"} or len(self.sources) != len(self.targets):
+            raise RequestError('give "source" and "target", or "sources" and "targets", as many of both')
+        return list(zip(self.sources, self.targets, strict=True))
 
 
 @dataclass
@@ -38,15 +103,15 @@ class Counts:
 
 
 @dataclass(frozen=True, eq=False)
-class _Item(Generic[K, X, Y]):
-    key: K
-    value: X
+class _Item:
+    key: Hashable
+    value: Any
     cost: int
-    future: "Future[Y]" = field(default_factory=Future)
+    future: "Future[Any]" = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
 
-class Batcher(Generic[K, X, Y]):
+class Batcher:
     """Answers items in batches, on threads of its own.
 
     `answer` returns the answers to items of one key, in their order. What it raises is the failure of its batch, which
@@ -54,13 +119,12 @@ class Batcher(Generic[K, X, Y]):
     """
 
     def __init__(
-        self, answer: Callable[[K, Sequence[X]], Sequence[Y]], limits: Limits | None = None, *, workers: int = 1
+        self, answer: Callable[[Any, Sequence[Any]], Sequence[Any]], limits: Limits | None = None, *, workers: int = 1
     ) -> None:
-        self.limits = limits or Limits()
-        self.counts = Counts()
+        self.limits, self.counts = limits or Limits(), Counts()
         self.running = 0  # items
         self._answer = answer
-        self._waiting: list[_Item[K, X, Y]] = []  # the oldest first
+        self._waiting: list[_Item] = []  # the oldest first
         self._last = 1  # items of the last batch
         self._closed = False
         self._changed = threading.Condition()
@@ -79,7 +143,7 @@ class Batcher(Generic[K, X, Y]):
             self._waiting = kept
             return len(kept)
 
-    def submit(self, key: K, items: Sequence[X], costs: Sequence[int]) -> "list[Future[Y]]":
+    def submit(self, key: Hashable, items: Sequence[Any], costs: Sequence[int]) -> "list[Future[Any]]":
         """Queue items and return the future of each one's answer. One that is cancelled before it is begun is dropped.
 
         Items with one key may be answered together; `costs` are theirs, in the unit of the limits. BusyError: the queue
@@ -93,7 +157,7 @@ class Batcher(Generic[K, X, Y]):
                     f"the queue is full: {queued} of {self.limits.queue} wait, and {len(items)} more do not fit",
                     min(max(1, math.ceil(queued * pace)), _LONGEST_RETRY),
                 )
-            added: list[_Item[K, X, Y]] = [_Item(key, *each) for each in zip(items, costs, strict=True)]
+            added = [_Item(key, *each) for each in zip(items, costs, strict=True)]
             self._waiting += added
             self._changed.notify_all()  # the items may be several workers' batches
         return [item.future for item in added]
@@ -106,8 +170,6 @@ class Batcher(Generic[K, X, Y]):
                 item.future.cancel()
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------------------------------- the workers
-
     def _work(self) -> None:
         while batch := self._take():
             began = time.monotonic()
@@ -117,7 +179,7 @@ class Batcher(Generic[K, X, Y]):
                 self.counts.busy += time.monotonic() - began
                 self.running -= len(batch)
 
-    def _take(self) -> list[_Item[K, X, Y]]:
+    def _take(self) -> list[_Item]:
         """Wait for the next batch, and until it is as large as the last or time is up; none when all is closed."""
         with self._changed:
             while not self._closed:
@@ -141,7 +203,7 @@ class Batcher(Generic[K, X, Y]):
                     return batch
             return []
 
-    def _solve(self, batch: Sequence[_Item[K, X, Y]]) -> None:
+    def _solve(self, batch: Sequence[_Item]) -> None:
         """Answer a batch; where it fails, its halves, so that an item's failure is its own."""
         try:
             answers = list(self._answer(batch[0].key, [item.value for item in batch]))
@@ -171,6 +233,7 @@ def _refuse_longer(unit: str, lengths: Sequence[int], limit: int, advice: str) -
 
 Answer = dict[str, Any]
 Key = tuple[str, tuple[tuple[str, Any], ...]]  # what texts must share to be answered together: the verb, its options
+_OPTIONS = {"beam", "alpha", "n_best"}
 
 
 class Service:
@@ -187,7 +250,7 @@ class Service:
         bodies["classify"] = Classify[tuple[Line, Line]] if pairs else Classify[Line]
         self.verbs = {name: body for name, body in bodies.items() if name in self.about["methods"]}
         self._began = time.monotonic()
-        self.batcher: Batcher[Key, Any, Answer] = Batcher(self._answer, self.limits, workers=workers)
+        self.batcher = Batcher(self._answer, self.limits, workers=workers)
 
     def ask(self, name: str, content: bytes) -> "list[Future[Answer]]":
         """Queue what a request's body asks, and return the future of each text's answer, in their order.
@@ -195,8 +258,14 @@ class Service:
         RequestError: the request is wrong (400), or more than the limits or the model allow (413). BusyError: no place
         for it.
         """
-        body, limits = read_body(content, self.verbs[name]), self.limits
-        texts, options = body.asked(), body.options()
+        limits = self.limits
+        try:
+            body = self.verbs[name].model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise RequestError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+        texts, options = body.asked(), body.model_dump(include=_OPTIONS)
         if len(texts) > limits.texts:
             raise RequestError(f"{len(texts)} texts are more than the {limits.texts} of a request", 413)
         sides = [[text] if isinstance(text, str) else text for text in texts]

@@ -35,8 +35,7 @@ from starlette.routing import Route
 
 from phmctl.console import note, warn
 from phmctl.errors import BusyError, RequestError, UserError
-from phmctl.serving.batching import Answer, Service
-from phmctl.serving.requests import Limits
+from phmctl.serving.batching import Answer, Limits, Service
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -45,15 +44,12 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
     """The ASGI application; `names` are the server's, as a Host header gives them, without the port (None: any)."""
     html = PAGE.read_text(encoding="utf-8")
-    digests = []  # the page's script and its style run by their digests; nothing else does
-    for tag in ("script", "style"):
-        inner = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        digest = hashlib.sha256((inner[1] if inner else "").encode()).digest()
-        digests.append(f"'sha256-{base64.b64encode(digest).decode()}'")
     policy = (
-        f"default-src 'none'; script-src {digests[0]}; style-src {digests[1]}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
+    for tag, inner in re.findall(r"<(script|style)>(.*?)</\1>", html, re.DOTALL):  # nothing else runs
+        policy += f"; {tag}-src 'sha256-{base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()}'"
     headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
 
     async def page(request: Request) -> Response:

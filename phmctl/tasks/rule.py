@@ -39,8 +39,7 @@ from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.answers import Metric
-from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, Task, TaskKind
+from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Metric, Rows, Share, Sizes, Task, TaskKind
 
 TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
@@ -128,9 +127,6 @@ def read_truth(run: Run) -> Truth:
     return Truth(**load(path.read_bytes()))
 
 
-# ------------------------------------------------------------------------------------------------------- training
-
-
 class RuleTask(Task):
     """A recipe's layer, and examples of the true map that it is to find."""
 
@@ -195,7 +191,6 @@ class RuleTask(Task):
 
 @torch.no_grad()
 def _mean_squared_error(model: nn.Module, samples: Samples) -> float:
-    """Return the mean over all numbers of the targets of the squared error of the model's outputs."""
     device = next(model.parameters()).device
     outputs = model(samples.inputs.to(device))  # (N, d)
     return F.mse_loss(outputs.float(), samples.targets.to(device)).item()
@@ -209,9 +204,6 @@ def _map_error(model: nn.Module, truth: Truth) -> float:
 def _relative_error(found: Tensor, truth: Tensor) -> float:
     """Return ‖found − truth‖ / ‖truth‖ in Frobenius norms."""
     return float((found - truth).norm() / truth.norm())
-
-
-# ----------------------------------------------------------------------------------------------------- evaluation
 
 
 @dataclass(frozen=True)
@@ -275,7 +267,6 @@ def _number(value: float | None) -> str:
 
 
 def _why_not(n: int, truth: Truth) -> str | None:
-    """Return why a rule of order n cannot be compared with the true one, or None if it can."""
     order, terms = len(truth.A), determined_terms(truth.S)
     if n == 1:
         return "the model is dense: it has no rule"
@@ -287,7 +278,6 @@ def _why_not(n: int, truth: Truth) -> str | None:
 
 
 def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
-    """Bring the learned rule and components to the true ones' basis, and say what difference is left."""
     A, S = (tensor.detach().to("cpu", torch.float64) for tensor in (model.product.A, model.product.S))
     alignment = align_rules(A, truth.A)
     invertible = alignment.condition < 1 / torch.finfo(A.dtype).eps

@@ -12,8 +12,7 @@ from typing import Any
 from phmctl.decoding.model import Classified
 from phmctl.decoding.translator import Translation
 from phmctl.errors import DataError
-from phmctl.serving.batching import Service
-from phmctl.serving.requests import Limits
+from phmctl.serving.batching import Limits, Service
 
 
 class FakeModel:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.errors import BusyError
-from phmctl.serving.batching import Batcher
-from phmctl.serving.requests import Limits
+from phmctl.serving.batching import Batcher, Limits
 
 SECONDS = 10  # a test that hangs is one that fails
 

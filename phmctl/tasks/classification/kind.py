@@ -21,8 +21,7 @@ from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
-from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
-from phmctl.tasks.base import Asked
+from phmctl.tasks.base import ONE_SEED, Answers, Asked, LabelComparer, Metric, p_words, signed, within
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
 if TYPE_CHECKING:
@@ -151,9 +150,6 @@ def labelled_rows(given: Mapping[str, Any]) -> Rows:
     if not 1 <= len(text) <= 2 or label is None:
         raise DataError("tables want --text COLUMN (once, or twice for pairs) and --label COLUMN")
     return rows_of("--text and --label", text, label, given)
-
-
-# ------------------------------------------------------------------------------------------------------ evaluation
 
 
 @dataclass(frozen=True)

@@ -167,9 +167,6 @@ class ClassificationTask:
         return self.prepared.vectors if wanted else None
 
 
-# --------------------------------------------------------------------------------------------------------- answers
-
-
 class TextClassifier(Model):
     """A trained model with its tokenizer and labels."""
 
@@ -204,7 +201,6 @@ class TextClassifier(Model):
         return result
 
     def label(self, texts: Sequence[Sequence[str]]) -> list[Classified]:
-        """Return the answer to each example."""
         rows = (dict(zip(self.labels, row, strict=True)) for row in self.probabilities(texts).tolist())
         return [Classified(max(each, key=each.__getitem__), each) for each in rows]
 
@@ -258,12 +254,10 @@ class TextClassifier(Model):
         return encode_texts(texts, self.tokenizer, self.cleaning, self.max_tokens)
 
     def _batches(self, encoded: TokenRows) -> Iterator[tuple[Tensor, Batch]]:
-        """Yield batches of examples, of like length, and their places."""
         for rows in plan_by_count(lengths_of(encoded), self.batch_size, seed=0, epoch=0, shuffle=False):
             yield torch.from_numpy(rows), collate(encoded, rows).to(self.device)
 
     def _examples(self, texts: Texts) -> list[tuple[str, ...]]:
-        """Return the texts of each example."""
         if isinstance(texts, str):
             check_texts(texts)
         examples = [(each,) if isinstance(each, str) else tuple(each) for each in texts]

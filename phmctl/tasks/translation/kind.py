@@ -30,8 +30,7 @@ from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting, write_result
-from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
-from phmctl.tasks.base import USUAL_COMMANDS, Asked
+from phmctl.tasks.base import ONE_SEED, USUAL_COMMANDS, Answers, Asked, Metric, TextComparer, p_words, signed, within
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
 if TYPE_CHECKING:
@@ -164,9 +163,6 @@ def _pair(option: str, text: str) -> tuple[str, ...]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ evaluation
-
-
 @dataclass(frozen=True)
 class Text:
     """What is translated and scored: a split of the run's own text, or files that it has never seen."""
@@ -174,7 +170,7 @@ class Text:
     name: str  # the split's, or the file's
     source: Sequence[str]  # its sentences
     references: Sequence[Sequence[str]]  # the right translations, a list of lines for each set of references
-    # whole numbers of each sentence by which scores are broken down, by name
+    # whole numbers of each sentence by which scores are broken down, by name; -1 is not known
     extras: Mapping[str, Sequence[int]] = field(default_factory=dict)
     # what tells files from others of the same name, for the results' settings: their SHA-256
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -185,17 +181,11 @@ def text_of(run: Run, split: str) -> Text:
     source, target = (read_text(run, split, side) for side in ("source", "target"))
     if len(source) != len(target):
         raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
-    return Text(split, source, [target], read_extras(run, split))
-
-
-def read_extras(run: Run, split: str) -> dict[str, list[int]]:
-    """Return the numbers by which a split's scores are broken down, by name; -1 is not known. Raises RunError."""
-    path = run.text_folder / f"{split}{EXTRAS}"
-    if not path.is_file():
-        return {}
-    refuse_damaged_copy(run, path)
-    found: dict[str, list[int]] = read_json_object(path, RunError, ADVICE)
-    return found
+    path, extras = run.text_folder / f"{split}{EXTRAS}", dict[str, list[int]]()
+    if path.is_file():
+        refuse_damaged_copy(run, path)
+        extras = read_json_object(path, RunError, ADVICE)
+    return Text(split, source, [target], extras)
 
 
 def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
@@ -243,9 +233,10 @@ class Evaluation:
         title = f"{self.run}, {self.split}: {self.sentences:,} sentences, checkpoint {self.checkpoint}, "
         title += f"beam {decoding.beam}, alpha {decoding.alpha}"
         title += f", {decoding.precision}" if decoding.precision else ""
-        copied = [f"{self.copy}"] if self.copy.one_language else []
+        below = [f"{self.copy}"] if self.copy.one_language else []
+        below += [f"{score.name}: {score.signature}" for score in self.scores]  # too long for a table, and copied whole
         found = [(score.name, f"{score.value:.2f}") for score in self.scores]
-        yield Table(title, ["metric", "score"], found, below=[*copied, *_signatures(self.scores)])
+        yield Table(title, ["metric", "score"], found, below=below)
         for name, bins in {"words of the source": self.bleu_by_source_length, **self.bleu_by_extra}.items():
             rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins]
             yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], rows)
@@ -257,12 +248,8 @@ class Evaluation:
                 cells.append([one.name, *scores, signed(one.difference), p_words(one.p_value)])
             columns = ["metric", "baseline", "this run", "difference", "p"]
             title = f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}"
-            yield Table(title, columns, cells, below=_signatures(self.paired_bootstrap))
-
-
-def _signatures(figures: Sequence[scoring.Score] | Sequence[scoring.Comparison]) -> list[str]:
-    """Return a line for each signature: they are too long to stand in a table, and are copied whole."""
-    return [f"{one.name}: {one.signature}" for one in figures]
+            signatures = [f"{one.name}: {one.signature}" for one in self.paired_bootstrap]
+            yield Table(title, columns, cells, below=signatures)
 
 
 def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
