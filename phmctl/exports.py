@@ -40,7 +40,15 @@ class Export(Run):
     def open(cls, path: Path | str) -> Self:
         """Open an export by its folder; the files are verified when they are used."""
         folder = Path(path)
-        manifest = _read_manifest(folder / EXPORT)
+        manifest = read_seal(folder / EXPORT, RunError, _ADVICE)
+        number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
+        if isinstance(number, int) and number > FORMAT:
+            raise RunError(
+                f"{folder} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}; "
+                f"this version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
+            )
+        if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
+            raise RunError(f"{folder / EXPORT} is damaged: it does not describe an export; {_ADVICE}")
         verify(folder, manifest["files"], RunError, _ADVICE, [RECIPE])
         recipe = read_recipe(folder / RECIPE)
         if isinstance(recipe, TranslationRecipe):
@@ -106,17 +114,3 @@ def open_model(path: Path | str) -> Run:
     """Open what can answer: a run, or an export of one."""
     exported = isinstance(path, str | Path) and (Path(path) / EXPORT).is_file()
     return Export.open(path) if exported else Run.open(path)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = read_seal(path, RunError, _ADVICE)
-    number = manifest.get("format")
-    if isinstance(number, int) and number > FORMAT:
-        raise RunError(
-            f"{path.parent} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}; "
-            f"this version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
-        )
-    wanted = {"run", "checkpoint", "checkpoint_sha256"}
-    if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
-        raise RunError(f"{path} is damaged: it does not describe an export; {_ADVICE}")
-    return manifest

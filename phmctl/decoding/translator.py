@@ -272,14 +272,13 @@ def load_translator(
     *,
     cleaned: bool = False,
     threads: int = 0,
-    n_best: int | None = None,
-    strict: bool = False,
+    **answer: Any,
 ) -> Translator:
     """Load a run's model and tokenizers, ready to translate; or an export's.
 
-    `decoding` replaces the recipe's settings of the search; `n_best` and `strict` are for ``answer``. `cleaned`: the
-    lines will be the run's own text, which has been cleaned already, and twice is once too often: ``&amp;lt;`` stands
-    for ``&lt;``, and that for ``<``. `threads` are of an engine that has its own; 0 leaves its choice.
+    `decoding` replaces the recipe's settings of the search; `answer` are `n_best` and `strict` of the method so called.
+    `cleaned`: the lines will be the run's own text, which has been cleaned already, and twice is once too often:
+    ``&amp;lt;`` stands for ``&lt;``, and that for ``<``. `threads` are of an engine that has its own; 0 is its choice.
 
     Raises RunError, MissingExtraError (an export's engine is not installed), UserError (it cannot do what is asked).
     """
@@ -299,8 +298,8 @@ def load_translator(
             model = model.bfloat16()
         engine = TorchEngine(model, target)
     cleaning = Cleaning() if cleaned else load_cleaning(run)
-    how: dict[str, Any] = {"max_tokens": recipe.data.max_tokens, "cleaning": cleaning, "n_best": n_best}
-    return Translator(engine, tokenizers, settings, **how, strict=strict, about=about_run(run, checkpoint))
+    how: dict[str, Any] = {"max_tokens": recipe.data.max_tokens, "cleaning": cleaning, **answer}
+    return Translator(engine, tokenizers, settings, **how, about=about_run(run, checkpoint))
 
 
 def load_transformer(run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair) -> "Transformer":

@@ -55,10 +55,6 @@ T = TypeVar("T")
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    def asked(self) -> list[Any]:
-        """Return the texts. Raises RequestError."""
-        raise NotImplementedError
-
 
 class Classify(Body, Generic[T]):
     text: T | None = None
@@ -66,6 +62,7 @@ class Classify(Body, Generic[T]):
     cut: bool | None = None  # whether texts longer than the model knows are cut; None leaves it to the server
 
     def asked(self) -> list[T]:
+        """Return the texts. Raises RequestError."""
         if (self.text is None) == (self.texts is None):
             raise RequestError('give either "text" or "texts"')
         return self.texts if self.text is None else [self.text]  # type: ignore[return-value]
@@ -246,7 +243,7 @@ class Service:
         self.model, self.limits, self.cut = model, limits or Limits(), cut
         self.about = {key: value for key, value in model.about().items() if key != "folder"}  # nobody's business
         pairs = self.about.get("texts") == 2
-        bodies: dict[str, type[Body]] = {"translate": Translate, "score": Score}
+        bodies: dict[str, type[Classify[Any]] | type[Score]] = {"translate": Translate, "score": Score}
         bodies["classify"] = Classify[tuple[Line, Line]] if pairs else Classify[Line]
         self.verbs = {name: body for name, body in bodies.items() if name in self.about["methods"]}
         self._began = time.monotonic()

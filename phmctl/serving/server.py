@@ -89,10 +89,9 @@ async def _ask(service: Service, name: str, request: Request) -> Response:
         return JSONResponse({"model": service.model.name, "answers": await _wait(request, futures)})
     except BusyError as error:
         return _error(str(error), 503, {"retry-after": str(error.retry_after)})
-    except RequestError as error:
-        return _error(str(error), error.status, {"connection": "close"} if error.status in (408, 413) else None)
     except UserError as error:
-        return _error(str(error), 400)
+        status = error.status if isinstance(error, RequestError) else 400
+        return _error(str(error), status, {"connection": "close"} if status in (408, 413) else None)
     except ClientDisconnect:
         return Response(status_code=499)  # as nginx counts clients that did not wait; nobody is there to see it
     except asyncio.CancelledError:

@@ -61,12 +61,6 @@ def test_json_and_a_file_give_both(run: Run, tmp_path: Path, options: tuple[obje
     ]
 
 
-def test_long_lines_warn_with_their_number(run: Run) -> None:
-    found = decode(run.folder, stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
-    assert "warning: line 2 has" in found.stderr
-    assert len(lines(found.stdout)) == 2
-
-
 def test_a_failure_keeps_what_there_is_and_another_goes_on(run: Run, expected: list[str], tmp_path: Path) -> None:
     path, text = tmp_path / "out", [f"{line}\n".encode() for line in SOURCES]
     with pytest.raises(DataError):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from phmctl.assembly import answering
 from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
-from phmctl.errors import DataError
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
@@ -60,11 +59,6 @@ def test_a_long_line_is_cut_with_a_warning(kit: Kit, capsys: pytest.CaptureFixtu
     assert f"line 5 has {len(ids)} tokens, more than the 8" in capsys.readouterr().err
     kit.translator(max_tokens=len(ids), strict=True).answer([TEXT[2]])  # one of just the longest length is whole
     assert capsys.readouterr().err == ""
-
-
-def test_strict_refuses_a_long_line_by_its_number(kit: Kit) -> None:
-    with pytest.raises(DataError, match=r"line 8 has \d+ tokens"):
-        kit.translator(max_tokens=8, strict=True).answer(["Ein", TEXT[2]], first=7)
 
 
 def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:

@@ -32,24 +32,11 @@ MISFITS = [{"upsize": 2}, {"norm": "post"}, {"final_norm": False}, {"share_embed
 
 
 def run_of(root: Path, settings: dict[str, object]) -> Run:
-    base = make_run(root / "base")
-    section = type(base.recipe.model)(
-        **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)
-    )
-    recipe = base.recipe.model_copy(update={"model": section})
-    pair = load_tokenizers(base)
-
-    def fill(run: Run) -> None:
-        pair.save(run.tokenizer_folder)
-        for name in ("data.json", "text/test.source", "text/test.target"):
-            (run.folder / name).parent.mkdir(exist_ok=True)
-            (run.folder / name).write_bytes((base.folder / name).read_bytes())
-
-    run = Run.create(root / "runs", recipe, fill=fill)
+    run, size = make_run(root / "runs", maps=settings), train_tokenizer(TEXT, "bpe", 320).size
     torch.manual_seed(1)
-    model = scattered(build_transformer(section, pair.source.size, pair.target.size))
-    write_checkpoint(run.checkpoints_folder / "step-000001", {"model": model_tensors(model)}, {"step": 1})
-    run.point("best", 1)
+    model = scattered(build_transformer(run.recipe.model, size, size))
+    write_checkpoint(run.checkpoints_folder / "step-000003", {"model": model_tensors(model)}, {"step": 3})
+    run.point("best", 3)
     return run
 
 

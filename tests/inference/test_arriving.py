@@ -3,7 +3,6 @@ import io
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -83,21 +82,6 @@ def test_what_is_there_fills_a_group_though_it_is_read_in_parts(pipe: Pipe, monk
     pipe.write(b" more")
     pipe.close()
     assert list(groups) == [["and more"]]
-
-
-def test_lines_that_trickle_are_answered_meanwhile(pipe: Pipe) -> None:
-    def trickle() -> None:
-        for _ in range(40):
-            pipe.write(b"x\n")
-            time.sleep(0.01)
-        pipe.close()
-
-    writer = threading.Thread(target=trickle)
-    writer.start()
-    sizes = [len(group) for group in arriving_lines(None, pause=0.02)]
-    writer.join()
-    assert sum(sizes) == 40
-    assert len(sizes) >= 2
 
 
 @given(lines=LINES, limit=st.integers(1, 5), end=st.booleans(), chunk=st.integers(1, 7))

@@ -107,20 +107,6 @@ def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server
     assert works(server)
 
 
-def test_requests_one_behind_another_on_one_connection_keep_their_order(server: Server) -> None:
-    bodies = [json.dumps({"text": text}).encode() for text in ("first", "second", "third")]
-    with server.connect() as connection:
-        for place, body in enumerate(bodies):
-            close = ("Connection: close",) if place == 2 else ()
-            connection.sendall(head("/translate", len(body), *close) + body)
-        found = read_all(connection).decode()
-    assert [word for word in found.replace('"', "/").split("/") if word.isupper() and len(word) > 4] == [
-        "FIRST",
-        "SECOND",
-        "THIRD",
-    ]
-
-
 def test_more_connections_than_descriptors_do_not_fill_the_log() -> None:
     with fake_server(descriptors=40) as server:
         many = [server.connect() for _ in range(80)]

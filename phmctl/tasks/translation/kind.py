@@ -125,11 +125,11 @@ class TranslationKind(TextKind[TranslationRecipe]):
 
     def load(self, asked: Asked) -> Translator:
         given = dict(asked.options)
-        n_best, strict = given.pop("n_best", None), given.pop("strict", False)
+        how: dict[str, Any] = {name: given.pop(name) for name in ("n_best", "strict") if name in given}
         settings = change_decoding(asked.run.recipe_of(TranslationRecipe).decoding, **given)
-        if n_best is not None and n_best > settings.beam:
-            raise UserError(f"--n-best {n_best} needs a beam at least as large; add --beam {n_best}")
-        how: dict[str, Any] = {"cleaned": asked.own_text, "threads": asked.threads, "n_best": n_best, "strict": strict}
+        if (wanted := how.get("n_best", 1)) > settings.beam:
+            raise UserError(f"--n-best {wanted} needs a beam at least as large; add --beam {wanted}")
+        how |= {"cleaned": asked.own_text, "threads": asked.threads}
         return load_translator(asked.run, asked.checkpoint, asked.device, settings, **how)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
