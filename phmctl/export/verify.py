@@ -13,21 +13,14 @@ from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.special import BOS, EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import pad
-from phmctl.decoding.translator import (
-    Engine,
-    Hypothesis,
-    Translator,
-    change_decoding,
-    load_transformer,
-    load_translator,
-    plan,
-)
+from phmctl.decoding.translator import Engine, Hypothesis, Translator, load_transformer, plan
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import How, bleu, usual_tokenizer
-from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
+from phmctl.tasks.base import Asked
 from phmctl.tasks.classification.kind import read_examples
-from phmctl.tasks.classification.task import TextClassifier, load_classifier, trained_classifier
+from phmctl.tasks.classification.task import TextClassifier, trained_classifier
 from phmctl.tasks.registry import kind_of
 
 
@@ -85,17 +78,16 @@ class Subject:
 def open_subject(run: Run, checkpoint: str) -> Subject:
     """Load a run's model. Where ``auto`` is not what the recipe asks for, that is said."""
 
+    kind = kind_of(run.recipe)
+    if "decode" not in kind.commands:
+        raise kind.lacks("export")
+
     def load(name: str) -> Subject:
-        weights = run.weights(name)
-        if isinstance(run.recipe, TranslationRecipe):
-            settings = change_decoding(run.recipe.decoding, precision="float32")  # which the export is compared with
-            translator = load_translator(run, name, "cpu", settings, cleaned=True)
-            model: nn.Module = load_transformer(run, name, "cpu", translator.tokenizers)
-            return Subject(run, weights, model, translator, translator.tokenizers)
-        if isinstance(run.recipe, ClassificationRecipe):
-            classifier = load_classifier(run, name, "cpu", cleaned=True)
-            return Subject(run, weights, trained_classifier(run, name, "cpu"), classifier, load_tokenizers(run))
-        raise kind_of(run.recipe).lacks("export")
+        exact = {"precision": "float32"} if isinstance(run.recipe, TranslationRecipe) else {}
+        answering: Any = kind.load(Asked(run, name, "cpu", exact, own_text=True))
+        tokenizers = load_tokenizers(run)
+        model = load_transformer(run, name, "cpu", tokenizers) if exact else trained_classifier(run, name, "cpu")
+        return Subject(run, run.weights(name), model, answering, tokenizers)
 
     return run.use(checkpoint, load)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
@@ -84,8 +84,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
             note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
         scoring.check_tokenizer(compared["tokenize"])
         how: scoring.How = {**compared, "others": others}
-        answered = _answered(run, text, asked, decoding)
-        hypotheses, made = answered.lines, answered.setting
+        made, hypotheses, seconds = _answered(run, text, asked, decoding)
         for remark in remarks(text.source, hypotheses, equal=0.5):
             warn(f"{run.name}, {made.weights.name}: {remark}")
         evaluation = Evaluation(
@@ -94,7 +93,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
             made.weights.name,
             decoding,
             sentences=len(references),
-            decoding_seconds=answered.seconds,
+            decoding_seconds=seconds,
             scores=scoring.all_scores(hypotheses, references, **how),
             copy=scoring.copy_baseline(text.source, references, **how),
             bleu_by_source_length=scoring.bleu_by(scoring.length_parts(text.source), hypotheses, references, **how),
@@ -105,15 +104,16 @@ class TranslationKind(TextKind[TranslationRecipe]):
         scores = {score.name: score.value for score in evaluation.scores}
         named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", scoring.USUAL)}
         setting = replace(made, values={**made.values, **text.origin, **named})
-        write_result(run, setting, evaluation.as_json(), scores, answers=answered.path)
+        kept = made.path(run, "hyp")
+        write_result(run, setting, evaluation.as_json(), scores, answers=kept)
         if against is None:
             return evaluation
         same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
-        baseline = _answered(against, text, asked, same)
-        tests = scoring.paired_bootstrap(baseline.lines, hypotheses, references, **how)
+        rival, theirs, _ = _answered(against, text, asked, same)
+        tests = scoring.paired_bootstrap(theirs, hypotheses, references, **how)
         evaluation = replace(evaluation, against=against.name, paired_bootstrap=tests)
-        beside = setting.beside(against.name, baseline.setting.weights)
-        write_result(run, beside, evaluation.as_json(), scores, answers=answered.path, against=against.name)
+        beside = setting.beside(against.name, rival.weights)
+        write_result(run, beside, evaluation.as_json(), scores, answers=kept, against=against.name)
         return evaluation
 
     def build(
@@ -216,7 +216,7 @@ class Evaluation:
     checkpoint: str  # the name of the checkpoint's folder
     decoding: DecodingSection  # the settings of the search
     sentences: int  # how many were scored
-    decoding_seconds: float | None  # that the search took when the translations were made; None of an earlier version's
+    decoding_seconds: float  # that the search took when the translations were made
     scores: list[scoring.Score]  # BLEU, chrF and TER
     copy: scoring.Copy  # what copying the source scores
     bleu_by_source_length: list[scoring.Bin]  # BLEU by source length
@@ -268,20 +268,14 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
     return text, change_decoding(recipe.decoding, **given), {"lowercase": lowercase, "tokenize": tokenize}
 
 
-class _Answered(NamedTuple):
-    """Translations: where they are kept, what decides them, themselves, and the seconds that the search took."""
+def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> tuple[Setting, list[str], float]:
+    """Return what decides a run's translations, themselves, and the seconds that the search took.
 
-    path: Path
-    setting: Setting
-    lines: list[str]
-    seconds: float | None
-
-
-def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> _Answered:
-    """Return a run's translations: those that it keeps, or new ones, a baseline's kept with the system beside it."""
+    They are those that it keeps, or new ones; a baseline's are kept with the system beside it.
+    """
     lines = text.source if text.origin else text_of(run, text.name).source
 
-    def find_or_make(name: str) -> _Answered:
+    def find_or_make(name: str) -> tuple[Setting, list[str], float]:
         search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
         own = {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
         label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
@@ -295,7 +289,7 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
                 made_of = json.loads(path.with_suffix(_ORIGIN).read_text(encoding="utf-8"))
                 content = path.read_bytes().decode("utf-8")
                 if (made_of["source_sha256"], made_of["hypotheses_sha256"]) == (source_sha256, sha256_text([content])):
-                    return _Answered(path, setting, content.split("\n")[:-1], made_of.get("seconds"))
+                    return setting, content.split("\n")[:-1], made_of["seconds"]
         translator, began = load_translator(run, name, asked.device, decoding, cleaned=True), time.perf_counter()
         with progress(f"decoding {len(lines):,} lines with {run.name}", len(lines)) as advance:
             made = [line for line, _ in translator.answer(lines, advance=advance)]
@@ -305,6 +299,6 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
         about = {"checkpoint": setting.weights.name, "checkpoint_sha256": setting.weights.sha256, **setting.values}
         about |= {"source_sha256": source_sha256, "hypotheses_sha256": sha256_text([content]), "seconds": seconds}
         write_json(paths[-1].with_suffix(_ORIGIN), about)
-        return _Answered(paths[-1], setting, made, seconds)
+        return setting, made, seconds
 
     return run.use(asked.checkpoint, find_or_make)
