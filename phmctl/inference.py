@@ -32,13 +32,11 @@ from phmctl.metrics.text import Degenerate
 
 T = TypeVar("T")
 
-PAUSE = 0.05  # seconds
-LIMIT = 1024  # lines that are sorted and batched together
 FORMAT = 2  # of the record beside a file of answers
 _CHUNK = 1 << 16  # a pipe holds so many bytes
 
 
-def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMIT) -> Iterator[list[str]]:
+def arriving_lines(path: Path | None, *, pause: float = 0.05, limit: int = 1024) -> Iterator[list[str]]:
     """Yield the lines of a file, or of stdin, in groups as they arrive; none is empty.
 
     The groups of a regular file have `limit` lines; those of a pipe or a terminal, which is UTF-8, are what is there,
@@ -59,7 +57,7 @@ def arriving_lines(path: Path | None, *, pause: float = PAUSE, limit: int = LIMI
             yield lines
 
 
-def in_groups(lines: Iterable[T], limit: int = LIMIT) -> Iterator[list[T]]:
+def in_groups(lines: Iterable[T], limit: int = 1024) -> Iterator[list[T]]:
     """Yield lines that are all there in groups of `limit`."""
     rest = iter(lines)
     while group := list(islice(rest, limit)):

@@ -152,9 +152,6 @@ def _tensors(kind: str, form: DenseForm, longest: int) -> Iterator[tuple[str, Te
             yield f"{other}.bias", tensors.get(f"{one}.bias", torch.zeros(len(weight)))
 
 
-# -------------------------------------------------------------------------------------------------- does it fit?
-
-
 @torch.no_grad()
 def verify_huggingface(subject: Subject, folder: Path, count: int | None = None) -> Verification:
     """Compare ids and logits with the library's own, on the run's own text; PhmctlError where ids are others."""

@@ -1,21 +1,10 @@
 """``decode``: what is said of all answers together."""
 
-from collections.abc import Callable, Sequence
+from unittest.mock import Mock
 
 import pytest
 
-from phmctl.decoding.model import Line
 from phmctl.inference import answer
-
-
-class Mute:
-    """Answers nothing, or the same."""
-
-    def __init__(self, said: str) -> None:
-        self.said = said
-
-    def answer(self, lines: Sequence[str], *, first: int, advance: Callable[[int], None]) -> list[Line]:
-        return [(self.said, {"text": self.said}) for _ in lines]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +13,8 @@ class Mute:
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_degenerate_answers_are_said(said: str, remark: str, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(Mute(said), [[f"line {number}" for number in range(7)], ["a", "", "b", "c", "d", "e"]], as_json=as_json)
+    model = Mock(answer=lambda lines, **how: [(said, {"text": said})] * len(lines))
+    answer(model, [[f"line {number}" for number in range(7)], ["a", "", "b", "c", "d", "e"]], as_json=as_json)
     captured = capsys.readouterr()
     assert captured.err == remark
     assert len(captured.out.splitlines()) == 13
