@@ -16,7 +16,6 @@ from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from tests.serving.browser import CHROMIUM, browser
 from tests.serving.processes import Server
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -78,36 +77,6 @@ def test_a_missing_extra_is_one_line_with_the_command(run: Run, monkeypatch: pyt
     error = failure(run.folder, "--port", 0)
     assert isinstance(error, MissingExtraError)
     assert str(error) == "uvicorn is not installed; install it with: pip install 'phmctl[serve]'"
-
-
-# ---------------------------------------------------------------------------------------------------- the page
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_the_page_translates_in_a_browser(server: Server, tmp_path: Path) -> None:
-    expected = server.ask(SOURCES[0], n_best=2, cut=True).json()["answers"][0]["translations"]
-    with browser(tmp_path) as page:
-        page.open(server.url, width=400)
-        page.wait("health !== null")
-        page.run("document.getElementById('n_best').value = 2")
-        page.type(f"{SOURCES[0]}\n<img src=x onerror=alert(1)>")
-        page.press("Enter", control=True)
-        page.wait("document.querySelectorAll('article').length === 2")
-        found = page.run(
-            "[...document.querySelectorAll('article')[0].querySelectorAll('.text')].map((e) => e.innerText)"
-        )
-        assert found == [each["text"] for each in expected]
-        assert page.run("document.querySelectorAll('article')[1].querySelector('.source').innerText").startswith("<img")
-        assert page.run("document.images.length") == 0
-        assert page.run("document.documentElement.scrollWidth") <= 400
-        labels = "[...document.querySelectorAll('input, textarea')].filter((e) => e.labels.length !== 1).length"
-        assert page.run(labels) == 0
-        page.run("document.getElementById('text').value = 'a '.repeat(20000)")
-        page.run("document.getElementById('button').click()")
-        page.wait("!document.getElementById('error').hidden")
-        assert "characters" in page.run("document.getElementById('error').innerText")
-        page.complaints = [each for each in page.complaints if "413" not in each]  # what was asked for
-        assert page.complaints == []
 
 
 # ------------------------------------------------------------------------------------------------------- exports

@@ -233,6 +233,8 @@ def test_the_page_allows_nothing_but_its_own_script() -> None:
     assert "; script-src 'sha256-" in policy
     assert "unsafe" not in policy
     assert "http" not in found.text.replace("http-equiv", "").replace("http://www.w3.org", "")
+    for writer in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write"):  # a text may hold any markup
+        assert writer not in found.text
 
 
 def test_no_reply_lets_other_sites_in() -> None:
