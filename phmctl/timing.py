@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-Call = Callable[[], object]
-
 
 def alternate(
-    calls: Mapping[str, Call],
+    calls: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
     seconds: float = 0.002,
@@ -45,7 +43,7 @@ def alternate(
     return samples
 
 
-def _sample(call: Call, repeats: int, device: torch.device | str) -> float:
+def _sample(call: Callable[[], object], repeats: int, device: torch.device | str) -> float:
 
     def wait() -> None:
         if torch.device(device).type == "cuda":

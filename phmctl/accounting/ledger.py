@@ -23,9 +23,6 @@ from phmctl.tasks.registry import kind_of
 
 Kind = Literal["map", "norm", "embedding", "generator", "other"]
 
-# The parts of a model whose size is the vocabulary's. Tables 2 and 4 of the PHM paper leave them out.
-VOCABULARY_KINDS: tuple[Kind, ...] = ("embedding", "generator")
-
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -76,8 +73,8 @@ class Ledger:
 
     @cached_property
     def without_embeddings(self) -> Totals:
-        """Of all that does not grow with the vocabulary: no tables, no generator."""
-        return Totals(**_sums(row for row in self.rows if row.kind not in VOCABULARY_KINDS))
+        """Of all that does not grow with the vocabulary; Tables 2 and 4 of the PHM paper leave that out too."""
+        return Totals(**_sums(row for row in self.rows if row.kind not in ("embedding", "generator")))
 
     @cached_property
     def map_weights(self) -> int:

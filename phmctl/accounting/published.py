@@ -28,8 +28,6 @@ class Count(NamedTuple):
 
 
 class Row(_Data):
-    """A published model."""
-
     label: str
     figure: str
     variant: str
@@ -54,8 +52,6 @@ class Row(_Data):
 
 
 class Column(_Data):
-    """What was measured on a corpus."""
-
     label: str
     recipe: str
     scores: _Words

@@ -113,9 +113,7 @@ def initialise_components_(S: Tensor, A: Tensor, scheme: str, fan_in: int, fan_o
     Args:
         S: (n, k/n, d/n), overwritten.
         A: (n, n, n), read.
-        scheme: see :func:`dense_variance`, as for the other two.
-        fan_in: of the dense layer, not of a component.
-        fan_out: of the dense layer, not of a component.
+        scheme: see :func:`dense_variance`; `fan_in` and `fan_out` are the dense layer's, not a component's.
     """
     initialise_dense_(S, scheme, fan_in, fan_out)
     gain = A.square().sum(dim=0).mean().sqrt()

@@ -1,14 +1,17 @@
-"""``bench train`` and ``bench decode``: a recipe's model beside its dense twin and the task's other models, in turns.
+"""``bench train``, ``decode`` and ``rates``: a recipe's model beside its dense twin and the task's other models.
 
 A training step is what the trainer does for one: the batch's loss, the backward pass, the gradient norm, the update.
 All see the same batches. Decoding is beam search over padded batches of token ids; reading, tokenising and printing are
 not timed. The models are untrained, so each sentence is searched to the length of its reference: ending earlier is
-forbidden. Ratios are of speeds: above 1 is faster than the baseline.
+forbidden. Ratios are of speeds, taken in turns: above 1 is faster than the baseline.
+
+For ``rates`` a step is Adam's first: each number moves by its rate, against the sign of its gradient. The gradient is
+that of one batch at the start; the change of the output is compared with that by a step of the dense twin's weight.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,28 +22,31 @@ from torch.nn import functional as F
 
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.ratios import Bench, Spread, Timing, compare, machine, parameters_of
-from phmctl.console import silence
+from phmctl.console import Table, silence
 from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.copies import read_text
 from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import EOS, PAD
 from phmctl.decoding.beam import Seq2Seq, beam_search, pad
-from phmctl.decoding.translator import ENGINES, Hypothesis, Translation, Translator, load_translator, plan
-from phmctl.devices import pick_device, set_threads
-from phmctl.errors import UserError, check_known
+from phmctl.decoding.translator import Hypothesis, Translation, Translator, load_translator, plan
+from phmctl.devices import isolated, pick_device, set_threads
+from phmctl.errors import check_known
 from phmctl.export import with_engine
-from phmctl.exports import CTRANSLATE2
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
-from phmctl.nn.tuning import tune
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
+from phmctl.nn.tuning import dense_rate, tune
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.registry import kind_of
-from phmctl.training.optimiser import mean_loss, stepper
+from phmctl.training.optimiser import build_rates, mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
 _NEVER = -1e4  # added to the logit of EOS
+_TOKENS = 512  # inputs of a map that its output is measured on
+_STEP = 1e-3  # of the weight's scale: small, so that the change is linear in it
 
 
 def bench_training(
@@ -294,8 +300,85 @@ def bench_engines(
 
 def _translator(run: Run, name: str) -> Translator:
     engine, _, quantize = name.partition(":")
-    check_known("engine", engine, ENGINES)
-    if quantize and engine != CTRANSLATE2:
-        raise UserError(f"{name}: only ctranslate2 has types; write {engine}")
     chosen = with_engine(run, engine, "best", quantize or None)
     return load_translator(chosen, "best", "cpu", cleaned=True, threads=torch.get_num_threads())
+
+
+# ------------------------------------------------------------------------------------------------- learning rates
+
+
+def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]]:
+    """Return a row for each map and factor: ``map``, ``factor``, ``rate`` and ``multiple`` of the recipe's, ``change``.
+
+    `change` is the root mean square of what one step of this factor alone moves the map's output by, over that of a
+    step of the dense twin's weight.
+
+    Raises:
+        DataError: the data is not prepared.
+    """
+    training, device = recipe.training, pick_device(recipe.training.device)
+    task = kind_of(recipe).open(recipe, data or data_root())
+    with isolated(device, training.threads):
+        torch.manual_seed(training.seed)
+        model = task.build_model(device)
+        rates = build_rates(model, training)
+        dense = to_dense(model).eval()
+        inputs: dict[str, Tensor] = {}
+        _watch(dense, inputs)
+        mean_loss(task, dense, task.collate(task.plan(0)[0]).to(device)).backward()  # type: ignore[no-untyped-call]
+        own: dict[Tensor, float] = {parameter: rates[name] for name, parameter in model.named_parameters()}
+        twins = dict(dense.named_modules())
+        rows = []
+        for name, module in model.named_modules():
+            gradient = getattr(twins.get(name), "weight", torch.empty(0)).grad
+            if isinstance(module, KroneckerWeight | TwoFactorLinear) and gradient is not None:
+                for factor, multiple, change in _changes(module, gradient, inputs.get(name), own):
+                    rate = training.learning_rate * multiple
+                    rows.append({"map": name, "factor": factor, "rate": rate, "multiple": multiple, "change": change})
+    return rows
+
+
+def rates_table(recipe: Recipe, rows: list[dict[str, Any]]) -> Table:
+    cells = [
+        (row["map"], row["factor"], f"{row['rate']:.2e}", f"{row['multiple']:.3g}", f"{row['change']:.2f}")
+        for row in rows
+    ]
+    title = f"{recipe.name}, {recipe.variant}: change of a map's output by a step, 1 is that of the dense weight"
+    return Table(title, ["map", "factor", "rate", "rate / recipe's", "change / dense twin's"], cells, text=(0, 1))
+
+
+def _watch(dense: nn.Module, inputs: dict[str, Tensor]) -> None:
+    """Keep the first inputs (T, d) of each linear map."""
+    for name, module in dense.named_modules():
+        if isinstance(module, nn.Linear):
+
+            def keep(module: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
+                inputs.setdefault(name, args[0].detach().flatten(0, -2)[:_TOKENS])
+
+            module.register_forward_pre_hook(keep)
+
+
+def _changes(
+    module: KroneckerWeight | TwoFactorLinear, gradient: Tensor, x: Tensor | None, rates: Mapping[Tensor, float]
+) -> Iterator[tuple[str, float, float]]:
+    """Yield of each factor its name, its rate and its change; of an LSTM's map and a table's on random inputs."""
+    H = module.weight  # (k, d); the dense copy may have fewer rows
+    G = nn.functional.pad(gradient, (0, 0, 0, len(H) - len(gradient)))
+    x = torch.randn(_TOKENS, H.shape[1], device=H.device) if x is None else x
+    step = _STEP * H.detach().square().mean().sqrt()
+    start = H.detach().clone()
+    moving = G.abs().sum(1, keepdim=True) > 0  # rows of a table that the batch has
+
+    def moved(change: Tensor) -> float:
+        return float(((change * moving) @ x.T).square().mean().sqrt())
+
+    twin = moved(step * (1.0 if isinstance(module, PHMEmbedding) else dense_rate(H.shape[1])) * G.sign())
+    factors = {name: part for name, part in module.named_parameters() if "bias" not in name}
+    gradients = torch.autograd.grad(H, list(factors.values()), G)
+    with torch.no_grad():
+        for (name, part), own in zip(factors.items(), gradients, strict=True):
+            before = part.clone()
+            part.sub_(step * rates[part] * own.sign())
+            change = module.weight - start
+            part.copy_(before)
+            yield name, rates[part], moved(change) / twin

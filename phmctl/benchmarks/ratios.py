@@ -81,15 +81,7 @@ def compare(
     baseline: str | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Timing]:
-    """Time candidates in turns, with a bar on a terminal.
-
-    Args:
-        what: is measured, for the bar.
-        calls: by name.
-        rounds: samples of each.
-        baseline: the candidate that ratios are to; None is the first.
-        device: what the calls run on.
-    """
+    """Time candidates in turns, with a bar on a terminal; ratios are to the `baseline`'s, or else the first one's."""
     with progress(f"measuring {what}", len(calls) * (rounds + 1), plain=False) as advance:
         samples = alternate(calls, rounds=rounds, device=device, advance=advance)
     base = samples[baseline or next(iter(calls))]

@@ -407,7 +407,7 @@ def bench_train(*, data: Path | None, batches: int, rounds: int, against: str, *
 
 def bench_rates(*, data: Path | None, **given: Any) -> Shown:
     """Learning rates of each map's factors, and how far a step of each moves the output, beside a dense weight."""
-    from phmctl.benchmarks.rates import bench_rates, rates_table
+    from phmctl.benchmarks.models import bench_rates, rates_table
 
     recipe = _recipe(**given)
     rows = bench_rates(recipe, data)

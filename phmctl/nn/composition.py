@@ -33,13 +33,7 @@ class LinearComposition(nn.Module):
     """``W [x₁; …; x_N] + b`` as a sum of products, a map a part (Table 1, row 2).
 
     The entries of W begin with variance gain²/Σw, so that the output has gain² times the mean variance of the parts.
-
-    Args:
-        builder: makes the maps.
-        widths: of the parts. One width for all heads together: they are one product.
-        out: width of the output.
-        bias: add b, the same at every position.
-        gain: of standard deviations, at the beginning.
+    `widths` are those of the parts, one for all heads together: they are one product.
     """
 
     def __init__(
@@ -90,13 +84,7 @@ class HierarchicalComposition(nn.Module):
 
     Its output has unit variance, as a layer norm's has.
 
-    Args:
-        builder: makes the maps.
-        parts: N, an even number.
-        width: w, of a part.
-        hidden: inner width of each node's FFN.
-        out: d, of the last node's output.
-        joined: the parts come side by side in one tensor (heads).
+    Of N `parts`, each w wide; `joined` ones come side by side in one tensor (heads). `out` is the last node's width d.
 
     Raises:
         DimensionError: N is odd.
@@ -131,13 +119,7 @@ class BilinearComposition(nn.Module):
     R̂ is all parts side by side, and the 1 appended to it is U's and V's bias: n need not divide what it is appended to.
     The extended form begins as ``P (V R̂)``, a linear map (the biases are 1 for U, 0 for V), with second-order features
     of a quarter of its standard deviation; without the 1, U and V each keep the variance. P makes up for the sum.
-
-    Args:
-        builder: makes the maps.
-        widths: of the parts. One width for all heads together: U and V are one product each.
-        out: d.
-        rank: r.
-        first_order: append the 1.
+    `first_order` appends the 1. With one width for all heads together U and V are one product each.
     """
 
     def __init__(

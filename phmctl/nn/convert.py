@@ -170,7 +170,6 @@ def convert(
 
 
 def _own(model: nn.Module, inplace: bool) -> nn.Module:
-    """Return what may be changed."""
     if not isinstance(model, nn.Module):
         raise UserError(f"the model is a torch.nn.Module, not {type(model).__name__}")
     return model if inplace else copy.deepcopy(model)
@@ -370,7 +369,6 @@ class BlockLinear(nn.Module):
 
 
 def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
-    """Replace each PHM map by its dense layer, or those of execution ``rank`` by their blocks."""
     model = _own(model, inplace)
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is made of

@@ -23,12 +23,10 @@ class MultiHeadAttention(nn.Module):
         keys and values (the arrangement of ``nn.MultiheadAttention``, used by CENG501).
 
     Args:
-        builder: makes the maps.
         width: residual width d.
         inner: width of queries, keys and values; d, or 2d in the † rows of Table 2.
         heads: number of heads; divides `inner`.
         cross: whether keys and values come from another sequence.
-        projections: see above.
         dropout: on the attention weights.
         output: what makes (..., width) of the heads side by side, (..., inner); None is one linear map (eq.
             4 of Li et al. 2020).

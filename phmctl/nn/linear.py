@@ -32,12 +32,8 @@ RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
 class KroneckerWeight(nn.Module):
     """A weight ``H = Σᵢ kron(A[i], S[i])`` of shape (rows, columns): what a linear map and a table share.
 
-    With n = 1 it holds a plain parameter ``weight`` and no rule. Otherwise ``S`` (n, rows/n, columns/n) is a
-    parameter, and ``A`` (n, n, n) is a parameter for the learned algebra ``phm``, and for a fixed one a buffer
-    that no checkpoint holds. A learned rule may also be held as its factors ``W`` (n, R), ``U`` (n, R) and ``V``
-    (R, n): then these are the parameters, and ``A`` is computed from them. A checkpoint of either form loads as either.
-
-    ``weight`` is H, computed at every use; what is written into it is lost.
+    :class:`PHMLinear` says which of its tensors are parameters; a fixed rule is a buffer that no checkpoint holds. A
+    rule that is held as factors has A computed from them. A checkpoint of either form loads as either.
     """
 
     A: Tensor

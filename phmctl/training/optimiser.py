@@ -1,8 +1,8 @@
 """The optimiser: Adam or AdamW, its state as named tensors, its rate at each step; and what is measured before step 1.
 
-Weight decay is on every parameter, as in the AdamW paper and by torch's default, but of the factors of a weight on one:
-H is a product of A and S, and would decay twice as fast as the dense weight if both did. The norm that ``clip`` bounds
-is that of all gradients: Adam's steps do not depend on their scale, so A and S need no bounds of their own.
+Weight decay is on every parameter, as in the AdamW paper and by torch's default, but of the factors of a weight on one
+(:mod:`phmctl.nn.tuning`). The norm that ``clip`` bounds is that of all gradients: Adam's steps do not depend on their
+scale, so A and S need no bounds of their own.
 
 Rates and executions are kept in the run: a training that goes on uses what its run says, for it would round otherwise.
 """

@@ -33,7 +33,6 @@ class Throughput:
         return time.perf_counter() - self._origin
 
     def count(self, targets: int, tokens: int) -> None:
-        """Count one step's target tokens and tokens of both sides."""
         self._steps += 1
         self._targets += targets
         self._tokens += tokens

@@ -14,7 +14,6 @@ from phmctl.algebra.initialisation import (
     initialise_rule_,
 )
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum
-from phmctl.errors import UserError
 
 D, K = 240, 480  # divisible by 1, 2, 3, 4, 5, 8, 16
 DIMENSIONS = [1, 2, 3, 4, 5, 8, 16]
@@ -84,11 +83,6 @@ def test_a_rule_of_any_scale_is_allowed_for() -> None:
     S = torch.empty(4, K // 4, D // 4)
     initialise_components_(S, A, "embedding", D, K)
     assert kronecker_sum(A, S).var().item() == pytest.approx(1 / D, rel=0.05)
-
-
-def test_unknown_scheme_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="no initialization 'xavier' \\(did you mean 'xavier_uniform'"):
-        dense_variance("xavier", D, K)
 
 
 @pytest.mark.parametrize(("n", "rank"), [(4, 4), (8, 8), (4, 6), (8, 12), (8, 5)])

@@ -7,7 +7,6 @@ import torch
 from pydantic import ValidationError
 
 from phmctl.assembly import build_classifier
-from phmctl.nn.composition import BilinearComposition, HierarchicalComposition
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 
@@ -89,9 +88,3 @@ def test_what_fits_all_the_same() -> None:
     build(compose_heads="bilinear", composition_rank=6, composition_maps="dense", algebra="phm", n=4)
     # 16 + 1 and 2·16 + 1 are not to be divided by n: the 1 is a bias.
     build(**BOTH, algebra="phm", n=4)
-
-
-def test_both_places_are_set_independently() -> None:
-    model = build(compose_layers="bilinear", compose_heads="hierarchical")
-    assert isinstance(model.encoder.composition, BilinearComposition)
-    assert isinstance(model.encoder[0].attention.output, HierarchicalComposition)

@@ -39,15 +39,9 @@ def padded(texts: list[list[int]], width: int | None = None) -> Tensor:
 def peer_of(model: EncoderClassifier) -> nn.TransformerEncoder:
     """Return torch's own encoder with the model's materialised weights."""
     own, width = model.encoder[0], model.embedding.embedding_dim
-    layer = nn.TransformerEncoderLayer(
-        width,
-        own.attention.heads,
-        own.feed_forward.expand.out_features,
-        dropout=0.0,
-        batch_first=True,
-        norm_first=own.attention_residual.pre_norm,
-        dtype=torch.float64,
-    )
+    sizes = width, own.attention.heads, own.feed_forward.expand.out_features
+    how: dict[str, Any] = {"batch_first": True, "norm_first": own.attention_residual.pre_norm, "dtype": torch.float64}
+    layer = nn.TransformerEncoderLayer(*sizes, dropout=0.0, **how)
     norm = nn.LayerNorm(width, dtype=torch.float64) if isinstance(model.encoder_norm, nn.LayerNorm) else None
     peer = nn.TransformerEncoder(layer, len(model.encoder), norm, enable_nested_tensor=False)
     for own, other in zip(model.encoder, peer.layers, strict=True):

@@ -148,16 +148,8 @@ def same_first_token(rows: int, generator: torch.Generator) -> tuple[Tensor, Ten
 )
 def test_it_learns_whether_two_texts_begin_alike(algebra: str, n: int, combination: str) -> None:
     torch.manual_seed(0)
-    section = PairClassifierSection(
-        kind="lstm-pair",
-        algebra=algebra,
-        n=n,
-        width=40,
-        embedding_width=20,
-        hidden=40,
-        combination=combination,
-        dropout=0.0,
-    )
+    sizes = {"width": 40, "embedding_width": 20, "hidden": 40}
+    section = PairClassifierSection(**(SMALL | sizes), algebra=algebra, n=n, combination=combination)
     assert accuracy(build_classifier(section, VOCABULARY, 2), same_first_token, 1e-2, 150) > 0.95
 
 
