@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from phmctl.errors import PhmctlError, StdoutError, check_known
+from phmctl.errors import StdoutError, check_known
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,16 +30,7 @@ _LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
     | {"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "Δ": r"$\Delta$", "<": "$<$", ">": "$>$"}
 )
-_ARGUMENTS = {  # by the options that are not called so
-    "set": "settings",
-    "separate": "joint=False",
-    "cased": "lowercase=False",
-    **{f"no-{name}": f"{name}=False" for name in ("header", "quoting", "references")},
-    **dict.fromkeys(("train", "valid", "test"), "files"),
-}
-
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
-_noted: ContextVar[set[str] | None] = ContextVar("noted", default=None)
 
 
 def people() -> "Console":
@@ -51,36 +42,12 @@ def people() -> "Console":
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Speak to a program, in this thread: nothing goes to stderr, and errors name arguments in place of options."""
+    """Speak to a program, in this thread: nothing goes to stderr."""
     token = _silent.set(True)
     try:
         yield
-    except PhmctlError as error:
-        error.args = (as_arguments(str(error)), *error.args[1:])
-        raise
     finally:
         _silent.reset(token)
-
-
-def as_arguments(message: str) -> str:
-    """Return a message with ``beam=0`` for ``--beam 0``, but for the commands in it (``phmctl …``)."""
-
-    def argument(option: re.Match[str]) -> str:
-        return _ARGUMENTS.get(option[1], option[1].replace("-", "_")) + "=" * bool(option[2])
-
-    lines = (line.partition("phmctl ") for line in message.split("\n"))
-    option = r"(?<![\w-])--([a-z][a-z0-9-]*)( (?=[A-Z0-9\[]|\S+:))?"
-    return "\n".join(re.sub(option, argument, said) + verb + command for said, verb, command in lines)
-
-
-@contextmanager
-def once() -> Iterator[None]:
-    """Print equal notes and warnings once within the block: what is done several times would say them as often."""
-    token = _noted.set(set())
-    try:
-        yield
-    finally:
-        _noted.reset(token)
 
 
 def printable(text: str) -> str:
@@ -93,11 +60,8 @@ def printable(text: str) -> str:
 
 def note(message: str) -> None:
     """Print one line for people on stderr."""
-    noted = _noted.get()
-    if _silent.get() or (noted is not None and message in noted):
+    if _silent.get():
         return
-    if noted is not None:
-        noted.add(message)
     stream = _Stderr() if not hasattr(sys.stderr, "rich_proxied_file") else sys.stderr  # a bar shows it above itself
     stream.write(printable(message) + "\n")
     stream.flush()

@@ -102,7 +102,6 @@ def isolated(device: "torch.device", threads: int) -> Iterator[None]:
 
 
 def has_bfloat16(device: "torch.device") -> bool:
-    """Return whether the device computes bfloat16 itself."""
     import torch
 
     if device.type == "cuda":

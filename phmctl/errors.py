@@ -130,15 +130,6 @@ def require(module: str, extra: str) -> Any:
         raise missing(module, extra) from error
 
 
-def too_old(library: str, extra: str, lacks: object) -> MissingExtraError:
-    """Return the error that says how to get a version that has what is wanted of it."""
-    first = str(lacks).partition("\n")[0]
-    return MissingExtraError(
-        f"the {library} that is installed lacks something that is wanted of it ({first}); "
-        f"get a later one with: pip install --upgrade 'phmctl[{extra}]'"
-    )
-
-
 def missing(module: str, extra: str) -> MissingExtraError:
     """Return the error that says how to install an optional library."""
     return MissingExtraError(

@@ -58,7 +58,6 @@ def arriving_lines(path: Path | None, *, pause: float = 0.05, limit: int = 1024)
 
 
 def in_groups(lines: Iterable[T], limit: int = 1024) -> Iterator[list[T]]:
-    """Yield lines that are all there in groups of `limit`."""
     rest = iter(lines)
     while group := list(islice(rest, limit)):
         yield group

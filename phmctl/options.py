@@ -26,7 +26,6 @@ class Option:
 
     @property
     def written(self) -> list[str]:
-        """How the command line has it."""
         return self.flags.split() or [f"--{self.name.rstrip('_').replace('_', '-')}"]
 
     def arguments(self, value: Any) -> list[str]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import answering, build_probe
-from phmctl.console import Table, once, progress, warn
+from phmctl.console import Table, progress, warn
 from phmctl.data.batches import plan_by_count
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
 from phmctl.data.special import EOS, PAD
@@ -80,7 +80,13 @@ def probe(
     encoders = [Encoder(place, checkpoint, device) for place in (run, against) if place is not None]
     own, root, scores = encoders[0], data or data_root(), {}
     there = _prepared(root, [*settings, f"training.device={device}"])
-    with once(), progress(f"probing {own.run.name}", len(there) * len(encoders)) as advance:
+    languages = {recipe.data.language for recipe in there.values()} - {None}
+    for each in encoders:
+        theirs = each.run.data().get("source_language")
+        if theirs is not None and languages - {theirs}:
+            advice = "a probe tells little of an encoder of another language (data.direction turns a recipe round)"
+            warn(f"{each.run.name} translates from {theirs!r}, not the language of the probed sentences: {advice}")
+    with progress(f"probing {own.run.name}", len(there) * len(encoders)) as advance:
         for name, recipe in there.items():
             prepared, answers = _open(recipe, root), list[list[int]]()
             for encoder in encoders:
@@ -179,10 +185,6 @@ def answers_of(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Pro
         if path.is_file() and (kept := read_json_object(path, DataError, "")).get("of") == of:
             found: dict[str, list[int]] = kept["answers"]
             return found
-    language, theirs = recipe.data.language, encoder.run.data().get("source_language")
-    if language is not None and theirs not in (None, language):
-        advice = "a probe tells little of an encoder of another language (data.direction turns a recipe round)"
-        warn(f"{name} translates from {theirs!r}, and the probed sentences are {language!r}: {advice}")
     device, classes, vectors, labels = pick_device(training.device), len(prepared.labels), {}, {}
     for split in ("train", "valid", "test"):
         vectors[split] = encoder.read(prepared.split(split).texts[0], recipe.model.pooling)
@@ -259,8 +261,6 @@ class TaskScores:
 
 @dataclass(frozen=True)
 class ProbingReport:
-    """What probing found of an encoder."""
-
     run: str  # the name of its run
     checkpoint: str  # the name of the checkpoint's folder
     tasks: dict[str, TaskScores]  # scores by task, of those whose data is there
@@ -320,7 +320,6 @@ def _published(base: float, composed: float) -> list[str]:
 
 
 def _gain(base: float, other: float) -> str:
-    """Return the relative improvement, as the paper's Δ has it."""
     return f"{100 * (other / base - 1):+.1f}%"
 
 

@@ -36,7 +36,7 @@ from phmctl.runs.find import check_tag, runs_root, select_runs, versions_in
 from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, score, summarise
-from phmctl.tasks.base import p_words, signed
+from phmctl.tasks.answers import p_words, signed
 from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says
@@ -48,8 +48,6 @@ _EVERY = 30.0  # seconds between two plain lines of one cell
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the grid."""
-
     label: str  # the values of it that differ from cell to cell
     given: dict[str, Any]  # the command's options, each with its value
 
@@ -92,8 +90,6 @@ def cells_of(options: Sequence[Option], given: Mapping[str, Any]) -> list[Cell]:
 
 @dataclass(eq=False)
 class Job:
-    """A command, and what became of it."""
-
     label: str  # what it is called
     arguments: Sequence[str]  # of ``phmctl``
     listed: Sequence[str] = ()  # those of a job array

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.console import Shown, Table, emit, note, once, printable, progress, silence, warn
-from phmctl.errors import StdoutError, UserError
+from phmctl.console import Shown, Table, emit, note, printable, progress, warn
+from phmctl.errors import StdoutError
 
 MARKUP = "[x] [/red] :smile:"
 
@@ -146,14 +146,6 @@ def test_a_name_is_never_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert max(map(len, shown.splitlines())) == 80
 
 
-def test_equal_notes_are_said_once_in_a_block_that_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with once():
-        for message in ("a", "b", "a"):
-            warn(message)
-    warn("a")
-    assert capsys.readouterr().err.split("\n")[:-1] == ["warning: a", "warning: b", "warning: a"]
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_gets_no_escapes_and_a_pipe_the_text_as_it_is(
     monkeypatch: pytest.MonkeyPatch, terminal: bool
@@ -174,19 +166,3 @@ def test_json_has_nothing_in_it_that_a_terminal_should_not_see(capfdbinary: pyte
     assert json.loads(said) == value
     assert printable(said) == said
     assert "ä" in said
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("--beam 0: beam should be at least 1", "beam=0: beam should be at least 1"),
-        ("needs both --source FILE and --reference FILE", "needs both source=FILE and reference=FILE"),
-        ("--skip-bad-lines leaves it out", "skip_bad_lines leaves it out"),
-        ("not there; run: phmctl train x --n 4", "not there; run: phmctl train x --n 4"),
-        ("a--b and a --- rule", "a--b and a --- rule"),
-    ],
-)
-def test_errors_name_arguments_where_a_program_called(said: str, told: str) -> None:
-    with pytest.raises(UserError) as caught, silence():
-        raise UserError(said)
-    assert str(caught.value) == told

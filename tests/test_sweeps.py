@@ -23,7 +23,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.sweeps import Job, cells_of, run_jobs, split_values, threads_each
-from phmctl.tasks.base import p_words
+from phmctl.tasks.answers import p_words
 from phmctl.training.train import train
 from tests.calls import call
 from tests.tasks.translation.runs import make_run

@@ -170,7 +170,6 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
 
 
 def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
-    """Describe one module, given the sizes of the parameters that no earlier module holds."""
     components = sum(sizes.get(key, 0) for key in ("S", "weight", "L", "R"))
     rule, bias = sum(sizes.get(key, 0) for key in ("A", "W", "U", "V")), sizes.get("bias", 0)
     whole = sum(sizes.values())

@@ -268,7 +268,11 @@ def bench_engines(
     settings = run.recipe_of(TranslationRecipe).decoding
     rows = evenly(len(read_text(run, split, "source")), sentences)
     lines, references = ([read_text(run, split, side)[row] for row in rows] for side in ("source", "target"))
-    translators = {name: _translator(run, name) for name in dict.fromkeys(engines)}
+    translators = {}
+    for name in engines:
+        engine, _, quantize = name.partition(":")
+        chosen = with_engine(run, engine, "best", quantize or None)
+        translators[name] = load_translator(chosen, "best", "cpu", cleaned=True, threads=torch.get_num_threads())
     found: dict[str, list[list[Translation]]] = {}
 
     def candidate(name: str, translator: Translator) -> Callable[[], object]:
@@ -296,12 +300,6 @@ def bench_engines(
     about = {"run": run.name, "split": split, "sentences": len(lines), "decoding": settings.model_dump()}
     title = f"{run.name}: {len(lines)} sentences of {split}, beam {settings.beam}, speed over {first}, BLEU {signature}"
     return Bench(title, {**about, "signature": signature, **machine()}, measured)
-
-
-def _translator(run: Run, name: str) -> Translator:
-    engine, _, quantize = name.partition(":")
-    chosen = with_engine(run, engine, "best", quantize or None)
-    return load_translator(chosen, "best", "cpu", cleaned=True, threads=torch.get_num_threads())
 
 
 # ------------------------------------------------------------------------------------------------- learning rates

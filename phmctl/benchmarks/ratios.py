@@ -119,5 +119,4 @@ def training_call(module: nn.Module, forward: Forward, x: Tensor) -> Callable[[]
 
 
 def parameters_of(module: nn.Module) -> int:
-    """Return the number of a module's parameters that are trained."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

@@ -52,7 +52,6 @@ def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: A
 
 
 def _listed_cards(name: str | None, data: Path | None) -> Shown:
-    """Show the dataset cards, a table a task; or the one that is named."""
     from phmctl.data.card import list_cards
     from phmctl.data.prepared.folder import data_root
 

@@ -149,7 +149,6 @@ def _fail_unforeseen(error: Exception) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    """Exit with an error line, or with the traceback of the error being handled."""
     if os.environ.get(_DEBUG):
         traceback.print_exc()
     else:

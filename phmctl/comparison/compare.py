@@ -29,7 +29,8 @@ from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
-from phmctl.tasks.base import ONE_SEED, Answers, Asked, Comparer, Metric, p_words, within
+from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
+from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
@@ -38,8 +39,6 @@ POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
 
 @dataclass(frozen=True)
 class Test:
-    """A difference that was tested."""
-
     __test__ = False  # for pytest
 
     metric: str
@@ -50,8 +49,6 @@ class Test:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found."""
-
     split: str  # test or valid
     metrics: tuple[Metric, ...]  # the task's figures
     variants: tuple[Variant, ...]  # in the order of their recipes, algebras and n
@@ -262,7 +259,6 @@ def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> 
 
 
 def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[Test]]:
-    """Test the differences from the baseline, of which the answers are kept."""
     kind = kind_of(baseline.first.run.recipe)
     comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
     others = [variant for variant in variants if variant is not baseline and variant.answered]

@@ -17,15 +17,13 @@ from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
 from phmctl.runs.results import read_metrics, series
 from phmctl.runs.summary import list_runs, value_words
-from phmctl.tasks.base import Metric
+from phmctl.tasks.answers import Metric
 
 SPEED = "seconds/100 steps"  # the metric that is read from a training's log
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a published table."""
-
     row: Row  # where it stands
     column: Column
     published: str  # what is printed there
@@ -35,7 +33,6 @@ class Cell:
 
     @property
     def recipe(self) -> str:
-        """The recipe that reproduces it."""
         return self.column.recipe + self.row.size
 
     @cached_property
@@ -113,7 +110,6 @@ class PaperComparison:
 
     @property
     def cells(self) -> Iterator[Cell]:
-        """All cells, row by row."""
         return (cell for row in zip(*self.columns, strict=True) for cell in row)
 
     def tables(self) -> Iterator[Table]:

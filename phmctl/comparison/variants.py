@@ -26,7 +26,7 @@ from phmctl.runs.summary import (
     same_model,
     value_words,
 )
-from phmctl.tasks.base import Answers, Metric
+from phmctl.tasks.answers import Answers, Metric
 from phmctl.tasks.registry import kind_of
 
 BUDGETS = ("parameters", "minutes")

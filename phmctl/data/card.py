@@ -121,8 +121,6 @@ class Layout(Section):
 
 
 class Hub(Section):
-    """A dataset on the Hugging Face hub."""
-
     id: Annotated[str, Field(pattern=r"^[^/.][^/]*/[^/.][^/]*$")]  # owner/name
     config: str | None = None
     folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files

@@ -120,7 +120,8 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     """Ask the URLs and the hub in the card's order. One process fetches at a time; another finds what it fetched."""
-    from phmctl.data.fetch import fetch_all, load_rows
+    from phmctl.data.fetch import fetch_all
+    from phmctl.data.hub import load_rows
 
     refused = []
     urls = sha256_text([json.dumps([url.model_dump(mode="json") for url in card.urls], sort_keys=True)])

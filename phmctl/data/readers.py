@@ -83,18 +83,14 @@ def lines_or_errors(path: Path, longest: int = LONGEST_LINE) -> Iterator[str | D
 
 def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[bytes]:
     """Yield a text's lines in UTF-8 with their ends, for :func:`decode_line`; too long a one in parts."""
-    encoding = marked_encoding(handle.peek(4))
+    beginning = handle.peek(4)  # a byte order mark tells of UTF-16 and UTF-32
+    encoding = next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), None)
     if encoding is None:
         yield from iter(partial(handle.readline, longest + 1), b"")
         return
     with TextIOWrapper(handle, encoding, newline="\n") as text:
         while line := text.readline(LONGEST_LINE + 1):
             yield line.encode("utf-8")
-
-
-def marked_encoding(beginning: bytes) -> str | None:
-    """Return the encoding that a byte order mark tells, UTF-16 or UTF-32; None where there is no such mark."""
-    return next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), None)
 
 
 @contextmanager

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One finished output."""
-
     tokens: list[int]  # the ids, without beginning and end of sentence
     score: float  # `log_prob` over the length penalty
     log_prob: float  # natural logarithm of the probability of `tokens` and the end of the sentence

@@ -60,7 +60,6 @@ def with_engine(
 
 
 def _kept(folder: Path, weights: Weights) -> Export | None:
-    """The export of these weights that was kept; None where there is none, or it is damaged."""
     try:
         found = Export.open(folder)
         found.verify()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.errors import UserError, check_known, require, too_old
+from phmctl.errors import MissingExtraError, UserError, check_known, require
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
 from phmctl.nn.layers import sinusoids
@@ -35,7 +35,9 @@ def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str,
     try:
         spec = _spec(specs, form, longest)
     except TypeError as error:  # an option that only later versions have, such as the width of a head
-        raise too_old("CTranslate2", "ctranslate2", error) from error
+        raise MissingExtraError(
+            f"CTranslate2 is too old ({error}); get a later one with: pip install --upgrade 'phmctl[ctranslate2]'"
+        ) from error
     spec.register_source_vocabulary(tokenizers.source.vocabulary)
     spec.register_target_vocabulary(tokenizers.target.vocabulary)
     spec.config.bos_token, spec.config.eos_token = SPECIAL_TOKENS[BOS], SPECIAL_TOKENS[EOS]

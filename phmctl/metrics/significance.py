@@ -77,7 +77,10 @@ def compare(
     """
     chance = np.random.default_rng(seed)
     one, other = (each(np.ones((1, items)))[0] for each in (baseline, system))  # (S,) each
-    weights = [_draw_seeds(len(each), samples, chance) for each in (one, other)]  # (B, S) each
+    weights = []  # (B, S) each: of S seeds S − 1 are drawn
+    for seeds in map(len, (one, other)):
+        fewer = max(seeds - 1, 1)
+        weights.append(chance.multinomial(fewer, np.full(seeds, 1 / seeds), size=samples) / fewer)
     parts = []
     for start in range(0, samples, max(_AT_ONCE // items, 1)):
         block = slice(start, min(start + max(_AT_ONCE // items, 1), samples))
@@ -133,12 +136,6 @@ def _above(excess: float, error: float, freedom: float) -> float:
         return 0.0 if excess > 0 else 1.0
     half = two_sided_t(excess / error, freedom) / 2
     return half if excess > 0 else 1 - half
-
-
-def _draw_seeds(seeds: int, samples: int, chance: np.random.Generator) -> Numbers:
-    """Return the weight of each seed in each sample, for S − 1 drawn of S. (B, S)"""
-    drawn = max(seeds - 1, 1)
-    return chance.multinomial(drawn, np.full(seeds, 1 / seeds), size=samples) / drawn
 
 
 def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:

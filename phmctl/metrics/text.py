@@ -113,7 +113,6 @@ def all_scores(hypotheses: Sequence[str], references: Sequence[str], **how: Unpa
 
 
 def copy_baseline(sources: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Copy:
-    """What copying the sources scores."""
     words = shared = 0
     for source, *right in zip(sources, references, *how.get("others", ()), strict=True):
         own = _words(source)

@@ -173,7 +173,6 @@ def _diagonal(own: PHMLinear, value: float) -> None:
 
 
 def _separate(parts: Parts, widths: Sequence[int]) -> Sequence[Tensor]:
-    """Return the parts as a sequence of tensors of these widths."""
     separate = torch.split(parts, list(widths), -1) if isinstance(parts, Tensor) else parts
     if len(separate) != len(widths):
         raise DimensionError(f"{len(separate)} parts for a composition of {len(widths)}")

@@ -92,8 +92,6 @@ class Kronecker(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A module that was selected."""
-
     name: str  # in the model
     kind: str  # its class
     shape: tuple[int, ...]  # of its first weight, (k, d)
@@ -224,7 +222,6 @@ def _convert(
 
 
 def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
-    """Make a tensor of a module a plain parameter again."""
     kind = type(module)  # torch removes the property from the class, which a deep copy shares with its original
     module.__class__ = type(kind.__name__, kind.__bases__, dict(kind.__dict__))
     with torch.enable_grad():
@@ -285,7 +282,6 @@ def _with_weights(module: nn.Module) -> nn.Module:
 
 
 def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return the modules and names of the weights that a module's conversion parametrizes."""
     if isinstance(module, nn.LSTM):
         return [(module, key) for key in module._flat_weights_names if key.startswith("weight")]
     if isinstance(module, nn.MultiheadAttention):

@@ -89,14 +89,10 @@ def render(found: Comparison, *others: Comparison) -> str:
         title=", ".join(dict.fromkeys(run.recipe.name for run in runs)),
         lead=lead,
         sections=[section for section in sections if section[2]],
-        kind=_kind,
+        kind=lambda table, column: "text" if column in (0, *table.text) else "number",
         version=__version__,
     )
     return rendered
-
-
-def _kind(table: Table, column: int) -> str:
-    return "text" if column in (0, *table.text) else "number"
 
 
 def _plural(count: int, word: str) -> str:
@@ -173,8 +169,6 @@ def _rules(found: Comparison) -> Blocks:
 
 @dataclass(frozen=True)
 class Learned:
-    """A rule that a map has learned."""
-
     name: str  # of the first map that holds it
     A: "Tensor"  # (n, n, n)
     width: str  # k×d of the map
@@ -206,7 +200,6 @@ def learned_rules(one: Trained) -> list[Learned]:
 
 
 def _rules_of(variant: Variant, key: str) -> Blocks:
-    """What a variant's first run has learned; nothing where it has no learned rule."""
     one = next(iter(variant.scored or variant.runs))
     found = learned_rules(one)
     if not found:

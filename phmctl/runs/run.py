@@ -361,7 +361,6 @@ def read_recipe(path: Path) -> "Recipe":
 
 
 def _read_pointer(path: Path) -> str | None:
-    """Return the name in the one-line file `path`; None where there is no such line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError):

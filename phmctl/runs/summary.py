@@ -60,8 +60,6 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run, as its files tell it."""
-
     run: Run  # the run
     tag: str | None  # the name that train --tag gave it
     # by key, the value in the recipe as it was written, and that in the run; without algebra, n and seed, and
@@ -159,7 +157,6 @@ def summarise(folder: Path) -> Summary:
 
 @cache
 def _shipped(name: str) -> dict[str, Any] | None:
-    """The shipped recipe of this name, flat; None where there is none."""
     try:
         return dict(flatten(load_recipe(name).model_dump())) if name in shipped_names("recipes") else None
     except RecipeError:

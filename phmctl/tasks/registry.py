@@ -30,7 +30,6 @@ def task_kind(name: str) -> TaskKind[Any]:
 
 
 def kind_of(recipe: Recipe) -> TaskKind[Any]:
-    """Return the kind of a recipe's task."""
     return task_kind(recipe.task)
 
 

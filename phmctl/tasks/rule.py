@@ -39,7 +39,8 @@ from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Metric, Rows, Share, Sizes, Task, TaskKind
+from phmctl.tasks.answers import Metric
+from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, Task, TaskKind
 
 TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
@@ -194,7 +195,6 @@ def _map_error(model: nn.Module, truth: Truth) -> float:
 
 
 def _relative_error(found: Tensor, truth: Tensor) -> float:
-    """Return ‖found − truth‖ / ‖truth‖ in Frobenius norms."""
     return float((found - truth).norm() / truth.norm())
 
 
@@ -213,8 +213,6 @@ class RuleComparison:
 
 @dataclass(frozen=True)
 class RuleEvaluation:
-    """What a run has learned."""
-
     run: str  # its name
     split: str  # ``test`` or ``valid``
     checkpoint: str  # the name of the checkpoint's folder

@@ -17,7 +17,7 @@ from phmctl.errors import RunError
 from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
-from phmctl.tasks.base import ONE_SEED
+from phmctl.tasks.answers import ONE_SEED
 from tests.calls import call
 from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
 from tests.references import compare_runs

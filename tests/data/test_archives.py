@@ -9,7 +9,8 @@ import pytest
 
 from phmctl.data import fetch as archives
 from phmctl.data.card import Hub, Url
-from phmctl.data.fetch import DamagedError, extract, fetch_all, hub_rows, load_rows
+from phmctl.data.fetch import DamagedError, extract, fetch_all
+from phmctl.data.hub import hub_rows, load_rows
 from phmctl.errors import DataError, DownloadError, OutputError
 from tests.data.helpers import texts
 

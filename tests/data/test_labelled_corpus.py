@@ -7,7 +7,7 @@ import pytest
 
 from phmctl.data.card import Rows, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
-from phmctl.data.fetch import hub_rows
+from phmctl.data.hub import hub_rows
 from phmctl.errors import DataError
 from tests.data.helpers import as_given, put, sizes
 

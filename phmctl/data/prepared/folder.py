@@ -259,7 +259,6 @@ class Split:
             return tuple(column.to_pylist() for column in columns)
 
     def _lists(self, column: str) -> Ragged:
-        """Return a column of lists as flat arrays, without a copy."""
         parts = ((chunk.values, chunk.offsets) for chunk in self._table.column(column).chunks)
         return Ragged([tuple(each.to_numpy(zero_copy_only=True) for each in both) for both in parts])
 

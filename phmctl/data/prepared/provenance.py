@@ -76,10 +76,6 @@ def build(
     if force or left or changes(folder, settings, made):
         with locked(lock):  # a second process waits, and then finds it done
             with writing(folder):
-                for entry in () if folder.exists() else temporaries(folder):
-                    if not changes(entry, settings, made):  # complete: its process was killed at the very end
-                        entry.rename(folder)
-                        break
                 clear(folder)  # what is half written goes; without a new folder the former one is put back
             changed = changes(folder, settings, made)
             if force or changed:

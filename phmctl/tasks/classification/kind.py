@@ -21,7 +21,8 @@ from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
-from phmctl.tasks.base import ONE_SEED, Answers, Asked, LabelComparer, Metric, p_words, signed, within
+from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
+from phmctl.tasks.base import Asked
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
 if TYPE_CHECKING:
@@ -182,8 +183,6 @@ class Group:
 
 @dataclass(frozen=True)
 class ClassifierReport:
-    """What a classifier reaches on a split."""
-
     run: str  # its name
     split: str  # ``test`` or ``valid``, a named test set, or the name of a table
     checkpoint: str  # the name of the checkpoint's folder
@@ -247,7 +246,6 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Ex
 def _answers(
     run: Run, asked: Asked, texts: Sequence[tuple[str, ...]], *, cleaned: bool
 ) -> tuple[Weights, list[Classified]]:
-    """Return the weights of a run's classifier, and its answer to each example."""
     from phmctl.tasks.classification.task import WINDOW, load_classifier
 
     execution = asked.options.get("execution")

@@ -30,7 +30,8 @@ from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting, write_result
-from phmctl.tasks.base import ONE_SEED, USUAL_COMMANDS, Answers, Asked, Metric, TextComparer, p_words, signed, within
+from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
+from phmctl.tasks.base import USUAL_COMMANDS, Asked
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
 if TYPE_CHECKING:

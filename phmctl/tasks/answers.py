@@ -1,0 +1,111 @@
+"""What runs answered on a split, and how the answers of several are compared; each task says how it has them."""
+
+from __future__ import annotations  # commands ask kinds of tasks: numpy is imported when something is compared
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from phmctl.metrics.classification import Part, mcnemar
+
+if TYPE_CHECKING:
+    from phmctl.metrics.significance import Scorer
+    from phmctl.metrics.text import How
+
+
+def within(value: float, low: float, high: float, form: str = ".2f") -> str:
+    """Return a figure with its 95 % interval as every table shows them: ``34.77 (33.51 to 36.02)``."""
+    return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
+
+
+def signed(difference: float) -> str:
+    return f"{difference:+.2f}".replace("-", "−")
+
+
+def p_words(p_value: float) -> str:
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str  # in a result's scores
+    scale: float = 1.0  # what it is multiplied by to be shown: 100 makes a share per cent
+    higher: bool = True  # whether a larger one is better
+    tested: bool = False  # whether differences are tested
+
+
+@dataclass(frozen=True)
+class Answers:
+    asked: Sequence[str]  # the text of each item
+    right: Sequence[str]  # its reference, or label
+    given: Sequence[str]  # the answer
+    # numbers of the items by which scores are broken down (attractors), by name; -1 is not known
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    how: How = field(default_factory=dict)  # type: ignore[assignment]  # of text: how it is scored
+
+
+ONE_SEED = "one seed each: valid for these two trainings only"
+
+
+class TextComparer:
+    """How translations are compared: by BLEU and chrF, and sacrebleu's paired bootstrap (Koehn 2004)."""
+
+    figure, own = "BLEU", "words of the source"  # of a breakdown: what it shows, and by what it divides first
+
+    def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
+        """Return what scores a model's trainings on samples of the items."""
+        from phmctl.metrics.text import text_scorer
+
+        return text_scorer(metric, [run.given for run in runs], runs[0].right, **runs[0].how)
+
+    def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
+        """Compare one training a side by the task's own test: its name, and p."""
+        from phmctl.metrics.text import paired_bootstrap
+
+        found = paired_bootstrap(baseline.given, system.given, system.right, **system.how)
+        return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
+
+    def item_scores(self, run: Answers) -> list[float]:
+        """Return a score of each item by itself, in per cent: by these, samples are chosen."""
+        from phmctl.metrics.text import sentence_chrf
+
+        return sentence_chrf(run.given, run.right, lowercase=run.how.get("lowercase", False))
+
+    def divided(self, run: Answers) -> list[Part]:
+        """Return the items of each part, as the task divides them."""
+        from phmctl.metrics.text import length_parts
+
+        return length_parts(run.asked)
+
+    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+        from phmctl.metrics.text import bleu_by
+
+        return [one.bleu for one in bleu_by(parts, run.given, run.right, **run.how)]
+
+
+class LabelComparer:
+    """How labels are compared: by accuracy, and McNemar's exact test; else as :class:`TextComparer`."""
+
+    figure, own = "accuracy (%)", "label"
+
+    def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
+        from phmctl.metrics.significance import accuracy_scorer
+
+        return accuracy_scorer([list(map(str.__eq__, run.given, run.right)) for run in runs])
+
+    def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
+        return "McNemar's exact test", mcnemar(baseline.given, system.given, system.right).p_value
+
+    def item_scores(self, run: Answers) -> list[float]:
+        return [100.0 * (given == right) for given, right in zip(run.given, run.right, strict=True)]
+
+    def divided(self, run: Answers) -> list[Part]:
+        return [(label, [row for row, own in enumerate(run.right) if own == label]) for label in sorted({*run.right})]
+
+    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+        each = self.item_scores(run)
+        return [math.fsum(each[row] for row in rows) / len(rows) for _, rows in parts]
+
+
+Comparer: TypeAlias = TextComparer | LabelComparer
