@@ -40,7 +40,7 @@ def test_scores_are_those_of_the_command(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
     shown = CliRunner().invoke(app, ["eval", str(run.folder), "--beam", "1", "--json"], catch_exceptions=False)
     assert json.loads(shown.stdout) == json.loads(json.dumps(found.as_json()))
-    with pytest.raises(UserError, match="n_best: task 'translation' has no such option"):
+    with pytest.raises(UserError, match="--n-best: task 'translation' has no such option"):
         phmctl.evaluate(run.folder, n_best=3)
     with pytest.raises(RunError, match="no run at"):
         phmctl.evaluate(tmp_path / "nothing")
