@@ -163,7 +163,6 @@ def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
 
 
 def _first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
-    """The first name of the tensor that each name stands for."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 

@@ -94,7 +94,6 @@ class _Stderr:
 
 
 def warn(message: str) -> None:
-    """Print a warning line on stderr."""
     note(f"warning: {message}")
 
 

@@ -288,7 +288,6 @@ def sha256_text(parts: Iterable[str]) -> str:
 
 
 def file_entry(folder: Path, name: str) -> dict[str, Any]:
-    """What a manifest says of a file below `folder`."""
     path = folder / name
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 

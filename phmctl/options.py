@@ -67,7 +67,6 @@ class Option:
 
 
 def command_line(options: Sequence[Option], given: Mapping[str, Any]) -> list[str]:
-    """Return the words that give a command what was given."""
     return [word for each in options for word in each.arguments(given.get(each.name))]
 
 

@@ -9,7 +9,6 @@ _CHECKOUT = {"recipes": "recipes", "cards": "data/cards"}
 
 
 def shipped(kind: str) -> Path:
-    """Return the folder of the shipped ``recipes`` or ``cards``."""
     installed = _PACKAGE / "_shipped" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / _CHECKOUT[kind]
 
@@ -24,7 +23,6 @@ SIZES = {"train": 8000, "valid": 500, "test": 500}
 
 
 def read_miniature() -> dict[str, list[Pair]]:
-    """Return the pairs (German, English) of each split."""
     text = bz2.decompress((_PACKAGE / "miniature.tsv.bz2").read_bytes()).decode()
     pairs = ((german, english) for german, _, english in (line.partition("\t") for line in text.splitlines()))
     return {split: list(islice(pairs, size)) for split, size in SIZES.items()}

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import phmctl
 from phmctl.shipped import read_miniature
-from phmctl.data.card import card_names
 from phmctl.data.card import load_card
 from phmctl.recipe.loading import load_recipe
 from phmctl.shipped import shipped_names
@@ -26,7 +25,7 @@ site = Path(phmctl.__file__).resolve().parents[1]
 if site == Path.cwd() or (site / "pyproject.toml").exists():
     raise SystemExit(f"imported the checkout at {site}, not the wheel")
 recipes = [load_recipe(name) for name in shipped_names("recipes")]
-cards = [load_card(name) for name in card_names()]
+cards = [load_card(name) for name in shipped_names("cards")]
 pairs = read_miniature()["train"]
 pages = [Path(phmctl.__file__).with_name(room) / "page.html" for room in ("serving", "reports")]
 if not recipes or not cards or len(pairs) != 8000 or not all(page.is_file() for page in pages):

@@ -60,7 +60,7 @@ def count_parameters(
             raise UserError("--n, --algebra and --set have no part in a published table; name a recipe")
         return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
     if paper and not Path(recipe).is_file():
-        check_known("table or recipe", recipe, [*tables, *recipes])
+        check_known("table or recipe", recipe, dict.fromkeys([*tables, *recipes]))
     choices: list[list[Override]] = []
     for algebra in algebras or (None,):
         several = ns if algebra is None or algebra in WITH_N else ()

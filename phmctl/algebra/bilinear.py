@@ -144,7 +144,7 @@ def _descend(target: Tensor, parts: _Parts) -> tuple[_Parts, float]:
             break
         history.append(size)
         while damping < 1e3:  # until a step is short enough to help
-            moved = _balanced(_step(parts, error, damping))
+            moved = _step(parts, error, damping)
             after = _residual(target, *moved)
             if after.norm() < error.norm():
                 break
@@ -161,7 +161,10 @@ def _residual(target: Tensor, W: Tensor, U: Tensor, V: Tensor) -> Tensor:
 
 
 def _step(parts: _Parts, error: Tensor, damping: float) -> _Parts:
-    """Return the parts after ``−Jᵀ(JJᵀ + λI)⁻¹ e``: the shortest step that solves the linearised equations."""
+    """Return the parts after ``−Jᵀ(JJᵀ + λI)⁻¹ e``, the shortest step that solves the linearised equations.
+
+    The three vectors of each term get the same norm; their product stays.
+    """
     W, U, V = parts
     gram = _gram(W, U, V)
     gram.diagonal().add_(damping * gram.diagonal().mean())
@@ -169,11 +172,14 @@ def _step(parts: _Parts, error: Tensor, damping: float) -> _Parts:
     if failed:
         return W * torch.nan, U, V  # never an improvement: the caller damps more
     dual = torch.cholesky_solve(error.reshape(-1, 1), factor).view_as(error)  # (n, n, n)
-    return (
+    moved = (
         W - torch.einsum("iab,ar,br->ir", dual, U, V),
         U - torch.einsum("iab,ir,br->ar", dual, W, V),
         V - torch.einsum("iab,ir,ar->br", dual, W, U),
     )
+    norms = torch.stack([part.norm(dim=0) for part in moved]).clamp_min(1e-150)  # (3, R)
+    scales = norms.log().mean(dim=0).exp() / norms  # (3, R)
+    return moved[0] * scales[0], moved[1] * scales[1], moved[2] * scales[2]
 
 
 def _gram(W: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -188,11 +194,3 @@ def _gram(W: Tensor, U: Tensor, V: Tensor) -> Tensor:
         block = (pairs @ pairs.t()).view(n, n, n, n)
         gram.diagonal(dim1=axis, dim2=axis + 3).add_(block[..., None])  # (the other four axes, i = i')
     return gram.view(n**3, n**3)
-
-
-def _balanced(parts: _Parts) -> _Parts:
-    """Give the three vectors of each term the same norm; their product stays."""
-    norms = torch.stack([part.norm(dim=0) for part in parts]).clamp_min(1e-150)  # (3, R)
-    common = norms.log().mean(dim=0).exp()  # (R,)
-    W, U, V = (part * (common / norm) for part, norm in zip(parts, norms, strict=True))
-    return W, U, V

@@ -30,8 +30,9 @@ from phmctl.data.special import EOS, PAD
 from phmctl.decoding.beam import Seq2Seq, beam_search, pad
 from phmctl.decoding.translator import Hypothesis, Translation, Translator, load_translator, plan
 from phmctl.devices import isolated, pick_device, set_threads
-from phmctl.errors import check_known
+from phmctl.errors import UserError, check_known
 from phmctl.export import with_engine
+from phmctl.exports import CTRANSLATE2
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import PHMEmbedding
@@ -271,6 +272,8 @@ def bench_engines(
     translators = {}
     for name in engines:
         engine, _, quantize = name.partition(":")
+        if quantize and engine != CTRANSLATE2:
+            raise UserError(f"{name}: only ctranslate2 has types; write {engine}")
         chosen = with_engine(run, engine, "best", quantize or None)
         translators[name] = load_translator(chosen, "best", "cpu", cleaned=True, threads=torch.get_num_threads())
     found: dict[str, list[list[Translation]]] = {}

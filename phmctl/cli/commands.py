@@ -334,8 +334,8 @@ def compare(
         told = [each.as_json() for each in found]
         records = [{"split": each["split"], **one} for each in told for one in each["variants"]]
         document = told[0] if len(told) == 1 else {"comparisons": told}
-    elif any(value for name, value in given.items() if name != "split") or given["split"] != "test":
-        raise UserError("--baseline, --best-of, --budget, --eval and --split have no part in --paper: leave them out")
+    elif given.pop("split") != "test" or any(value is not None and value is not False for value in given.values()):
+        raise UserError("--baseline, --best-of, --budget, --eval, --margin and --split have no part in --paper")
     else:
         found, words = compare_papers(paper, names or (), **asked), "commands that fill empty cells, then phmctl eval:"
         document = {"tables": [each.as_json() for each in found]}

@@ -78,6 +78,8 @@ class Comparison:
             yield f"models were tried with different numbers of values ({told}): the comparison favours those with more"
         yield from shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
         yield from copy_notes(self.variants)
+        if self.margin is not None and not self.tests:
+            yield f"no difference is tested, so nothing is known of a margin of {self.margin:g}"
         if not self.same_machine:
             where = {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
             yield "speeds do not compare: " + "; ".join(sorted(where))

@@ -253,7 +253,6 @@ def card_task(name_or_path: str) -> str:
 
 
 def load_card(name_or_path: str) -> Card:
-    """Load a card by its id or by the path of a YAML file."""
     return read_document(find_card(name_or_path), DataError).validate(Card, DataError)
 
 

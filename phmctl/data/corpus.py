@@ -322,7 +322,11 @@ def own_corpus(
         except ValueError as error:
             raise DataError(f"no split can be called {split!r} ({error})") from error
         for paths in groups:
-            _check_files(option.format(split), paths)
+            if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
+                named = f"{option.format(split)} {' '.join(map(str, paths))}"
+                raise DataError(f"{named}: wants a source file and a target file, or one table of both sides")
+            if missing := [path for path in paths if not path.is_file()]:
+                raise DataError(f"{option.format(split)}: {missing[0]} is no file")
             if len(paths) == 1:
                 parts.append(table_rows(paths[0], rows, skip, chosen))
                 files.append(SourceFile(paths[0], split, "rows"))
@@ -335,15 +339,6 @@ def own_corpus(
     texts = len(rows.texts) if rows else 2
     known = None if labelled else languages
     return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
-
-
-def _check_files(option: str, paths: Sequence[Path]) -> None:
-    if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
-        named = " ".join(map(str, paths))
-        raise DataError(f"{option} {named}: wants a source file and a target file, or one table of both sides")
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"{option}: {path} is no file")
 
 
 def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool = True) -> RowSource:

@@ -109,9 +109,9 @@ def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> Non
         if refetch or not folder.is_dir():
             try:
                 extract(path, folder)
-            except DamagedError:
+            except DamagedError as error:
                 path.unlink(missing_ok=True)
-                raise
+                raise DamagedError(f"{error}\nit is removed: the same command fetches it again") from error
 
 
 def extract(archive: Path, folder: Path) -> None:
@@ -142,7 +142,7 @@ def extract(archive: Path, folder: Path) -> None:
                 with writing(folder):
                     raise
             reason = str(error) or type(error).__name__
-            raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason}); fetch it again") from error
+            raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason})") from error
         with writing(folder):
             for file in filter(Path.is_file, content.rglob("*")):
                 sync_file(file)

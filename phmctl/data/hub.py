@@ -62,6 +62,8 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
 
     clear(kept)
     if refetch or not kept.is_dir():
+        if Path(f"./{hub.id}").exists():  # `datasets` would read it in place of the hub's
+            raise DataError(f"a folder here is called {hub.id!r}, as the hub's dataset is: name it with --source DIR")
         note(f"loading {hub.id} through datasets ...")
         with replacing(kept) as folder:
             cache = folder / ".cache"

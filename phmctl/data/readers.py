@@ -298,6 +298,8 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
         place = column if isinstance(column, int) else places[column]
         if place < len(record):
             return record[place]
+        if record == [""]:
+            raise DataError(f"{where} is empty; remove the empty lines")
         raise DataError(f"{where}: {len(record)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
     value = field_of(record, str(column))
     if value is None and column not in record:

@@ -111,7 +111,6 @@ class Verification:
 
     @property
     def different(self) -> int:
-        """How many answers differ without a tie."""
         return self.texts - self.equal - self.ties
 
     def __str__(self) -> str:
@@ -120,7 +119,6 @@ class Verification:
 
     @property
     def score_words(self) -> str:
-        """The scores of both; empty where there are none."""
         scores = self.scores or {}
         return f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}" if scores else ""
 

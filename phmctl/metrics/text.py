@@ -68,9 +68,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired bootstrap of one metric."""
-
-    name: str
+    name: str  # the metric
     baseline: float  # the corpus scores
     system: float
     difference: float  # system less baseline

@@ -191,7 +191,7 @@ class PHMLSTM(nn.Module):
             UserError: the cell is ``as_printed``, which ``nn.LSTM`` does not have.
         """
         if self.cell != "standard":
-            raise UserError(f"nn.LSTM has no cell {self.cell!r}, so it has no export; decode and eval take its run")
+            raise UserError(f"nn.LSTM has no `model.cell: {self.cell}`, so there is no export; decode takes its run")
         with torch.enable_grad(), without_autocast(next(self.parameters()).device.type):
             weights = self._weights()  # with gradients, so that each says whether it learns
         bias = weights[0][2] is not None

@@ -237,7 +237,7 @@ def compose(text: str) -> tuple[yaml.Node | None, Any]:
         loader = _Loader(text)
         node = loader.get_single_node()
         return node, None if node is None else loader.construct_document(node)
-    except (TypeError, ValueError, RecursionError) as error:  # a key that is a list of mappings; nested too deep
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a list as a key; depth
         raise yaml.YAMLError(str(error)) from error
 
 

@@ -177,7 +177,6 @@ def validate_recipe(document: Document) -> Recipe:
 
 
 def expect(recipe: Recipe, kind: type[Kind]) -> Kind:
-    """Return a recipe as one of the task wanted."""
     if not isinstance(recipe, kind):
         wanted = kind.model_fields["task"].default
         raise RecipeError(f"recipe {recipe.name!r} is one of task {recipe.task!r}, not {wanted!r}")

@@ -169,7 +169,7 @@ class StackSection(LinearSection):
         plain = "bilinear" not in (self.compose_layers, self.compose_heads)
         for key in ("composition_rank", "first_order"):
             if plain and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} needs compose_layers or compose_heads: bilinear")
+                raise ValueError(f"{key} is for compose_layers or compose_heads: bilinear")
         counted = [key for key in ("encoder_layers", "decoder_layers", "layers") if key in type(self).model_fields]
         parts = [("compose_layers", str(self.compose_layers), key) for key in counted]
         for key, kind, of in [*parts, ("compose_heads", self.compose_heads, "heads")]:
@@ -191,8 +191,8 @@ class StackSection(LinearSection):
         shared = learned and (self.rules, self.parametrization) != ("separate", "rule")
         if not kinds or kinds - {"linear", "bilinear"} or narrow or dense_heads or shared:
             raise ValueError(
-                "composition_start: base needs compositions that are linear or bilinear, with first_order, "
-                f"composition_rank = width = {self.width}, maps of the model's algebra, and rules that are separate"
+                "composition_start: base needs linear or bilinear compositions, first_order, "
+                f"composition_rank = width = {self.width}, maps of the algebra, rules: separate, parametrization: rule"
             )
 
     @property

@@ -37,8 +37,6 @@ _VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of 
 
 @dataclass(frozen=True)
 class Best:
-    """The validation that chose the best checkpoint."""
-
     step: int  # of the checkpoint
     metric: str  # what decided, as the log calls it: bleu, accuracy, loss
     value: float  # of it
@@ -308,7 +306,6 @@ def _versions(run: Run) -> str:
 
 
 def value_words(value: Any) -> str:
-    """A value of a recipe as people read it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "none" if value is None else str(value)

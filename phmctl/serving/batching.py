@@ -62,7 +62,6 @@ class Classify(Body, Generic[T]):
     cut: bool | None = None  # whether texts longer than the model knows are cut; None leaves it to the server
 
     def asked(self) -> list[T]:
-        """Return the texts. Raises RequestError."""
         if (self.text is None) == (self.texts is None):
             raise RequestError('give either "text" or "texts"')
         return self.texts if self.text is None else [self.text]  # type: ignore[return-value]

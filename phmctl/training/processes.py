@@ -59,10 +59,6 @@ class Processes(Share):
         torch.cuda.set_device(self._world.local_rank)
         return torch.device("cuda", self._world.local_rank)
 
-    def threads(self, wanted: int) -> int:
-        """Return this process's CPU threads of those that the recipe wants for all on this machine; 0 is no wish."""
-        return max(wanted // self._world.local_size, 1) if wanted else 0
-
     def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Return what is called to train a model: it averages gradients over processes while the backward pass runs.
 
@@ -109,7 +105,6 @@ class Processes(Share):
         return values
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value in all processes."""
         box = [value]
         if self.many:
             dist.broadcast_object_list(box, src=0)

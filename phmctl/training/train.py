@@ -11,7 +11,7 @@ import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
-from phmctl.devices import check_compiler, has_bfloat16, isolated
+from phmctl.devices import check_compiler, has_bfloat16, isolated, world
 from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
@@ -51,7 +51,6 @@ class TrainingResult:
     exit_code: int  # 130 or 143 when a signal stopped it, else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
         return {
             "run": str(self.run.folder),
             "steps": self.steps,
@@ -144,7 +143,8 @@ def train_task(
                 check_compiler(device)
             fresh = old is None or not saved_steps(old.checkpoints_folder)
             start = find_start(recipe, task) if processes.leads and fresh else None
-        stack.enter_context(isolated(device, processes.threads(settings.threads)))
+        threads = settings.threads and max(settings.threads // world().local_size, 1)  # of those on this machine
+        stack.enter_context(isolated(device, threads))
         environment = _environment(recipe, device, processes, data, start)
         stop = stack.enter_context(StopRequest(insist=not processes.many))
         run = point = None

@@ -226,7 +226,6 @@ class Trainer:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether so many validations in a row as ``training.patience`` says were no better."""
         return 0 < self.settings.patience <= self.state.stale
 
     def fit(self, stop: StopRequest) -> None:

@@ -167,3 +167,9 @@ def test_lines_that_are_there_are_answered_together(
     decode(run.folder, *files, "--window", 4)
     assert together == [(7, 1), (4, 1), (3, 5)]
     assert lines((tmp_path / "out").read_text(encoding="utf-8")) == expected
+
+
+def test_long_lines_warn_with_their_number(run: Run) -> None:
+    found = decode(run.folder, stdin=f"{TEXT[0]}\n{TEXT[2] * 3}\n".encode())
+    assert "warning: line 2 has" in found.stderr
+    assert len(lines(found.stdout)) == 2

@@ -258,7 +258,7 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("local_hub")
-def test_what_the_library_refuses_or_no_text_is_a_clear_word(tmp_path):
+def test_what_the_library_refuses_or_no_text_is_a_clear_word(tmp_path, monkeypatch):
     rows = hub_rows([{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}], make(tmp_path, "jsonl"), "set")
     assert next(iter(rows)).texts == ("eins zwei ", "one")
     with pytest.raises(DataError, match=r"set, row 2: expected text in de, en; it has .*None"):
@@ -270,6 +270,10 @@ def test_what_the_library_refuses_or_no_text_is_a_clear_word(tmp_path):
     with pytest.raises(DownloadError, match=r"the hub does not give .*empty.*\n.*--source DIR") as caught:
         load_rows(hub.model_copy(update={"id": str(tmp_path / "empty")}), tmp_path / "cache")
     assert len(str(caught.value).splitlines()) == 2
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)  # a folder of this machine is no dataset of the hub
+    with pytest.raises(DataError, match="--source DIR"):
+        load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "cache")
     (tmp_path / "kept" / "a--b").mkdir(parents=True)
     with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
         load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "kept")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -311,3 +312,11 @@ def test_an_empty_and_an_absent_folder(tmp_path):
         find_files(load_card("shakespeare"), tmp_path)
     with pytest.raises(DataError, match=r"no folder .*absent"):
         find_files(load_card("shakespeare"), tmp_path / "absent")
+
+
+def test_an_archive_is_unpacked_in_the_cache(tmp_path):
+    serve(tmp_path / "content" / "deep", "x")
+    archive = Path(shutil.make_archive(str(tmp_path / "set"), "gztar", tmp_path / "content"))
+    for _ in range(2):  # the second time from the cache
+        assert first(card_with([archive], extract=True), tmp_path / "cache", "valid") == ("x valid.de", "x valid.en")
+        archive.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from phmctl.assembly import answering
 from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
+from phmctl.errors import DataError
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
@@ -85,3 +86,8 @@ def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch
 def test_float32_by_name_is_float32() -> None:
     half = change_decoding(DecodingSection(), precision="bfloat16")
     assert half != DecodingSection() == change_decoding(half, precision="float32")
+
+
+def test_strict_refuses_a_long_line_by_its_number(kit: Kit) -> None:
+    with pytest.raises(DataError, match=r"line 8 has \d+ tokens"):
+        kit.translator(max_tokens=8, strict=True).answer(["Ein", TEXT[2]], first=7)

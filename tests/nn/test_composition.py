@@ -208,3 +208,14 @@ def test_executions_agree(kind: str, execution: str) -> None:
     options = {"parametrization": "factors"}
     expected = build(kind, "phm", 4, **options)(parts_of(kind))
     torch.testing.assert_close(build(kind, "phm", 4, execution=execution, **options)(parts_of(kind)), expected)
+
+
+@pytest.mark.parametrize(("kind", "maps"), [("heads-bilinear", 3), ("bilinear", 2 * N + 1), ("linear", N)])
+def test_products(kind: str, maps: int) -> None:
+    """U, V and P are one product each over all heads; layers have one a part."""
+    model, calls = build(kind), []
+    for part in model.modules():
+        if hasattr(part, "in_features"):
+            part.register_forward_hook(lambda *_: calls.append(1))
+    model(parts_of(kind))
+    assert len(calls) == maps

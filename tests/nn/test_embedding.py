@@ -120,3 +120,11 @@ def test_without_embeddings_counts_as_of_the_wide_table() -> None:
     wide, narrow = (ledger_for_recipe(load_recipe("miniature", list(settings))) for settings in (WIDE[:2], WIDE))
     assert narrow.without_embeddings == wide.without_embeddings
     assert wide.totals.parameters - narrow.totals.parameters == 2000 * 32 - (2000 * 16 + 16 * 32)
+
+
+@pytest.mark.parametrize(("scheme", "variance"), [("standard_normal", 1.0), ("embedding", 1 / 64)])
+@pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (2, "phm"), (8, "phm"), (16, "phm"), (16, "sedenion")])
+def test_table_has_the_variance_of_its_scheme(scheme: str, variance: float, n: int, algebra: str) -> None:
+    torch.manual_seed(1)
+    embedding = PHMEmbedding(1600, 64, n=n, algebra=algebra, initialization=scheme)
+    assert embedding.weight.var().item() == pytest.approx(variance, rel=0.1)

@@ -253,3 +253,23 @@ def test_only_requests_to_its_own_names_are_answered() -> None:
     for host in ("elsewhere.example", "localhost.elsewhere.example", "127.0.0.1.nip.io:8000", "", "::1"):
         assert "this server answers to localhost" in error_of(http.get("/health", headers={"host": host}), 421), host
     assert client().get("/health", headers={"host": "elsewhere.example"}).status_code == 200
+
+
+def test_a_failure_of_the_model_is_500_for_its_request_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model)
+    with client(served) as http, ThreadPoolExecutor(5) as pool:
+        first = pool.submit(http.post, "/translate", json={"text": "first"})
+        assert model.entered.wait(SECONDS)
+        asked = {text: pool.submit(http.post, "/translate", json={"text": text}) for text in ("a", "BOOM", "b")}
+        until(lambda: served.batcher.queued == 3)
+        model.gate.set()
+        found = {text: future.result(SECONDS) for text, future in asked.items()}
+        assert first.result(SECONDS).status_code == 200
+    assert "ZeroDivisionError" in error_of(found.pop("BOOM"), 500)
+    assert {text: each.json()["answers"][0]["translations"] for text, each in found.items()} == {
+        "a": [as_json("a")],
+        "b": [as_json("b")],
+    }
+    assert "ZeroDivisionError: boom" in capsys.readouterr().err

@@ -26,6 +26,7 @@ from phmctl.errors import DataError, nearest
 from phmctl.files import read_seal, refuse_pipes, seal, verify, writing
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
+from phmctl.shipped import shipped_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -294,7 +295,9 @@ class PreparedData:
         folder, command = prepared_folder(data, root), prepare_command(data, root)
         if not (folder / MANIFEST).exists():
             others = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
-            there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else ""
+            known = [*(path.name for path in (root / "prepared").glob("[!.]*")), *shipped_names("cards")]
+            there = "" if is_card(data.card) else nearest(data.card, known)
+            there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else there
             raise DataError(f"{data.card} is not prepared in {folder}{there}; run: {command}")
         prepared = cls.open(folder, command)
         if isinstance(data, LabelledSection) != (prepared.manifest.get("task") == TASK):

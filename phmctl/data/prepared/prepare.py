@@ -216,7 +216,7 @@ def _clean_splits(
 ) -> dict[str, CleanRows]:
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "none"
-        raise DataError(f"{corpus.name!r} has the splits {names}; train and valid are needed")
+        raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name, rows in corpus.splits.items():
         if not any(row.label is not None if corpus.labelled else all(map(str.strip, row.texts)) for row in rows):

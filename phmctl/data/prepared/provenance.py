@@ -113,8 +113,6 @@ _DECIDES = ("tokenizer", "vocabulary", "joint")  # settings that a vocabulary wa
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary, and what its text went through."""
-
     origin: str  # where it is from, in words
     tokenizers: TokenizerPair
     cleaning: Cleaning

@@ -272,7 +272,11 @@ class TextClassifier(Model):
 
 def exported_model(to: str, folder: Path, *, device: str = "auto", threads: int = 0) -> nn.Module:
     """Return the model of a classifier's export. Raises MissingExtraError, RunError."""
-    return OnnxClassifier(folder, threads) if to == exports.ONNX else plain.load(folder).to(pick_device(device))
+    if to == exports.ONNX:
+        return OnnxClassifier(folder, threads)
+    if plain.read(folder)[0].get("cell", "standard") != "standard":
+        raise RunError(f"{folder} holds the LSTM as the paper prints it, which no export has now; answer with its run")
+    return plain.load(folder).to(pick_device(device))
 
 
 def load_classifier(
