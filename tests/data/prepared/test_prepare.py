@@ -223,14 +223,14 @@ def test_a_failed_second_preparation_keeps_the_first(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])
-def test_a_complete_folder_is_taken_after_a_crash_between_two_renames(tmp_path, suffix, capsys):
+def test_a_crash_between_two_renames_leaves_nothing_half_done(tmp_path, suffix, capsys):
     folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
     before = content(folder)
     folder.rename(folder.with_name(f".{folder.name}.{suffix}"))
     capsys.readouterr()
     prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     assert content(folder) == before
-    assert "up to date" in capsys.readouterr().err
+    assert ("up to date" in capsys.readouterr().err) == suffix.endswith("old")  # what had no name yet is made anew
     assert [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] == [folder.name]
 
 
@@ -270,7 +270,7 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
         ({"valid": []}, "valid of 'tiny' has no pair with text on both sides"),
         ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny' has no pair with text on both sides"),
         ({"test": []}, "test of 'tiny' has no pair .*or leave a test set out"),
-        ({"valid": None}, "has the splits train, test; train and valid are needed"),
+        ({"valid": None}, "has train, test; --train and --valid"),
     ],
 )
 def test_nothing_to_train_on_is_a_users_error(tmp_path, splits, message):
