@@ -243,7 +243,7 @@ class AnswersFile:
         """Refuse (OutputError) a complete file of another input, as far as its lines tell: its record is gone."""
         with self.path.open("rb") as file:
             lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
-        if lines != asked and (self._origin.get("n_best", 1) == 1 or lines < asked):
+        if lines != asked and ((self._origin.get("n_best") or 1) == 1 or lines < asked):
             raise OutputError(
                 f"{self.path} is complete and has {lines:,} lines, and the input {asked:,}: it answers another input; "
                 "leave --resume out to write it anew"

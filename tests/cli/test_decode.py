@@ -122,6 +122,8 @@ def test_a_killed_run_keeps_what_it_has(run: Run, expected: list[str], tmp_path:
         decode(run.folder, "--output", path, "--resume", stdin=b"A\n" + whole)
     decode(run.folder, "--output", path, "--resume", "--batch-tokens", 64, stdin=whole)
     assert lines(path.read_text(encoding="utf-8")) == expected
+    with pytest.raises(OutputError, match="it answers another input"):
+        decode(run.folder, "--output", path, "--resume", stdin=b"A\n")
 
 
 def test_a_reader_that_has_enough_is_no_fault(run: Run) -> None:
