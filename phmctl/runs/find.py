@@ -121,7 +121,7 @@ def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> l
             hint = _nearest_run(path, root)
             listed = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {root} now"
             raise RunError(
-                f"no run at {name}: no folder of a run (exports are none), and no run of this tag{hint}; {listed}"
+                f"no run at {name}: no folder with {RECIPE}, of an export none, and no run of this tag{hint}; {listed}"
             )
         found += own
     return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)
