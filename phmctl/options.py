@@ -235,7 +235,7 @@ COMPARE = (
         "best", "Compare each model at its value of this key that is best on valid.", flags="--best-of", metavar="KEY"
     ),
     Option("budget", "parameters (without embeddings) or minutes: only models that use what the baseline does."),
-    Option("margin", "Test whether each model is not inferior to the baseline by so many points.", float, least=0),
+    Option("margin", "Test whether each model is not inferior to the baseline by so many points.", float),
     Option("format", "table, csv, latex or json.", default="table"),
     Option("paper", "A published table beside our runs: table1 to table5 (or 1 to 5), ceng501, ni.", metavar="TABLE"),
     RUNS,

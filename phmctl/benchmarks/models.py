@@ -270,7 +270,7 @@ def bench_engines(
     rows = evenly(len(read_text(run, split, "source")), sentences)
     lines, references = ([read_text(run, split, side)[row] for row in rows] for side in ("source", "target"))
     translators = {}
-    for name in engines:
+    for name in dict.fromkeys(engines):
         engine, _, quantize = name.partition(":")
         if quantize and engine != CTRANSLATE2:
             raise UserError(f"{name}: only ctranslate2 has types; write {engine}")

@@ -231,9 +231,8 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
         check_known("split", split, dict.fromkeys(splits))
     if runs and checkpoint is not None:
         names = [name for run in runs for name in run.checkpoint_names()]
-        check_known(
-            "checkpoint", folder_name(checkpoint), dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)])
-        )
+        known = dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)])
+        check_known("checkpoint", folder_name(checkpoint), known)
 
 
 def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:

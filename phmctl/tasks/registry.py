@@ -4,11 +4,10 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from phmctl.data.card import card_task
+from phmctl.data.card import card_task, is_card
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
-from phmctl.shipped import shipped_names
 from phmctl.tasks.base import TaskKind
 
 # A task's name in recipes and cards, and where its :class:`TaskKind` stands. Its recipe: ``recipe.schema.RECIPES``.
@@ -41,6 +40,6 @@ def kind_for_corpus(name: str, recipe: str | None = None, given: Collection[str]
     for kind in map(task_kind, TASKS) if given else ():
         if set(given) & set(kind.corpus_options):
             return kind
-    if recipe is not None and name not in shipped_names("cards") and not name.endswith((".yaml", ".yml")):
+    if recipe is not None and not is_card(name):
         return kind_of(load_recipe(recipe))
     return task_kind(card_task(name))

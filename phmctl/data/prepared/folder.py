@@ -296,8 +296,8 @@ class PreparedData:
         if not (folder / MANIFEST).exists():
             others = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
             known = [*(path.name for path in (root / "prepared").glob("[!.]*")), *shipped_names("cards")]
-            there = "" if is_card(data.card) else nearest(data.card, known)
-            there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else there
+            there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else ""
+            there = there or ("" if is_card(data.card) else nearest(data.card, known))
             raise DataError(f"{data.card} is not prepared in {folder}{there}; run: {command}")
         prepared = cls.open(folder, command)
         if isinstance(data, LabelledSection) != (prepared.manifest.get("task") == TASK):
