@@ -23,40 +23,24 @@ from phmctl.errors import DataError
 
 T = TypeVar("T")
 
-ORDER = 1  # the number of this way to order batches, which a training's state records; 0 was NumPy's
-
-_WORD = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def mixed(*parts: int) -> int:
-    """Return a number below 2⁶⁴ that is a function of whole numbers and their order."""
-    key = 0
-    for part in parts:
-        for shift in range(0, max(part.bit_length(), 1), 64):
-            key = _mix((key + (part >> shift & _WORD) + _GAMMA) & _WORD)
-        key = _mix(key ^ _GAMMA)  # the end of a part
-    return key
+ORDER = 2  # the number of this way to order batches, which a training's state records
 
 
 class RandomNumbers:
-    """A stream of random numbers; other seeds, such as the run's and the epoch, give another one.
+    """A stream of random numbers for each seed and epoch, and for each `place` in an epoch (three numbers at most).
 
-    NumPy promises no stream of ``Generator`` across versions. Here the j-th number is SplitMix64's mixing of ``key +
-    j·γ`` (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", §4), in integers modulo 2⁶⁴.
+    NumPy promises the raw words of its bit generators across versions, but no stream of ``Generator``.
     """
 
-    def __init__(self, *seeds: int) -> None:
-        self._key = mixed(*seeds)
-        self._drawn = 0
+    def __init__(self, seed: int, epoch: int, *place: int) -> None:
+        counter = np.zeros(4, np.uint64)
+        counter[1 : 1 + len(place)] = place  # the first word counts what is drawn
+        self._philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=counter)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
         """Draw numbers below 2⁶⁴. (count,)."""
-        places = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
-        self._drawn += count
-        mixed_words: npt.NDArray[np.uint64] = _mix(np.uint64(self._key) + places * np.uint64(_GAMMA))
-        return mixed_words
+        drawn: npt.NDArray[np.uint64] = self._philox.random_raw(count)
+        return drawn
 
     def permutation(self, count: int) -> npt.NDArray[np.int64]:
         """Draw an order of ``0 … count − 1``. (count,)."""
@@ -68,13 +52,6 @@ class RandomNumbers:
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
         return [items[place] for place in self.permutation(len(items))]
-
-
-def _mix(word: Any) -> Any:
-    """Mix a whole number, or an array of uint64, which wraps around without a warning."""
-    word = ((word ^ (word >> 30)) * _FIRST) & _WORD
-    word = ((word ^ (word >> 27)) * _SECOND) & _WORD
-    return word ^ (word >> 31)
 
 
 Ints = npt.NDArray[np.int64]

@@ -25,7 +25,7 @@ from phmctl.checkpoints import (
     step_name,
     write_checkpoint,
 )
-from phmctl.data.batches import mixed
+from phmctl.data.batches import RandomNumbers
 from phmctl.devices import seed_generators
 from phmctl.errors import DataError, NonFiniteError, PhmctlError
 from phmctl.nn.convert import to_dense
@@ -104,7 +104,7 @@ def _is_finite(value: Any) -> bool:
     return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
-_DROPOUT = 0x64726F70  # keeps these numbers apart from those of the order of batches, which have the seed in common
+_DROPOUT = 1  # keeps these numbers apart from those of the order of batches, which have the seed in common
 
 
 class BatchStream:
@@ -157,7 +157,8 @@ def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None
 
     A resumed step, a step that is run again and the same step on another number of processes all draw the same.
     """
-    seed_generators(device, mixed(_DROPOUT, seed, step, part.micro_batch, part.piece))
+    numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
+    seed_generators(device, int(numbers.words(1)[0]))
 
 
 class Trainer:
