@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from phmctl.console import Shown, Table, note
+from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_jobs, cores, world
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.exports import open_model
@@ -37,6 +38,7 @@ from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, score, summarise
 from phmctl.tasks.answers import p_words, signed
+from phmctl.tasks.registry import kind_of
 from phmctl.training.signals import STARTER, StopRequest
 
 _KEPT = 30  # last lines of what a process says
@@ -291,6 +293,8 @@ def sweep(command: str, given: dict[str, Any], run: Callable[..., Shown | None])
     if listing:
         lines = [shlex.join(["phmctl", *job.listed]) for job in jobs]
         return Shown(lines, text="".join(f"{line}\n" for line in lines))
+    for recipe, _ in (job.about for job in jobs if training and job.state == "waiting"):
+        kind_of(recipe).open(recipe, given["data"] or data_root())  # else each cell would say that data is not prepared
     return carry_out(jobs, at_once or 1, look_at_training if training else look_at_scoring)
 
 

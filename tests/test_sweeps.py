@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from phmctl import __version__
 from phmctl.checkpoints import checkpoint_digest
-from phmctl.errors import RecipeError
+from phmctl.errors import DataError, RecipeError
 from phmctl.options import TRAIN, command_line
 from phmctl.recipe.documents import compose
 from phmctl.runs import Run
@@ -188,6 +188,14 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
     rows = [line.split() for line in again.stdout.splitlines() if line.startswith("seed=")]
     assert [row[:2] for row in rows] == [["seed=1", "finished"], ["seed=2", "finished"]]
     assert Run.open(rows[1][-1]).recipe.training.seed == 2
+
+
+def test_a_sweep_on_data_that_is_not_prepared_starts_no_cell(copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", tmp_path / "data", "--runs", tmp_path / "runs"]
+    with pytest.raises(DataError, match="run: phmctl prepare-data copying"):
+        call("train", copying_file, *where, "--seed", "1,2")
+    assert not (tmp_path / "runs").exists()
+    assert call("train", copying_file, *where, "--seed", "1,2", "--list").exit_code == 0
 
 
 def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
