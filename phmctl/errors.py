@@ -104,7 +104,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if len(word) > _LONGEST_NAME:  # nobody mistyped that, and looking takes the square of its length
         return ""
     short = (name for name in known if len(name) <= _LONGEST_NAME)
-    matches = difflib.get_close_matches(word, islice(short, _NAMES), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, islice(short, _NAMES), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

@@ -17,12 +17,12 @@ from tests.training.copying import copying_recipe
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory, copying_data: Path) -> Run:
-    recipe = copying_recipe(n=1, steps=150, warmup=20)
+    recipe = copying_recipe(n=1, steps=200, warmup=20)
     return phmctl.train(recipe, data=copying_data, runs=tmp_path_factory.mktemp("runs")).run
 
 
 def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
-    result = phmctl.distil(teacher.folder, n=4, steps=150, data=copying_data, runs=tmp_path)
+    result = phmctl.distil(teacher.folder, n=4, steps=200, data=copying_data, runs=tmp_path)
     student = result.run.recipe
     assert (student.model.algebra, student.model.n) == ("phm", 4)
     data = PreparedData.find(student.data, copying_data)
@@ -33,7 +33,7 @@ def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) 
     sources = (folder / "train.source").read_text().splitlines()
     assert [answers[0].text for answers in model.translate(sources[:20])] == told[:20]
     taught = phmctl.evaluate(result.run.folder, "valid").as_json()["scores"][0]["value"]
-    assert taught > 80
+    assert taught > 85  # at random it begins too far off: 56 to 75
 
     before = (folder / "train.teacher").stat().st_mtime_ns
     other = phmctl.distil(teacher.folder, n=2, steps=1, data=copying_data, runs=tmp_path)
