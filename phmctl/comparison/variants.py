@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, check_known, nearest
@@ -246,7 +246,7 @@ def _marks(firsts: Sequence[Trained]) -> list[str]:
 class Trials:
     """The values of a key that one model was trained with."""
 
-    model: str  # the variant's name
+    model: str  # what it is called in tables
     key: str  # the recipe key, training.learning_rate
     scores: dict[float | str, float]  # by value, the mean over seeds of the best score on valid
     metric: str  # what the scores are; loss is better where it is less
@@ -278,17 +278,19 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
         alike.append((value, one, one.best))
     if not models:
         raise RunError("no run has a validation to choose by; train one")
-    kept, trials = [], []
+    tried = []  # of each model the runs that are kept, and its trials but for the name
     for members in models:
-        _, first, best = members[0]
+        best = members[0][2]
         found: dict[float | str, list[float]] = {}
         for value, _, own in sorted(members, key=lambda each: each[0]):
             found.setdefault(value, []).append(own.value)
         scores = {value: statistics.fmean(each) for value, each in found.items()}
         chosen = (min if best.metric == "loss" else max)(scores, key=lambda value: scores[value])
-        kept += [one for value, one, _ in members if value == chosen]
-        trials.append(Trials(first.recipe.variant, key, scores, best.metric, chosen))
-    return kept, trials
+        trial = partial(Trials, key=key, scores=scores, metric=best.metric, best=chosen)
+        tried.append(([one for value, one, _ in members if value == chosen], trial))
+    labels = _labels([Trained(kept[0], None) for kept, _ in tried])
+    named = [trial(label) for label, (_, trial) in zip(labels, tried, strict=True)]
+    return [one for kept, _ in tried for one in kept], named
 
 
 def _value(one: Summary, key: str) -> float | str:

@@ -75,11 +75,8 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
     packaged = shipped("recipes") / f"{name}.yaml"
     if packaged.is_file():
         return packaged
-    known = shipped_names("recipes")
-    raise RecipeError(
-        f"no recipe {name!r}: neither a file nor a shipped recipe{nearest(name, known)}\n"
-        f"shipped recipes: {', '.join(known)}"
-    )
+    guess = nearest(name, shipped_names("recipes"))
+    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess}; list those: phmctl recipes")
 
 
 def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:

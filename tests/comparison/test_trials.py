@@ -42,6 +42,16 @@ def test_each_model_is_compared_at_its_best_rate_on_valid(root: Path) -> None:
     assert "different numbers" not in notes
 
 
+def test_models_of_one_algebra_are_told_apart(tmp_path: Path) -> None:
+    for width in (32, 64):
+        for rate in (1e-3, 2e-3):
+            settings = (f"model.width={width}", "model.feed_forward=64", f"{KEY}={rate}")
+            make_run(tmp_path, settings=settings, loss=rate * width)
+    found = compare_runs(recipe="miniature", root=tmp_path, best=KEY)
+    assert [each.model for each in found.trials] == ["real width=32", "real width=64"]
+    assert {each.label for each in found.variants} == {each.model for each in found.trials}
+
+
 def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
     for rate in (1e-3, 2e-3):
         make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
