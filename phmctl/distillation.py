@@ -39,6 +39,7 @@ def distil(
     settings: "Settings" = (),
     start: str = "nearest",
     beam: int | None = None,
+    engine: str | None = None,
     references: bool = True,
     data: str | Path | None = None,
     runs: str | Path | None = None,
@@ -53,6 +54,8 @@ def distil(
         start: ``nearest``: the student begins with the teacher's tables, norms and biases, and with the Kronecker sums
             that are nearest to its weights, where the shapes are equal; ``random``: as any training.
         beam: of the teacher's search; the teacher's recipe's where None.
+        engine: what translates: ``torch``, ``ctranslate2`` or ``onnx``; the teacher is exported once and keeps the
+            export.
         references: train on the references too, not on the teacher's translations alone.
 
     All else is of the student's training, as :func:`phmctl.train` has it.
@@ -75,8 +78,8 @@ def distil(
     task = run.recipe.task
     if task not in ("translation", "classification"):
         raise RunError(f"{run.folder} is a run of task {task!r}; teachers are translators and classifiers")
-    if task != "translation" and (beam is not None or not references):
-        raise UserError("beam and references are of translators; this teacher is a classifier")
+    if task != "translation" and ((beam, engine) != (None, None) or not references):
+        raise UserError("beam, engine and references are of translators; this teacher is a classifier")
     root, recipe = data_root() if data is None else Path(data), run.recipe if recipe is None else recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
     keys = {"card", "tokenizer", "vocabulary", "joint", "direction"}
@@ -90,12 +93,14 @@ def distil(
     folder = str(run.folder.resolve())
     if task == "translation":
         with silence() if quiet else nullcontext():
-            name = _taught_corpus(run, student, root, beam, references)
+            name = _taught_corpus(run, student, root, beam, engine, references)
         own: dict[str, Any] = {"data.card": name, "data.direction": "forward", "data.copies": False}
     else:
         own = {"training.teacher": folder}
-    if start == "nearest" and other_shape(student, run.recipe) is None:
+    if start == "nearest" and (key := other_shape(student, run.recipe)) is None:
         own["training.initialise_from"] = folder
+    elif start == "nearest" and not quiet:
+        note(f"the student begins at random: it has another model.{key} than its teacher")
     if isinstance(settings, Mapping):
         settings = {**settings, **own}
     else:
@@ -106,17 +111,21 @@ def distil(
     )  # fmt: skip
 
 
-def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, references: bool) -> str:
+def _taught_corpus(
+    run: "Run", student: "Recipe", root: Path, beam: int | None, engine: str | None, references: bool
+) -> str:
     """Prepare the corpus that the teacher's translations make, once for all its students; return its name."""
     from phmctl import load
     from phmctl.data.copies import read_text
     from phmctl.data.prepared.folder import PreparedData
+    from phmctl.export import with_engine
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.verbs import prepare
 
     recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
     beam = recipe.decoding.beam if beam is None else beam
-    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam} {references}".encode()).hexdigest()[:8]
+    by = "" if engine in (None, "torch") else f" {engine}"
+    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam} {references}{by}".encode()).hexdigest()[:8]
     name = f"{recipe.data.card}-taught-{mark}"
     folder = root / "taught" / name
     files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
@@ -129,7 +138,7 @@ def _taught_corpus(run: "Run", student: "Recipe", root: Path, beam: int | None, 
         _write(files["reference"], [pair.target.decode(train.target[row]) for row in range(len(train))])
         for split, side in product(("valid", "test"), ("source", "target")):
             _write(folder / f"{split}.{side}", read_text(run, split, side))
-        model = load(run.folder)
+        model = load(with_engine(run, engine, "auto").folder)
         with progress("translating", len(sources)) as advance:
             for begin in range(0, len(sources), _SLICE):
                 part = sources[begin : begin + _SLICE]

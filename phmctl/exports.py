@@ -24,7 +24,7 @@ from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
 
-FORMAT = 1  # of the folder; a higher one is a later version's
+FORMAT = 2  # of the folder
 
 CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # those that phmctl answers with
@@ -42,10 +42,10 @@ class Export(Run):
         folder = Path(path)
         manifest = read_seal(folder / EXPORT, RunError, _ADVICE)
         number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
-        if isinstance(number, int) and number > FORMAT:
+        if isinstance(number, int) and number != FORMAT:
             raise RunError(
-                f"{folder} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}; "
-                f"this version reads up to {FORMAT}: upgrade phmctl, or export the run again with this version"
+                f"{folder} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}, and "
+                f"this version reads {FORMAT}: export the run again with this version, or take that one"
             )
         if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
             raise RunError(f"{folder / EXPORT} is damaged: it does not describe an export; {_ADVICE}")

@@ -3,7 +3,7 @@
 What is being written has a hidden, random name, and its writer holds its lock: process ids say nothing where containers
 or hosts share a folder. What nobody holds was left by a process that died.
 
-Prepared data, checkpoints, exports and sentence vectors are sealed folders: filled beside their place, flushed,
+Prepared data, checkpoints and exports are sealed folders: filled beside their place, flushed,
 described by a manifest that is written last (name, bytes and SHA-256 of each file, to notice damage), renamed.
 """
 

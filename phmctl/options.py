@@ -259,6 +259,7 @@ DISTIL = (
     SETTINGS,
     Option("start", "nearest: with the Kronecker sums nearest to the teacher's maps; or random.", default="nearest"),
     Option("beam", "Beam size of the teacher (default: its recipe's).", int, least=1),
+    ENGINE,
     _either("references", "Train on the references too.", default=True),
     DATA,
     RUNS,

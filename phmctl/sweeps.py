@@ -37,7 +37,7 @@ from phmctl.runs.find import check_tag, runs_root, select_runs, versions_in
 from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, score, summarise
-from phmctl.tasks.answers import p_words, signed
+from phmctl.tasks.answers import ONE_SEED, p_words, signed
 from phmctl.tasks.registry import kind_of
 from phmctl.training.signals import STARTER, StopRequest
 
@@ -331,5 +331,6 @@ def carry_out(jobs: Sequence[Job], at_once: int, look: Callable[[Job], None]) ->
     remarks += [f"failed: {job.label}\n  " + job.problem.replace("\n", "\n  ") for job in jobs if job.problem]
     if left := sum(job.state not in ("finished", "failed") for job in jobs):
         remarks.append(f"{left} of {total} cells are not finished; the same command continues them")
-    table = Table("", ("cell", "state", *names), rows, text=(1, len(names) + 1))
+    tested = [ONE_SEED] if any(name.startswith("p of ") for name in names) else []
+    table = Table("", ("cell", "state", *names), rows, text=(1, len(names) + 1), below=tested)
     return Shown({"cells": told, "exit_code": code}, [table], remarks=remarks, code=code)

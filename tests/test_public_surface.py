@@ -8,9 +8,13 @@ import pytest
 import phmctl
 
 
-def test_sacrebleu_of_which_more_is_used_than_it_promises_has_an_upper_bound() -> None:
+def test_libraries_of_which_more_is_used_than_they_promise_have_an_upper_bound() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert [each for each in project["dependencies"] if each.startswith("sacrebleu") and "<" in each]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    assert {name for name in ("sacrebleu", "uvicorn") for each in wanted if each.startswith(name) and "<" in each} == {
+        "sacrebleu",
+        "uvicorn",
+    }
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -23,7 +23,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.sweeps import Job, cells_of, run_jobs, split_values, threads_each
-from phmctl.tasks.answers import p_words
+from phmctl.tasks.answers import ONE_SEED, p_words
 from phmctl.training.train import train
 from tests.calls import call
 from tests.tasks.translation.runs import make_run
@@ -142,6 +142,7 @@ def test_several_baselines_are_cells_of_their_own(good: Run, tmp_path: Path) -> 
     assert "name: tiny; one in one/real/v001" in done.stderr
     shown = call("eval", good.folder, "--beam", "2", "--against", both, "--cased").stdout
     assert p_words(reports[0]["paired_bootstrap"][0]["p_value"]) in shown
+    assert ONE_SEED in shown
 
 
 def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,18 +331,20 @@ def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]
 
 
 def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(LONGEST_LINE)  # of all readers in the process
     reader = csv.reader((f"{line}\n" for line in read_lines(path)), delimiter=separator, strict=True)
-    begun = 1
-    try:
-        for cells in reader:
-            if cells:
-                yield begun, cells
-            begun = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {begun}: its quotes are not those of a quoted table ({error}); read it with quoting off"
-        ) from error
+    cells: list[str] | None = []
+    while cells is not None:
+        begun, before = reader.line_num + 1, csv.field_size_limit(LONGEST_LINE)  # of all readers in the process
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {begun}: its quotes are not those of a quoted table ({error}); read it with quoting off"
+            ) from error
+        finally:
+            csv.field_size_limit(before)
+        if cells:
+            yield begun, cells
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:

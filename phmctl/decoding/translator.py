@@ -22,7 +22,7 @@ from phmctl.devices import takes_bfloat16
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.exports import Export
 from phmctl.recipe.documents import change
-from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
 
@@ -44,7 +44,6 @@ def length_penalty(length: Any, alpha: float) -> Any:
     return ((5.0 + length) / 6.0) ** alpha
 
 
-_IRRELEVANT = {"batch_tokens", "execution"}  # settings of the search that change its speed only
 TORCH = "torch"
 ENGINES = (TORCH, exports.CTRANSLATE2, exports.ONNX)
 
@@ -147,7 +146,7 @@ class Translator(Model):
         return answers
 
     def origin(self) -> dict[str, Any]:
-        return {**self.settings.model_dump(exclude=_IRRELEVANT), "n_best": self.n_best}
+        return {**self.settings.model_dump(exclude=keys_changing(self.settings, NOTHING)), "n_best": self.n_best}
 
     def _translate(
         self,

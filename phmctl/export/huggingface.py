@@ -169,10 +169,15 @@ def verify_huggingface(subject: Subject, folder: Path, count: int | None = None)
     with silence():
         sources, _ = ours.token_ids(texts)
     targets = [[BOS, *ids][: subject.longest - 1] for ids in pair.target.encode(references)]
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    reader, torchs = library.AutoModelForSeq2SeqLM, cast("Any", subject.model)
-    model = reader.from_pretrained(str(folder), local_files_only=True).eval()
+    told, torchs = library.logging, cast("Any", subject.model)
+    verbosity, bar = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    try:
+        model = library.AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).eval()
+    finally:
+        told.set_verbosity(verbosity)
+        (told.enable_progress_bar if bar else told.disable_progress_bar)()
     equal, largest = sum(not source for source in sources), 0.0
     for rows in plan([len(source) for source in sources], ours.settings.batch_tokens):
         source, target = pad([sources[row] for row in rows]), pad([targets[row] for row in rows])

@@ -7,10 +7,10 @@ times as large as those of S, and at one rate A hardly moves.
 
 The rule here: in a step every factor f moves by the same fraction of its scale, ``rate(f) = c · rate(H) · rms(f) /
 rms(H)``: Adam on factors that are all scaled to the entries of the weight H. The rate of a dense weight is ``64 / d``
-of the model's rate, and never more than that. With c = 2 for Kronecker sums a step of S moves the output as far as one
-of the dense weight (``phmctl bench rates`` shows it), and the best rates of both lie at one place (docs/results.md);
-of a product of factors whose changes add up (W, U and V; low rank; Monarch), c = 1/2. The rate of a table, dense or of
-factors, is the model's.
+of the model's rate, and never more than that. c is 2 for Kronecker sums, with which a step of S moves the output 0.9 to
+1.7 times as far as one of the dense weight, and 1/2 for products of factors (W, U and V; low rank; Monarch), which move
+it less far (``phmctl bench rates``): both were chosen by the loss, and the best rates of all lie within a factor of two
+(docs/results.md). The rate of a table, dense or of factors, is the model's.
 """
 
 import math
@@ -33,7 +33,7 @@ _GAIN = {"rule": 2.0, "factors": 0.5}  # c: of A and S; of W, U, V and S, and of
 
 
 def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Return parameter groups for any of torch's optimisers, with a rate that fits for each factor of each map.
+    """Return parameter groups for Adam and its like in torch, with a rate that fits for each factor of each map.
 
     Weights of PHM layers, of converted modules and of torch's own layers get the rates of this module; tables, norms
     and biases get `lr`. Of a weight's factors one alone decays (S, of two thin maps the second), so that H decays as
@@ -42,7 +42,7 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     Args:
         model: its weights as they are at the start of the training: their scales count.
         lr: the rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
-        weight_decay: of AdamW.
+        weight_decay: of AdamW. Each group has its own, so that the optimiser's argument of this name has no effect.
     """
     return grouped(model, relative_rates(model), lr, weight_decay)
 

@@ -5,7 +5,7 @@
     runs/<recipe>/<variant>/v001/
         recipe.yaml        the resolved recipe
         data.json          what it was trained on; SHA-256 of tokenizer/ and text/
-        environment.json   versions, seed, device, threads, git revision, command line
+        environment.json   versions, seed, device, threads, git revision
         tokenizer/         how text becomes tokens
         text/              valid and test text, cased: valid.source, valid.target, test.source, test.target
         metrics.jsonl      one line a log interval or validation

@@ -110,7 +110,8 @@ def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Proces
     else:
         device = processes.device(training.device)
         steps = steps_within(training.minutes, task, recipe.model.execution, training, device)
-        note(f"training.minutes = {training.minutes:g}: {steps:,} steps")
+        short = f", fewer than the warm-up: {training.warmup:,}; lower training.warmup" * (steps < training.warmup)
+        note(f"training.minutes = {training.minutes:g}: {steps:,} steps{short}")
     return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
 
 

@@ -27,6 +27,13 @@ def test_help_lists_the_subcommands() -> None:
     assert phmctl("help", "runs").stdout == phmctl("runs", "--help").stdout
 
 
+@pytest.mark.parametrize("command", ["train", "eval", "recipes"])
+def test_an_argument_that_is_no_utf_8_is_refused(command: str) -> None:
+    done = phmctl(command, os.fsdecode(b"\xff"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
 def fail_unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("so not")

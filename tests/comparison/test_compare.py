@@ -188,7 +188,7 @@ def test_other_test_sets_are_refused(tmp_path: Path) -> None:
 def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_path: Path) -> None:
     copy = {"bleu": 19.701, "shared_words": 0.4857}
     make_run(tmp_path / "one", settings=REAL, copy=copy)
-    make_run(tmp_path / "one", settings=PHM)  # scored by an earlier version
+    make_run(tmp_path / "one", settings=PHM)  # without the copy's scores
     make_run(tmp_path / "two", settings=REAL, copy=copy | {"shared_words": 0.1})
     one, two = (call("compare", "--recipe", "miniature", "--runs", tmp_path / name).stderr for name in ("one", "two"))
     assert "· copying the source scores 19.70 BLEU\n" in one

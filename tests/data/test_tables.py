@@ -1,5 +1,6 @@
 """Readers of labelled rows: each trap of the real files, in small files of our own."""
 
+import csv
 import gzip
 import json
 
@@ -39,7 +40,9 @@ def test_with_the_wrong_quoting_nothing_merges_silently(tmp_path):
 
 def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path):
     lines = ["premise\thypothesis\tlabel", '"He said ""no"""\t"a\tb"\t1', '"two', 'lines"\tc\t0', "plain\td\t2"]
+    limit = csv.field_size_limit()
     examples = read(put(tmp_path / "a.tsv", *lines), quoting=True, **PAIR)
+    assert csv.field_size_limit() == limit  # that of the whole process
     assert [example.texts for example in examples] == [('He said "no"', "a\tb"), ("two lines", "c"), ("plain", "d")]
     assert [example.place[1] for example in examples] == [2, 3, 5]
 

@@ -44,9 +44,10 @@ def run_of(root: Path, settings: dict[str, object]) -> Run:
 @torch.no_grad()
 def test_logits_are_equal_where_an_architecture_fits(tmp_path: Path, name: str) -> None:
     run = run_of(tmp_path, FITTING[name])
-    transformers.logging.disable_progress_bar()
+    transformers.logging.enable_progress_bar()
+    before = transformers.logging.get_verbosity()
     made = export(run, exports.HUGGINGFACE, tmp_path / "out")
-    assert not transformers.logging.is_progress_bar_enabled()
+    assert (transformers.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()) == (True, before)
     assert made.verification.equal == made.verification.texts == 7
     assert made.verification.compared == "logits of the references"
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()

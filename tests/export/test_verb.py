@@ -304,14 +304,11 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     (folder / "export.json").write_text("{}")
     with pytest.raises(RunError, match=r"export\.json is damaged"):
         open_model(folder)
-    manifest, newer = (
-        exported.export.manifest,
-        "format 2, made by phmctl 9.9; this version reads up to 1: upgrade phmctl",
-    )
+    manifest, other = exported.export.manifest, "made by phmctl 9.9, and this version reads 2"
     for wrong, words in (
-        ({"format": 1, "to": CT2, "files": []}, r"export\.json is damaged"),
+        ({"format": 2, "to": CT2, "files": []}, r"export\.json is damaged"),
         (manifest | {"format": None}, r"export\.json is damaged"),
-        (manifest | {"format": 2, "phmctl": "9.9"}, newer),
+        *((manifest | {"format": number, "phmctl": "9.9"}, other) for number in (1, 3)),
     ):
         write_json(folder / "export.json", wrong)
         with pytest.raises(RunError, match=words):

@@ -58,7 +58,9 @@ def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.Ca
     for old, new in (('"bleu": 1.5', '"bleu": 2.5'), ('"BLEU": 1.5', '"BLEU": 2.5'), ('"format": 1', '"format": 2')):
         path.write_text(kept.replace(old, new))
         assert read_results(run) == []
-        assert f"warning: {path} is " in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert f"warning: {path} is " in told
+        assert ("of format 2" in told) is ("format" in old)
 
 
 def test_what_is_no_result_is_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

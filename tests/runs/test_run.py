@@ -13,7 +13,9 @@ from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.files import discard
 from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
+from phmctl.runs.find import runs_root
 from phmctl.runs.summary import list_runs
+from tests.calls import call
 from tests.training.fake import make_recipe
 
 
@@ -80,6 +82,13 @@ def test_open_takes_a_variant_a_recipe_a_name_and_a_moved_folder(
     moved = newest.rename(tmp_path / "v002")
     monkeypatch.chdir(moved)
     assert [Run.open(path).name for path in (moved, Path())] == ["fake/phm-n4/v002"] * 2
+
+
+def test_a_commands_folder_of_runs_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path / "usual"))
+    Run.create(tmp_path / "other", make_recipe())
+    assert "v001" in call("runs", "--runs", tmp_path / "other").stdout
+    assert os.environ["PHMCTL_RUNS"] == str(runs_root()) == str(tmp_path / "usual")
 
 
 def test_a_start_that_failed_does_not_hide_the_run_before(

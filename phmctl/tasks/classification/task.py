@@ -36,7 +36,7 @@ from phmctl.decoding.translator import TORCH
 from phmctl.devices import pick_device
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export
-from phmctl.files import read_json_object, write_atomic
+from phmctl.files import write_atomic
 from phmctl.models import plain
 from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
@@ -274,9 +274,6 @@ def exported_model(to: str, folder: Path, *, device: str = "auto", threads: int 
     """Return the model of a classifier's export. Raises MissingExtraError, RunError."""
     if to == exports.ONNX:
         return OnnxClassifier(folder, threads)
-    config = read_json_object(folder / "config.json", RunError, "export the run again")
-    if config.get("cell", "standard") != "standard":
-        raise RunError(f"{folder} holds the LSTM as the paper prints it, which no export has now; answer with its run")
     return plain.load(folder).to(pick_device(device))
 
 

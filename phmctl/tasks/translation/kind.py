@@ -141,7 +141,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
             return None
         given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
         text = text_of(run, result.split)
-        lowercase = bool(result.settings.get("lowercase", "case:lc" in str(result.report.get("scores"))))
+        lowercase = bool(result.settings["lowercase"])
         how: scoring.How = {"lowercase": lowercase, "tokenize": str(result.settings.get("tokenize", scoring.USUAL))}
         return Answers(text.source, text.references[0], given, text.extras, how)
 

@@ -10,7 +10,6 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.checkpoints import save_tensors
 from phmctl.data.batches import collate, encode_texts
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import load_translator
@@ -20,7 +19,7 @@ from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.kind import KIND, read_examples
-from phmctl.tasks.classification.task import TextClassifier, exported_model, load_classifier
+from phmctl.tasks.classification.task import TextClassifier, load_classifier
 from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
@@ -164,10 +163,3 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
             found.encode(["the cat"])
         with pytest.raises(UserError, match="execution"):
             load_classifier(made.export, execution="rank")
-
-
-def test_an_old_export_of_the_printed_lstm_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"kind": "lstm-pair", "cell": "as_printed"}')
-    save_tensors(tmp_path / "model.safetensors", {})
-    with pytest.raises(RunError):
-        exported_model(exports.SAFETENSORS, tmp_path)
