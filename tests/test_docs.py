@@ -53,11 +53,6 @@ def test_the_site_fetches_nothing() -> None:
     assert "extra_javascript" not in settings
 
 
-def test_the_readme_leads_to_the_documents() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"docs/{name}.md" in readme for name in ("guide", "library", "index"))
-
-
 def test_errors_are_documented() -> None:
     assert "phmctl.errors" in SHOWN
     own = [each for _, each in inspect.getmembers(errors, inspect.isclass) if each.__module__ == errors.__name__]

@@ -11,10 +11,7 @@ import phmctl
 def test_libraries_of_which_more_is_used_than_they_promise_have_an_upper_bound() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
-    assert {name for name in ("sacrebleu", "uvicorn") for each in wanted if each.startswith(name) and "<" in each} == {
-        "sacrebleu",
-        "uvicorn",
-    }
+    assert sum("<" in each for each in wanted if each.startswith(("sacrebleu", "uvicorn"))) == 2
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
