@@ -47,8 +47,8 @@ def test_a_device_that_is_not_there(devices: int, name: str, message: str) -> No
 
 
 def test_threads_are_set_and_0_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(torch, "set_num_threads", (asked := []).append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # given back, or the commands of later tests have three threads
     set_threads(0)
     set_threads(3)
     assert asked == [3]

@@ -155,7 +155,7 @@ def test_a_classifier_builds_in_each_row_of_its_table_with_the_published_count(n
     assert table.measure(ledger_for_recipe(recipe)) in [count.count for row in table.rows for count in row.counts]
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [name for name in PAIRS if name.startswith("table1")])
 def test_the_lstm_s_maps_have_the_paper_s_rate(name):
     recipe = load_recipe(name)
     assert math.isclose(recipe.training.learning_rate * dense_rate(300), 4e-4, rel_tol=0.02)

@@ -263,7 +263,7 @@ def average(run: Run, lines: Sequence[str]) -> None:
     """Give a run an average of its checkpoints, and that a result."""
     folder = run.checkpoint("best")
     shutil.copytree(folder, folder.with_name("average"))
-    setting = Setting("test", run.weights("average"), {}, "")
+    setting = Setting("test", run.weights("average"), {"lowercase": False}, "")
     path = setting.path(run, "hyp")
     path.write_text("".join(f"{line}\n" for line in lines))
     scores = {one.name: one.value for one in all_scores(lines, REFERENCES)}
