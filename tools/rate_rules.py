@@ -1,6 +1,6 @@
-"""Compare rules for the rates of A and S on the built-in miniature: the loss on valid after 300 steps.
+"""Compare rules for the rates of A and S: the loss on valid after the last step.
 
-    python tools/rate_rules.py --n 4 --rates 4e-3,8e-3,1.6e-2
+    python tools/rate_rules.py miniature --n 4 --set training.steps=300 --set training.warmup=75
 
 - shipped: phmctl.nn.tuning's, each factor by its scale;
 - formula: by fan-in, S √n/2 and A d/(2 n^1.5) times the dense map's rate (Qiu et al. 2024, for Kronecker sums);
@@ -24,8 +24,6 @@ from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.runs.results import read_metrics, series
 from phmctl.training import optimiser
 
-STEPS = ["training.schedule=linear", "training.warmup=75", "training.validate_every=300"]
-
 
 def formula(model: nn.Module) -> dict[str, float]:
     rates = relative_rates(model)
@@ -43,20 +41,22 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", help="its data is prepared")
     parser.add_argument("--n", type=int, default=4)
     parser.add_argument("--rates", default="4e-3,8e-3,1.6e-2")
+    parser.add_argument("--rules", default="shipped,formula,measured")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--data", type=Path, default=Path("data"))
     given = parser.parse_args()
-    phmctl.prepare("miniature", data=given.data)
-    base = resolve("miniature", common_overrides(n=given.n, steps=300), STEPS)
-    by_measure = measured(bench_rates(base, given.data))
+    base = resolve(given.recipe, common_overrides(n=given.n), ["training.schedule=linear", *given.set])
+    by_measure = measured(bench_rates(base, given.data)) if "measured" in given.rules else {}
     rules = {
         "shipped": relative_rates,
         "formula": formula,
         "measured": lambda model: {name: by_measure.get(name, rate) for name, rate in relative_rates(model).items()},
     }
-    for name, rule in rules.items():
-        optimiser.relative_rates = rule
+    for name in given.rules.split(","):
+        optimiser.relative_rates = rules[name]
         losses = []
         for rate in given.rates.split(","):
             with tempfile.TemporaryDirectory() as runs:
