@@ -267,6 +267,24 @@ DISTIL = (
     JSON,
 )
 
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a request may ask, how much is answered at once, and how much may wait."""
+
+    body: int = 1 << 20  # bytes
+    texts: int = 128  # of a request
+    characters: int = 10_000  # of a text
+    beam: int = 16  # the widest search
+    seconds: float = 10.0  # until its body has come; a connection may be idle for as long
+    connections: int = 256  # open at a time
+    batch: int = 64  # texts that are answered together
+    batch_tokens: int = 2048  # of them; a text that has more gets a batch of its own
+    queue: int = 1024  # texts that may wait; a request that would make them more is refused
+    # milliseconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
+    wait: float = 5.0
+
+
 SERVE = (
     MODEL,
     Option("host", "Address to listen on; 0.0.0.0 lets other machines in.", default="127.0.0.1"),
@@ -279,15 +297,15 @@ SERVE = (
     DEVICE,
     THREADS,
     Option("workers", "Number of batches answered at once.", int, 1, least=1, most=64),
-    Option("max_batch", "Largest number of texts in a batch.", int, 64, least=1),
-    Option("max_batch_tokens", "Largest number of tokens in a batch.", int, 2048, least=1),
-    Option("max_wait", "Milliseconds that a batch waits for more texts.", float, 5.0, least=0, most=1000),
-    Option("max_queue", "Largest number of waiting texts; more get 503.", int, 1024, least=1),
-    Option("max_texts", "Largest number of texts in a request.", int, 128, least=1),
-    Option("max_characters", "Largest number of characters in a text.", int, 10_000, least=1),
-    Option("max_body", "Largest number of bytes in a request's body.", int, 1 << 20, least=1),
-    Option("max_beam", "Largest beam that a request may ask for.", int, 16, least=1),
-    Option("max_connections", "Largest number of open connections.", int, 256, least=1),
+    Option("max_batch", "Largest number of texts in a batch.", int, Limits.batch, least=1),
+    Option("max_batch_tokens", "Largest number of tokens in a batch.", int, Limits.batch_tokens, least=1),
+    Option("max_wait", "Milliseconds that a batch waits for more texts.", float, Limits.wait, least=0, most=1000),
+    Option("max_queue", "Largest number of waiting texts; more get 503.", int, Limits.queue, least=1),
+    Option("max_texts", "Largest number of texts in a request.", int, Limits.texts, least=1),
+    Option("max_characters", "Largest number of characters in a text.", int, Limits.characters, least=1),
+    Option("max_body", "Largest number of bytes in a request's body.", int, Limits.body, least=1),
+    Option("max_beam", "Largest beam that a request may ask for.", int, Limits.beam, least=1),
+    Option("max_connections", "Largest number of open connections.", int, Limits.connections, least=1),
     Option("cut", "Answer the beginning of a text longer than the model knows, instead of 413.", bool),
     Option("grace", "Seconds for waiting texts when the server stops.", float, 30.0, least=0),
     JSON,

@@ -16,7 +16,7 @@ from phmctl.cli.build import NEWEST, TOGETHER
 from phmctl.console import Shown, Table, note, progress
 from phmctl.devices import world
 from phmctl.errors import DataError, UserError, require
-from phmctl.options import N
+from phmctl.options import Limits, N
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
@@ -357,7 +357,7 @@ def serve(
         require(library, "serve")
     from phmctl.export import with_engine
     from phmctl.exports import open_model
-    from phmctl.serving.batching import Limits, Service
+    from phmctl.serving.batching import Service
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
     from phmctl.verbs import load

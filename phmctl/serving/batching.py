@@ -26,25 +26,9 @@ from phmctl import __version__
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
+from phmctl.options import Limits
 
 _LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much a request may ask, how much is answered at once, and how much may wait."""
-
-    body: int = 1 << 20  # bytes
-    texts: int = 128  # of a request
-    characters: int = 10_000  # of a text
-    beam: int = 16  # the widest search
-    seconds: float = 10.0  # until its body has come; a connection may be idle for as long
-    connections: int = 256  # open at a time
-    batch: int = 64  # texts that are answered together
-    batch_tokens: int = 2048  # of them; a text that has more gets a batch of its own
-    queue: int = 1024  # texts that may wait; a request that would make them more is refused
-    # milliseconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
-    wait: float = 5.0
 
 
 # A line break within a text is a blank, as ``decode`` would read it.
