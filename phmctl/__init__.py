@@ -4,8 +4,8 @@ The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :clas
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
 :class:`Kronecker`), :func:`to_dense` and :func:`freeze` go back; :func:`tune` sets what is faster here;
 :func:`parameter_groups` fits learning rates to the structure. :func:`load` makes a :class:`Model` of a run, to ask from
-a program; :func:`prepare`, :func:`train`, :func:`distil` and :func:`evaluate` are the commands of these names. All are
-imported on first use, so that ``import phmctl`` does not import torch.
+a program; :func:`prepare`, :func:`train`, :func:`distil`, :func:`evaluate`, :func:`compare` and
+:func:`count_parameters` are the commands. All are imported on first use, so that ``import phmctl`` loads no torch.
 """
 
 from importlib import import_module
@@ -21,7 +21,9 @@ __all__ = [
     "PHMLinear",
     "Translation",
     "__version__",
+    "compare",
     "convert",
+    "count_parameters",
     "distil",
     "evaluate",
     "freeze",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from phmctl.accounting.counting import count_parameters
+    from phmctl.comparison.compare import compare
     from phmctl.decoding.model import Classified, Model
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"phmctl.{module}"
     for module, names in {
+        "accounting.counting": ("count_parameters",),
+        "comparison.compare": ("compare",),
         "decoding.model": ("Classified", "Model"),
         "decoding.translator": ("Translation",),
         "distillation": ("distil",),

@@ -281,8 +281,7 @@ class Limits:
     batch: int = 64  # texts that are answered together
     batch_tokens: int = 2048  # of them; a text that has more gets a batch of its own
     queue: int = 1024  # texts that may wait; a request that would make them more is refused
-    # milliseconds that a batch waits, at most, to become as large as the one before it. A lone client never waits.
-    wait: float = 5.0
+    wait: float = 5.0  # milliseconds, at most, for a batch to become as large as the last; a lone client never waits
 
 
 SERVE = (

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.algebra.bilinear import decompose, normalised, search
-from phmctl.comparison.compare import Comparison, compare_splits
+from phmctl.comparison.compare import Comparison, compare
 from phmctl.recipe.models import TransformerSection
 from phmctl.tasks.registry import task_kind
 
@@ -73,5 +73,5 @@ def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, ta
 
 
 def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:
-    """Compare runs on one split, the first that is asked for; see :func:`compare_splits`."""
-    return compare_splits(names, **options)[0]
+    """Compare runs on one split, the first that is asked for; see :func:`compare`."""
+    return compare(names, **options)[0]

@@ -299,14 +299,14 @@ def export(run: Path, to: str, output: Path, **given: Any) -> Shown:
     return Shown(made.as_json(), made.tables())
 
 
-def report(names: Sequence[str] | None, output: Path, runs: Path | None, **given: Any) -> Shown:
+def report(names: Sequence[str] | None, output: Path, **given: Any) -> Shown:
     """Write one HTML page about runs and the rules they learned.
 
     The page has scores, curves, parameters, samples, rules and differences; its path is printed. Needs phmctl[report].
     """
     from phmctl.reports.report import write_report
 
-    found = write_report(names or (), output, root=runs, **given)
+    found = write_report(names or (), output, **given)
     return Shown({"report": str(output), **found.as_json()}, text=f"{output}\n")
 
 
@@ -323,21 +323,22 @@ def compare(
 
     Prints means, tested differences, sizes, speeds and other differences between the runs.
     """
-    from phmctl.comparison.compare import compare_splits
+    from phmctl.comparison.compare import compare as compare_runs
     from phmctl.comparison.papers import compare_papers
 
-    asked: dict[str, Any] = {"recipe": recipe, "root": runs, "checkpoint": checkpoint}
+    asked: dict[str, Any] = {"recipe": recipe, "checkpoint": checkpoint}
     found: Sequence[Any]
     document: dict[str, Any]
     if paper is None:
-        found, words = compare_splits(names or (), **asked, **given), "without a result yet (or add --eval):"
+        words, found = "without a result yet (or add --eval):", compare_runs(names or (), runs=runs, **asked, **given)
         told = [each.as_json() for each in found]
         records = [{"split": each["split"], **one} for each in told for one in each["variants"]]
         document = told[0] if len(told) == 1 else {"comparisons": told}
     elif given.pop("split") != "test" or any(value is not None and value is not False for value in given.values()):
         raise UserError("--baseline, --best-of, --budget, --eval, --margin and --split have no part in --paper")
     else:
-        found, words = compare_papers(paper, names or (), **asked), "commands that fill empty cells, then phmctl eval:"
+        words = "commands that fill empty cells, then phmctl eval:"
+        found = compare_papers(paper, names or (), root=runs, **asked)
         document = {"tables": [each.as_json() for each in found]}
         records = [{"table": each["key"], **one} for each in document["tables"] for one in each["cells"]]
     commands = [line for each in found for line in each.missing()]

@@ -24,7 +24,7 @@ from phmctl.comparison.variants import (
 )
 from phmctl.console import Table, progress
 from phmctl.errors import RunError, check_known, nearest
-from phmctl.metrics.significance import Difference, compare, holm
+from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
 from phmctl.runs.run import splits_asked
@@ -172,11 +172,11 @@ class Comparison:
         }
 
 
-def compare_splits(
-    names: Sequence[str | Path] = (),
+def compare(
+    names: str | Path | Sequence[str | Path] = (),
     *,
     recipe: str | None = None,
-    root: Path | None = None,
+    runs: str | Path | None = None,
     split: str = "test",
     checkpoint: str | None = None,
     baseline: str | None = None,
@@ -185,7 +185,7 @@ def compare_splits(
     budget: str | None = None,
     margin: float | None = None,
 ) -> list[Comparison]:
-    """Compare runs on each split that is asked for (:func:`~phmctl.runs.run.splits_asked`), seeds taken together.
+    """Compare runs, seeds taken together; return a comparison for each split: the one named, or ``all`` test sets.
 
     `names` are runs, folders of runs, or tags; `recipe` means all of its runs. `checkpoint`: take results of this one
     only. `baseline`: a run or a variant's label, by default the dense one, or the first. `score` the runs that have no
@@ -193,6 +193,8 @@ def compare_splits(
     ``parameters`` or ``minutes``; compare those only that spend, within a tenth, what the baseline does. `margin`: test
     too whether each is not inferior to the baseline by so many points of each tested metric.
     """
+    names = [names] if isinstance(names, str | Path) else names
+    root = None if runs is None else Path(runs)
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
@@ -285,7 +287,7 @@ def test_answers(
     With several seeds on a side as :mod:`phmctl.metrics.significance` says; with one each by the task's own paired
     test, which speaks of these two trainings.
     """
-    found = compare(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given), margin=margin)
+    found = difference(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given), margin=margin)
     if len(baseline) > 1 or len(system) > 1:
         return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
     method, p_value = by.paired(metric, baseline[0], system[0])

@@ -61,7 +61,7 @@ class Difference:
     p_not_inferior: float | None = None
 
 
-def compare(
+def difference(
     baseline: Scorer,
     system: Scorer,
     items: int,

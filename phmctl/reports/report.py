@@ -13,7 +13,7 @@ from phmctl import __version__
 from phmctl.accounting.ledger import Totals, ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
 from phmctl.checkpoints import read_checkpoint
-from phmctl.comparison.compare import Comparison, compare_splits
+from phmctl.comparison.compare import Comparison, compare
 from phmctl.comparison.variants import Trained, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
@@ -61,7 +61,7 @@ def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> C
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # first of all: is matplotlib there?
-        found, *others = compare_splits(names, **options)
+        found, *others = compare(names, **options)
         write_atomic(output, render(found, *others))
     return found
 

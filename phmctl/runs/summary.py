@@ -60,8 +60,7 @@ class Parameters:
 class Summary:
     run: Run  # the run
     tag: str | None  # the name that train --tag gave it
-    # by key, the value in the recipe as it was written, and that in the run; without algebra, n and seed, and
-    # without what changes nothing that is trained.
+    # by key, the value as written and that in the run; without algebra, n, seed, and what changes nothing trained
     changed: Mapping[str, tuple[Any, Any]]
     unmodified_known: bool  # whether it is known what the recipe was as written; otherwise `changed` is empty
     state: State  # running (a process holds it), finished, stopped (it can be resumed), failed
@@ -194,8 +193,8 @@ def _best(entries: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Bes
     if not isinstance(step, int) or not isinstance(score, (int, float)):
         return None
     found = [entry for entry in entries if entry.get("event") == "validation" and entry["step"] == step]
-    numbers = {key: value for key, value in (found or [{}])[-1].items() if type(value) in (int, float)}
-    metrics = {key: value for key, value in numbers.items() if key not in ("step", "seconds")}
+    numbers = (item for item in (found or [{}])[-1].items() if type(item[1]) in (int, float))
+    metrics = {key: value for key, value in numbers if key not in ("step", "seconds")}
     metric = next((name for name, value in metrics.items() if value in (score, -score)), None)
     return Best(step, metric or "score", metrics[metric] if metric else score, metrics)
 
@@ -306,6 +305,4 @@ def _versions(run: Run) -> str:
 
 
 def value_words(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return "none" if value is None else str(value)
+    return f"{value:,}" if type(value) is int else "none" if value is None else str(value)

@@ -44,7 +44,6 @@ from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, 
 
 TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
-SPLITS = ("test", "valid")
 THRESHOLD = 1e-3  # largest relative error of what counts as learned
 _ALGEBRA = {"hamilton": "quaternion", "octonion": "octonion"}
 
@@ -88,9 +87,8 @@ def draw_truth(data: RuleDataSection) -> Truth:
         S[0] = torch.eye(data.dims)
         return Truth(A, S)
     A = fixed_rule(_ALGEBRA[data.product], dtype=torch.float64)
-    n = len(A)
-    S = torch.randn(n, data.dims, data.dims, generator=random, dtype=torch.float64) / (n * data.dims) ** 0.5
-    return Truth(A, S)
+    S = torch.randn(len(A), data.dims, data.dims, generator=random, dtype=torch.float64)
+    return Truth(A, S / (len(A) * data.dims) ** 0.5)
 
 
 def draw_rotation(random: torch.Generator) -> Tensor:
@@ -304,7 +302,7 @@ class RuleKind(TaskKind[RuleRecipe]):
         run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)
         if asked.against is not None:
             raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
-        check_known("split", split, SPLITS)
+        check_known("split", split, ("test", "valid"))
         truth, settings, device = read_truth(run), recipe.model, pick_device(asked.device)
         bare = self.build(settings, self.sizes(recipe).values, "meta")
         weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(bare, run, name, device)))
@@ -312,14 +310,13 @@ class RuleKind(TaskKind[RuleRecipe]):
         rule = None if rule_note else _compare_rules(model, truth)
         free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
         map_error = _map_error(model, truth)
-        samples = draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)
         evaluation = RuleEvaluation(
             run.name,
             split,
             weights.name,
             recipe.data.product,
             EVALUATION_SAMPLES,
-            _mean_squared_error(model, samples),
+            _mean_squared_error(model, draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)),
             map_error,
             nearest_sum(truth.H, settings.dimension).relative_error if free else None,
             rule,

@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(root: Path) -> None:
-    found = compare_runs(recipe="miniature", root=root)
+    found = compare_runs(recipe="miniature", runs=root)
     assert [variant.label for variant in found.variants] == ["phm-n4", "real"]
     assert found.baseline.label == "real"
     values = [bleu(worse(REFERENCES, every), REFERENCES).value for every in (6, 8, 12)]
@@ -63,7 +63,7 @@ def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None
     one, other = worse(REFERENCES, 6), worse(REFERENCES, 2)
     make_run(tmp_path, settings=REAL, hypotheses=one)
     make_run(tmp_path, settings=PHM, hypotheses=other)
-    found = compare_runs(recipe="miniature", root=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path)
     test = found.tests["phm-n4"][0]
     assert test.method == f"paired bootstrap; {ONE_SEED}"
     assert next(each for each in found.tables() if each.title.startswith("diff")).title.endswith(ONE_SEED)
@@ -75,7 +75,7 @@ def test_a_single_seed_beside_several_is_said_where_it_is_so(tmp_path: Path) -> 
     for seed, every in ((1, 2), (2, 3), (3, 6)):
         make_run(tmp_path, settings=REAL, seed=seed, hypotheses=worse(REFERENCES, every))
     make_run(tmp_path, settings=PHM, hypotheses=worse(REFERENCES, 2))
-    found = compare_runs(recipe="miniature", root=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path)
     assert {test.method for test in found.tests["phm-n4"]} == {POOLED}
     assert ONE_SEED not in "".join(table.title for table in found.tables())
 
@@ -83,7 +83,7 @@ def test_a_single_seed_beside_several_is_said_where_it_is_so(tmp_path: Path) -> 
 def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
     make_classifier(tmp_path, [True] * 10 + [False] * 20)
     make_classifier(tmp_path, [True] * 2 + [False] * 8 + [True] * 20, settings=("model.algebra=phm", "model.n=4"))
-    found = compare_runs(recipe="agreement-resplit", root=tmp_path)
+    found = compare_runs(recipe="agreement-resplit", runs=tmp_path)
     test = found.tests["phm-n4"][0]
     assert test.method == f"McNemar's exact test; {ONE_SEED}"
     tail = sum(__import__("math").comb(28, k) for k in range(9))  # 8 against 20
@@ -92,7 +92,7 @@ def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -
 
 
 def test_tables_say_under_what_their_figures_were_found(root: Path) -> None:
-    found = compare_runs(recipe="miniature", root=root)
+    found = compare_runs(recipe="miniature", runs=root)
     result = found.variants[0].scored[0].result
     assert result is not None
     signatures = [f"{each['name']}: {each['signature']}" for each in result.report["scores"]]
@@ -106,10 +106,10 @@ def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     changes = ("model.dropout=0.3", "training.steps=900")
     make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1}, data="b")
-    lines = list(compare_runs(recipe="miniature", root=tmp_path).differences())
+    lines = list(compare_runs(recipe="miniature", runs=tmp_path).differences())
     for n in (2, 8):
         make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=900"))
-    found = compare_runs(recipe="miniature", root=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path)
     assert "all: training.steps: 900; 1,800 in the baseline" in list(found.differences())
     assert "all: one seed, so nothing is known of the spread over seeds" in list(found.notes())
     assert "phm-n4: model.dropout: 0.3; 0.1 in the baseline" in lines
@@ -123,7 +123,7 @@ def test_of_two_runs_of_one_seed_the_newer_counts_and_the_other_is_named(tmp_pat
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=REAL, hypotheses=None)
     newer = make_run(tmp_path, settings=REAL)
-    found = compare_runs(recipe="miniature", root=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path)
     assert [one.run.folder for one in found.variants[0].runs] == [newer.folder]
     assert "real: miniature/real/v001 is left out: another run has its seed, 1" in list(found.notes())
 
@@ -137,7 +137,7 @@ def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> Non
     assert "–" in next(line for line in result.stdout.split("\n") if "phm-n4" in line)
     assert json.loads(call("compare", tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {bare.folder}"]
     (bare.text_folder / "valid.source").touch()
-    commands = list(compare_runs(recipe="miniature", root=tmp_path, split="valid", checkpoint="last").missing())
+    commands = list(compare_runs(recipe="miniature", runs=tmp_path, split="valid", checkpoint="last").missing())
     assert commands == [f"phmctl eval {bare.folder} --split valid --checkpoint last"]
 
 
@@ -149,24 +149,24 @@ def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
     bare, asked = make_run(tmp_path, settings=REAL, hypotheses=None), list[str]()
     kind = type(kind_of(bare.recipe))
     monkeypatch.setattr(kind, "evaluate", lambda self, given: asked.append(given.checkpoint))
-    compare_runs(recipe="miniature", root=tmp_path, score=True)
-    compare_runs(recipe="miniature", root=tmp_path, score=True, checkpoint="last")
+    compare_runs(recipe="miniature", runs=tmp_path, score=True)
+    compare_runs(recipe="miniature", runs=tmp_path, score=True, checkpoint="last")
     assert asked == ["auto", "last"]
 
 
 def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=REAL)
     for name in ("best", "last", "auto", str(run.recipe.training.steps)):
-        found = compare_runs(recipe="miniature", root=tmp_path, checkpoint=name)
+        found = compare_runs(recipe="miniature", runs=tmp_path, checkpoint=name)
         assert [len(variant.scored) for variant in found.variants] == [1]
         assert list(found.missing()) == []
     steps = run.recipe.training.steps
     line = f"seed 1 was scored at step-{steps:06d}, now neither its best nor its last checkpoint"
-    assert line not in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
+    assert line not in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
     shutil.copytree(run.checkpoint("best"), run.checkpoints_folder / f"step-{steps + 1:06d}")
     for pointer in ("best", "last"):
         run.point(pointer, steps + 1)
-    assert line in "\n".join(compare_runs(recipe="miniature", root=tmp_path).notes())
+    assert line in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
 
 
 def test_a_run_that_diverged_has_no_spread_and_stands_in_the_table() -> None:
@@ -178,11 +178,11 @@ def test_other_test_sets_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
     with pytest.raises(RunError, match="other test text"):
-        compare_runs(recipe="miniature", root=tmp_path)
+        compare_runs(recipe="miniature", runs=tmp_path)
     assert call("compare", tmp_path / "miniature" / "real").exit_code == 0
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"), hypotheses=None)
     with pytest.raises(RunError, match="other test text"):  # the baseline's text is not known
-        compare_runs(recipe="miniature", root=tmp_path, baseline="miniature/real/v002")
+        compare_runs(recipe="miniature", runs=tmp_path, baseline="miniature/real/v002")
 
 
 def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) 
     changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
     for seed, each in enumerate(changes, start=1):
         make_run(tmp_path, settings=(*REAL, *each), seed=seed)
-    labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", root=tmp_path).variants}
+    labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", runs=tmp_path).variants}
     assert labels == {"real steps=1800": 2, "real steps=900": 1}
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"))
     found = compare_runs([str(tmp_path)])
@@ -303,7 +303,7 @@ def test_answers_that_are_gone_are_said(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=PHM)
     for path in run.results_folder.glob("*.hyp"):
         path.unlink()
-    found = compare_runs(recipe="miniature", root=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path)
     assert found.variants[0].values(found.metrics[0]) == pytest.approx([100])
     assert not found.tests
     assert "phm-n4: the answers of seed 1 are not kept, so no test has them: score it anew" in list(found.notes())
@@ -331,6 +331,6 @@ def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> Non
     other = make_run(tmp_path, settings=PHM, hypotheses=None)
     for path in [*other.text_folder.glob("test.*")]:
         path.rename(path.with_name(path.name.replace("test", "test_a")))
-    found = compare_runs(recipe="miniature", root=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path)
     assert list(found.missing()) == []
     assert any("test_a" in line for line in found.notes())

@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_model_is_compared_at_its_best_rate_on_valid(root: Path) -> None:
-    found = compare_runs(recipe="miniature", root=root, best=KEY)
+    found = compare_runs(recipe="miniature", runs=root, best=KEY)
     assert {each.model: each.best for each in found.trials} == {"real": 2e-3, "phm-n4": 4e-3}
     assert [len(variant.runs) for variant in found.variants] == [2, 2]
     assert {one.run.recipe.training.learning_rate for variant in found.variants for one in variant.runs} == {2e-3, 4e-3}
@@ -47,7 +47,7 @@ def test_models_of_one_algebra_are_told_apart(tmp_path: Path) -> None:
         for rate in (1e-3, 2e-3):
             settings = (f"model.width={width}", "model.feed_forward=64", f"{KEY}={rate}")
             make_run(tmp_path, settings=settings, loss=rate * width)
-    found = compare_runs(recipe="miniature", root=tmp_path, best=KEY)
+    found = compare_runs(recipe="miniature", runs=tmp_path, best=KEY)
     assert [each.model for each in found.trials] == ["real width=32", "real width=64"]
     assert {each.label for each in found.variants} == {each.model for each in found.trials}
 
@@ -58,27 +58,27 @@ def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_
     begun = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.0005"])
     begun.metrics_path.write_text("")
     shutil.rmtree(begun.checkpoints_folder)
-    [trial] = compare_runs(recipe="miniature", root=tmp_path, best=KEY).trials
+    [trial] = compare_runs(recipe="miniature", runs=tmp_path, best=KEY).trials
     assert set(trial.scores) == {1e-3, 2e-3}
     make_run(tmp_path, settings=[*PHM, f"{KEY}=0.001"])
-    assert "real 2" in "\n".join(compare_runs(recipe="miniature", root=tmp_path, best=KEY).notes())
+    assert "real 2" in "\n".join(compare_runs(recipe="miniature", runs=tmp_path, best=KEY).notes())
 
 
 def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
     make_run(tmp_path, settings=SMALL)
     make_run(tmp_path, settings=PHM)
     with pytest.raises(RunError):  # nobody spends what the dense model does
-        compare_runs(recipe="miniature", root=tmp_path, budget="parameters")
-    found = compare_runs(recipe="miniature", root=tmp_path, budget="minutes")
+        compare_runs(recipe="miniature", runs=tmp_path, budget="parameters")
+    found = compare_runs(recipe="miniature", runs=tmp_path, budget="minutes")
     assert len(found.variants) == 2
     make_run(tmp_path, settings=(*SMALL, "model.dropout=0.3"))
-    found = compare_runs(recipe="miniature", root=tmp_path, budget="parameters")
+    found = compare_runs(recipe="miniature", runs=tmp_path, budget="parameters")
     assert {variant.first.run.recipe.model.algebra for variant in found.variants} == {"real"}
 
 
 def test_a_margin_asks_whether_a_model_is_not_inferior(root: Path) -> None:
     plain, small, large = (
-        compare_runs(recipe="miniature", root=root, best=KEY, margin=each) for each in (None, 0.0, 100.0)
+        compare_runs(recipe="miniature", runs=root, best=KEY, margin=each) for each in (None, 0.0, 100.0)
     )
     [(label, tests)] = large.tests.items()
     assert all(test.found.p_not_inferior < 0.01 for test in tests)
@@ -90,4 +90,4 @@ def test_a_margin_asks_whether_a_model_is_not_inferior(root: Path) -> None:
     assert large.as_json()["margin"] == 100
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(RunError):
-            compare_runs(recipe="miniature", root=root, margin=wrong)
+            compare_runs(recipe="miniature", runs=root, margin=wrong)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.metrics.significance import accuracy_scorer, compare, holm, two_sided_t
+from phmctl.metrics.significance import accuracy_scorer, difference, holm, two_sided_t
 from phmctl.metrics.text import bleu, text_scorer
 
 
@@ -42,7 +42,7 @@ def test_one_seed_a_side_is_the_bootstrap_of_a_paired_difference() -> None:
     """Items alone are drawn: the standard error is that of a mean of paired differences."""
     chance = np.random.default_rng(3)
     one, other = chance.random((1, 400)) < 0.6, chance.random((1, 400)) < 0.7
-    found = compare(accuracy_scorer(one), accuracy_scorer(other), 400, samples=4000)
+    found = difference(accuracy_scorer(one), accuracy_scorer(other), 400, samples=4000)
     change = 100 * (other[0].astype(float) - one[0])
     error = change.std(ddof=1) / 20
     assert found.difference.value == pytest.approx(change.mean())
@@ -53,7 +53,7 @@ def test_one_seed_a_side_is_the_bootstrap_of_a_paired_difference() -> None:
 def test_seeds_that_are_all_that_varies_are_welchs_t_test() -> None:
     """Every item of a seed has the same score, so drawing items changes nothing: mean ± t · s / √S."""
     one, other = np.array([70.0, 72.0, 71.0]), np.array([73.0, 77.0, 75.0])
-    found = compare(
+    found = difference(
         lambda counts: np.tile(one, (len(counts), 1)), lambda counts: np.tile(other, (len(counts), 1)), 50, samples=8000
     )
     variances = one.var(ddof=1) / 3, other.var(ddof=1) / 3
@@ -69,7 +69,7 @@ def test_seeds_that_are_all_that_varies_are_welchs_t_test() -> None:
 def test_a_single_seed_beside_several_varies_as_they_do(turned: bool) -> None:
     one, other = np.array([70.0]), np.array([73.0, 77.0, 75.0])
     scorers = [lambda counts, scores=scores: np.tile(scores, (len(counts), 1)) for scores in (one, other)]
-    found = compare(*(reversed(scorers) if turned else scorers), 50, samples=8000)
+    found = difference(*(reversed(scorers) if turned else scorers), 50, samples=8000)
     error = math.sqrt(other.var(ddof=1) * (1 + 1 / 3))
     assert found.p_value == pytest.approx(two_sided_t(5 / error, 2), rel=0.05)
     assert abs(found.difference.value) == 5
@@ -83,7 +83,7 @@ def test_a_system_is_not_inferior_where_its_interval_lies_above_the_margin(
     """The one-sided test at 2.5 % and the two-sided interval of 95 % say the same."""
     one, other = np.array([70.0, 71.0, 72.5]), np.array(scores) + gain
     scorers = [lambda counts, scores=scores: np.tile(scores, (len(counts), 1)) for scores in (one, other)]
-    found = compare(*scorers, 20, margin=margin, samples=100)
+    found = difference(*scorers, 20, margin=margin, samples=100)
     p, low, high = found.p_not_inferior, found.difference.low, found.difference.high
     assert p is not None
     assert 0 < p <= 1
@@ -95,9 +95,9 @@ def test_a_system_is_not_inferior_where_its_interval_lies_above_the_margin(
 
 def test_equal_and_wholly_different_systems() -> None:
     right = accuracy_scorer(np.random.default_rng(1).random((3, 50)) < 0.5)
-    found = compare(right, right, 50, samples=200)
+    found = difference(right, right, 50, samples=200)
     assert (found.difference.value, found.p_value) == (0, 1)
-    found = compare(accuracy_scorer([[False] * 40]), accuracy_scorer([[True] * 40]), 40, samples=99)
+    found = difference(accuracy_scorer([[False] * 40]), accuracy_scorer([[True] * 40]), 40, samples=99)
     assert (found.difference.value, found.p_value) == (100, 1 / 100)  # the smallest that so few samples can tell
 
 
@@ -127,13 +127,13 @@ def test_equal_systems_are_told_apart_one_time_in_twenty_at_most(spread: float, 
             table = item + chance.normal(size=(seeds, items)) + spread * chance.normal(size=(seeds, 1))
             return lambda counts: counts @ table.T / items
 
-        wrong += compare(train(seeds[0]), train(seeds[1]), items, samples=200).p_value < 0.05
+        wrong += difference(train(seeds[0]), train(seeds[1]), items, samples=200).p_value < 0.05
     assert wrong <= 12  # 5 expected at the most; 13 has a probability of a thousandth
 
 
 def test_a_large_test_set_is_drawn_in_blocks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = np.random.default_rng(5)
     one, other = (accuracy_scorer(chance.random((3, 60)) < share) for share in (0.5, 0.6))
-    whole = compare(one, other, 60, samples=100)
+    whole = difference(one, other, 60, samples=100)
     monkeypatch.setattr("phmctl.metrics.significance._AT_ONCE", 60 * 7)
-    assert compare(one, other, 60, samples=100) == whole
+    assert difference(one, other, 60, samples=100) == whole
