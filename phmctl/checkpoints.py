@@ -168,8 +168,9 @@ def _first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
 
 
 def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], where: Path, device: "torch.device") -> None:
-    """Let tensors that :func:`model_tensors` gave be the parameters of a model of the same shape, which may be on
-    ``meta``; RunError where a name or a shape differs.
+    """Let tensors of :func:`model_tensors` be a model's parameters, which may be on ``meta``.
+
+    RunError: a name or a shape differs.
     """
     import torch
     from torch import nn

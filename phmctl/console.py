@@ -128,7 +128,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON in which what no terminal should see stands as JSON's own escapes: ``\\u202e``."""
+    r"""Return JSON in which what no terminal should see stands as JSON's own escapes: ``\u202e``."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

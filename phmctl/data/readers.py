@@ -1,6 +1,6 @@
-"""Readers: rows of text out of files as people really have them.
+r"""Readers: rows of text out of files as people really have them.
 
-Each reader streams, can be iterated again and again, and takes ``\\n`` alone for the end of a line: U+2028, NBSP and
+Each reader streams, can be iterated again and again, and takes ``\n`` alone for the end of a line: U+2028, NBSP and
 ZWSP are characters of a sentence. Files whose name ends in ``.gz`` are decompressed on the way.
 
 Whether quotes in a table mean anything differs from source to source. With the wrong answer rows merge or fall apart,

@@ -77,7 +77,6 @@ class Subject:
 
 def open_subject(run: Run, checkpoint: str) -> Subject:
     """Load a run's model. Where ``auto`` is not what the recipe asks for, that is said."""
-
     kind = kind_of(run.recipe)
     if "decode" not in kind.commands:
         raise kind.lacks("export")

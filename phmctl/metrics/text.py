@@ -1,7 +1,7 @@
-"""BLEU, chrF and TER by sacrebleu, each with the signature that says how it was computed; and what shows that a model
-answers without having read: empty, equal and looping answers.
+"""BLEU, chrF and TER by sacrebleu, each with the signature that says how it was computed.
 
-Hypotheses are detokenised text, references are raw text; sacrebleu does its own tokenisation.
+And what shows that a model answers without having read: empty, equal and looping answers. Hypotheses are detokenised
+text, references are raw text; sacrebleu does its own tokenisation.
 """
 
 import re

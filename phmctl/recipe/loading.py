@@ -46,8 +46,7 @@ class Override:
 
 
 def common_overrides(**options: object) -> list[Override]:
-    """Return the overrides behind ``--n``, ``--algebra``, ``--seed``, ``--device``, ``--steps``, ``--execution`` and
-    ``--init``.
+    """Return the overrides behind ``--n``, ``--algebra``, ``--seed`` and the other options of :data:`COMMON`.
 
     Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
     ``real``), unless ``algebra`` is given too. What has no learned rule has no factors of one either.

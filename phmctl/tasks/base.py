@@ -1,5 +1,6 @@
-"""What a task is: :class:`Task`, a recipe bound to its data, is what the trainer asks; :class:`TaskKind` is what the
-commands ask. Nothing else knows what a batch, a loss, a score or an answer is about.
+"""What a task is: the trainer asks a :class:`Task`, a recipe bound to its data; the commands ask a :class:`TaskKind`.
+
+Nothing else knows what a batch, a loss, a score or an answer is about.
 """
 
 from __future__ import annotations  # commands ask kinds of tasks; what a kind is about is imported when it is used
