@@ -208,7 +208,7 @@ def training_jobs(cells: Sequence[Cell]) -> list[Job]:
         try:
             recipe = resolve(given["recipe"], common, cell.given["settings"] or ())
         except RecipeError as error:
-            raise type(error)(f"{error}\n(in the cell {cell.label})") from error
+            raise type(error)(f"{error}\n(in the cell {cell.label})" if len(cells) > 1 else str(error)) from error
         if (key := recipe.model_dump_json()) in jobs:
             continue
         if recipe.training.initialise_from is not None:
