@@ -54,8 +54,7 @@ def distil(
         start: ``nearest``: the student begins with the teacher's tables, norms and biases, and with the Kronecker sums
             that are nearest to its weights, where the shapes are equal; ``random``: as any training.
         beam: of the teacher's search; the teacher's recipe's where None.
-        engine: what translates: ``torch``, ``ctranslate2`` or ``onnx``; the teacher is exported once and keeps the
-            export.
+        engine: what translates: ``torch``, ``ctranslate2`` or ``onnx``; the teacher keeps its export.
         references: train on the references too, not on the teacher's translations alone.
 
     All else is of the student's training, as :func:`phmctl.train` has it.

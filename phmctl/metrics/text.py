@@ -1,7 +1,7 @@
 """BLEU, chrF and TER by sacrebleu, each with the signature that says how it was computed.
 
-And what shows that a model answers without having read: empty, equal and looping answers. Hypotheses are detokenised
-text, references are raw text; sacrebleu does its own tokenisation.
+Hypotheses are detokenised text, references are raw text; sacrebleu does its own tokenisation. Empty, equal and looping
+answers, which show that a model answers without having read, are counted here too.
 """
 
 import re
