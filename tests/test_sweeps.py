@@ -211,13 +211,13 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
     assert "2 of 2 cells are not finished" in errors
     assert [line.split()[1] for line in out.splitlines() if line.startswith("seed=")] == ["stopped", "waiting"]
     (stopped,) = known(tmp_path / "runs").values()
-    assert (stopped.state, 0 < stopped.step < 200) == ("stopped", True)
+    assert (stopped.state, 0 < stopped.step < 100) == ("stopped", True)
 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("finished") == 2
     found = known(tmp_path / "runs")
     assert {run.state for run in found.values()} == {"finished"}
-    changes = {"steps": 200, "save_every": 200, "validate_every": 100, "log_every": 1}
+    changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
     undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
     assert found[2, 1].recipe == undisturbed.recipe
     digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (found[2, 1].run, undisturbed)]
@@ -236,11 +236,11 @@ def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
     while {run.state for run in known(tmp_path / "runs").values()} != {"stopped"} and time.monotonic() < deadline:
         time.sleep(0.1)
     found = known(tmp_path / "runs").values()
-    assert [(run.state, 0 < run.step < 200) for run in found] == [("stopped", True)] * 2
+    assert [(run.state, 0 < run.step < 100) for run in found] == [("stopped", True)] * 2
 
 
 def _long(recipe: Path, data: Path, folder: Path) -> list[str]:
-    settings = ["training.steps=200", "training.save_every=200", "training.validate_every=100", "training.log_every=1"]
+    settings = ["training.steps=100", "training.save_every=100", "training.validate_every=100", "training.log_every=1"]
     options = [part for setting in settings for part in ("--set", setting)]
     where = ["--data", str(data), "--runs", str(folder / "runs")]
     return [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]

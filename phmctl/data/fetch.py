@@ -17,7 +17,7 @@ from phmctl.files import clear, replacing, sync_file, sync_folder, writing
 from phmctl.files import sha256 as sha256_of
 
 _CHUNK = 1 << 18  # bytes
-_LARGEST = 64 << 30  # bytes of a file, and of what an archive unpacks to
+LARGEST = 64 << 30  # bytes of a file, of a dataset of the hub, and of what an archive unpacks to
 _ATTEMPTS, _TIMEOUT, _PAUSE = 3, 20.0, 1.0  # seconds without an answer; between attempts, at first
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
 
@@ -74,9 +74,9 @@ def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None])
         with handle:
             while chunk := response.read1(_CHUNK):
                 received += len(chunk)
-                if size + received > _LARGEST:
+                if size + received > LARGEST:
                     part.unlink()
-                    raise DownloadError(f"{url} has more than {_LARGEST:,} bytes")
+                    raise DownloadError(f"{url} has more than {LARGEST:,} bytes")
                 with writing(part):
                     handle.write(chunk)
                 advance(len(chunk))
@@ -120,7 +120,7 @@ def extract(archive: Path, folder: Path) -> None:
     Links and devices are refused: a corpus has no need of them, and a link can lead out. So is what unpacks to more
     than 200 times the archive's size and 256 MiB.
     """
-    left = limit = min(_LARGEST, max(_ALWAYS, _RATIO * archive.stat().st_size))
+    left = limit = min(LARGEST, max(_ALWAYS, _RATIO * archive.stat().st_size))
     with replacing(folder) as content:
         try:
             for number, (name, size, plain, unpack) in enumerate(_members(archive), start=1):

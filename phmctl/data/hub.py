@@ -10,6 +10,7 @@ from typing import Any
 
 from phmctl.console import note
 from phmctl.data.card import Hub
+from phmctl.data.fetch import LARGEST
 from phmctl.data.readers import as_line, field_of, named_label
 from phmctl.data.rows import Row, SourceFile, Splits, repeatable
 from phmctl.errors import DataError, DownloadError
@@ -69,7 +70,11 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
             cache = folder / ".cache"
             try:
                 if not huggingface_hub.constants.HF_HUB_OFFLINE:  # `datasets` would ask for minutes
-                    huggingface_hub.HfApi().dataset_info(hub.id, timeout=10)
+                    info = huggingface_hub.HfApi().dataset_info(
+                        hub.id, revision=hub.revision, files_metadata=True, timeout=10
+                    )
+                    if (size := sum(file.size or 0 for file in info.siblings or ())) > LARGEST:
+                        raise ValueError(f"its files have {size:,} bytes, more than {LARGEST:,}")
                 fetched = datasets.load_dataset(
                     hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)
                 )

@@ -60,7 +60,7 @@ def test_known_ranks(algebra: str, rank: int) -> None:
     assert bilinear_rank(fixed_rule(algebra, dtype=torch.float64)) == rank
 
 
-@pytest.mark.parametrize(("algebra", "rank"), [("quaternion", 8), ("octonion", 25)])
+@pytest.mark.parametrize(("algebra", "rank"), [("quaternion", 8), pytest.param("octonion", 25, marks=pytest.mark.slow)])
 def test_what_resists_takes_one_product_more(algebra: str, rank: int) -> None:
     rule = fixed_rule(algebra, dtype=torch.float64)
     found = decompose(rule)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,4 +20,4 @@ def real_data() -> Path:
 @pytest.fixture
 def local_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``datasets`` load a folder of this machine as if it were on the hub."""
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(siblings=None))

@@ -3,13 +3,14 @@
 import io
 import tarfile
 import zipfile
+from types import SimpleNamespace
 
 import datasets
 import pytest
 
 from phmctl.data import fetch as archives
 from phmctl.data.card import Hub, Url
-from phmctl.data.fetch import DamagedError, extract, fetch_all
+from phmctl.data.fetch import LARGEST, DamagedError, extract, fetch_all
 from phmctl.data.hub import hub_rows, load_rows
 from phmctl.errors import DataError, DownloadError, OutputError
 from tests.data.helpers import texts
@@ -277,3 +278,7 @@ def test_what_the_library_refuses_or_no_text_is_a_clear_word(tmp_path, monkeypat
     (tmp_path / "kept" / "a--b").mkdir(parents=True)
     with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
         load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "kept")
+    files = [SimpleNamespace(size=LARGEST), SimpleNamespace(size=1)]
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    with pytest.raises(DownloadError, match=f"{LARGEST + 1:,} bytes"):
+        load_rows(hub.model_copy(update={"id": "c/d"}), tmp_path / "cache")

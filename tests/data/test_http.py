@@ -67,11 +67,11 @@ def fetch(server, tmp_path, **options):
 
 
 def test_a_file_of_too_many_bytes_is_refused_and_dropped(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "_LARGEST", len(CONTENT) - 1)
+    monkeypatch.setattr(fetching, "LARGEST", len(CONTENT) - 1)
     with pytest.raises(DownloadError, match="has more than"):
         fetch(server, tmp_path)
     assert list((tmp_path / "raw").glob("*.part")) == []
-    monkeypatch.setattr(fetching, "_LARGEST", len(CONTENT))
+    monkeypatch.setattr(fetching, "LARGEST", len(CONTENT))
     assert fetch(server, tmp_path).read_bytes() == CONTENT
 
 

@@ -55,12 +55,11 @@ def test_export_and_trace_hold_for_any_batch(options: dict[str, Any]) -> None:
         torch.testing.assert_close(graph(x), layer(x), **CLOSE)
 
 
-@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2, 3])])
-@pytest.mark.parametrize("cell", ["standard", "as_printed"])
+@pytest.mark.parametrize(("lengths", "cell"), [(None, "standard"), (torch.tensor([3, 1, 2]), "as_printed")])
 def test_an_lstm(lengths: Tensor | None, cell: Any) -> None:
-    model = PHMLSTM(8, 4, n=2, num_layers=2, cell=cell).double()
+    model = PHMLSTM(8, 4, n=2, cell=cell).double()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 3, 8, dtype=torch.float64, requires_grad=True)
     found, wanted = compiled(x, lengths), model(x, lengths)
     torch.testing.assert_close(found, wanted, **CLOSE)
     torch.testing.assert_close(gradients(model, x, found[0]), gradients(model, x, wanted[0]), **CLOSE)
@@ -73,14 +72,14 @@ def test_an_lstm_is_exported_for_any_batch() -> None:
     torch.testing.assert_close(exported(x), model(x), **CLOSE)
 
 
-def transformer(layers: int = 1, **options: Any) -> nn.Module:
-    sizes = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": layers, "decoder_layers": layers}
+def transformer(**options: Any) -> nn.Module:
+    sizes = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     return build_transformer(TransformerSection(algebra="phm", n=4, dropout=0.0, **sizes, **options), 24, 24)
 
 
 @pytest.mark.parametrize(("embeddings", "mode"), [("dense", True), ("phm", False)])
 def test_a_transformer_and_its_loss(embeddings: str, mode: bool) -> None:
-    model = transformer(2, embeddings=embeddings).train(mode)
+    model = transformer(embeddings=embeddings).train(mode)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     source, target = torch.tensor([[4, 5, 3, 0], [4, 4, 6, 3]]), torch.tensor([[2, 7, 9], [2, 5, 0]])
     found, wanted = compiled(source, target, target, 0.1), model(source, target, target, 0.1)

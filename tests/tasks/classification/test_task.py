@@ -30,7 +30,7 @@ def opened(recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
     return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("encoder", 500), ("lstm-pair", 300)])
+@pytest.mark.parametrize(("kind", "steps"), [("encoder", 300), ("lstm-pair", 300)])
 def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str, steps: int) -> None:
     rate = ["training.learning_rate=3e-3", "training.warmup=20", "training.validate_every=50", "model.dropout=0.0"]
     recipe = small(kind, f"training.steps={steps}", *rate)
