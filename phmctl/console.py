@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from phmctl.errors import StdoutError, check_known
+from phmctl.errors import StdoutError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -204,8 +204,7 @@ class Shown:
     code: int = 0  # the exit code
 
     def show(self, form: str = "table") -> None:
-        """Print it as ``table``, ``json``, ``csv`` or ``latex``; raises as :func:`emit` does, and UserError."""
-        check_known("format", form, ("table", "csv", "latex", "json"))
+        """Print it as ``table``, ``json``, ``csv`` or ``latex``; raises as :func:`emit` does."""
         if form == "json":
             emit(json_text(self.json, indent=2) + "\n")
         elif form == "csv":

@@ -105,18 +105,13 @@ def _is_open_as(descriptor: int, path: Path) -> bool:
         return False
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's entries, so that a rename in it survives a power cut, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    with path.open("rb+") as handle:
-        os.fsync(handle.fileno())
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
@@ -133,12 +128,12 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         target = path.resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep(target.parent, target.name)
-        with _held(target, folder=False) as (temporary, descriptor):
+        with held_beside(target, folder=False) as (temporary, descriptor):
             with open(descriptor, "wb", closefd=False) as handle:  # until the rename: who sweeps sees the lock
                 handle.write(payload)
             os.fsync(descriptor)
             temporary.replace(target)
-        sync_folder(target.parent)
+        sync(target.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -172,7 +167,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 @contextmanager
-def _held(path: Path, *, folder: bool) -> Iterator[tuple[Path, int]]:
+def held_beside(path: Path, *, folder: bool = True) -> Iterator[tuple[Path, int]]:
     """Yield a new file or folder beside `path` and its descriptor, whose lock is held; it goes unless it is renamed."""
     flags = os.O_RDONLY if folder else os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     while True:
@@ -196,13 +191,6 @@ def _held(path: Path, *, folder: bool) -> Iterator[tuple[Path, int]]:
 
 
 @contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, to be filled and renamed; what still has its name at the end is removed."""
-    with _held(path, folder=True) as (temporary, _):
-        yield temporary
-
-
-@contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise.
 
@@ -212,10 +200,10 @@ def replacing(folder: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            temporary = stack.enter_context(temporary_folder(folder))
+            temporary, _ = stack.enter_context(held_beside(folder))
         yield temporary
         with writing(folder):
-            sync_folder(temporary)
+            sync(temporary)
             aside = _beside(folder, "old")
             if folder.exists():
                 folder.rename(aside)
@@ -225,7 +213,7 @@ def replacing(folder: Path) -> Iterator[Path]:
                 with suppress(OSError):
                     aside.rename(folder)
                 raise
-            sync_folder(folder.parent)
+            sync(folder.parent)
             shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -303,10 +291,8 @@ def are_file_entries(value: object) -> bool:
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Flush a folder that is otherwise complete to the disk and write its manifest; return it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        sync_file(path)
-    for place in {path.parent for path in files}:
-        sync_folder(place)
+    for path in (*files, *{path.parent for path in files}):
+        sync(path)
     entries = [file_entry(folder, path.relative_to(folder).as_posix()) for path in files]
     manifest = {**content, "files": entries}
     write_json(folder / name, manifest)

@@ -27,7 +27,7 @@ from phmctl.console import emit, json_text, note, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import DataError, OutputError
-from phmctl.files import sync_folder, take_lock, writing
+from phmctl.files import sync, take_lock, writing
 from phmctl.metrics.text import Degenerate
 
 T = TypeVar("T")
@@ -284,7 +284,7 @@ class AnswersFile:
             self._begin()
             os.fsync(self._handle.fileno())
             self.record.unlink(missing_ok=True)
-            sync_folder(self.path.parent)
+            sync(self.path.parent)
 
     def __enter__(self) -> Self:
         return self

@@ -182,7 +182,7 @@ TRAIN = (
 DECODE = (
     MODEL,
     Option("input_", "Text file with one sentence in each line (default: stdin).", Path, flags="--input"),
-    Option("output", "Append the answers to this file as they come (default: stdout).", Path),
+    Option("output", "Write the answers to this file, anew, as they come (default: stdout).", Path),
     Option("resume", "Continue an incomplete --output; begin it if there is none.", bool),
     Option("split", "Decode this split of the run's own text: test or valid."),
     CHECKPOINT,

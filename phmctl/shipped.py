@@ -19,10 +19,11 @@ def shipped_names(kind: str) -> list[str]:
 
 
 Pair = tuple[str, str]
+MINIATURE = _PACKAGE / "miniature.tsv.bz2"
 SIZES = {"train": 8000, "valid": 500, "test": 500}
 
 
 def read_miniature() -> dict[str, list[Pair]]:
-    text = bz2.decompress((_PACKAGE / "miniature.tsv.bz2").read_bytes()).decode()
+    text = bz2.decompress(MINIATURE.read_bytes()).decode()
     pairs = ((german, english) for german, _, english in (line.partition("\t") for line in text.splitlines()))
     return {split: list(islice(pairs, size)) for split, size in SIZES.items()}

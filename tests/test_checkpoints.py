@@ -141,7 +141,7 @@ def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.Monkey
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("phmctl.files.sync_file", full)
+    monkeypatch.setattr("phmctl.files.sync", full)
     with pytest.raises(OutputError, match="No space left") as refused:
         write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
     assert refused.value.exit_code == 1

@@ -13,6 +13,7 @@ from phmctl.data.prepared.folder import write_manifest
 from phmctl.errors import DataError, OutputError, UserError, WriteFailedError
 from phmctl.files import (
     clear,
+    held_beside,
     locked,
     read_seal,
     replacing,
@@ -20,7 +21,6 @@ from phmctl.files import (
     sha256,
     sha256_text,
     sweep,
-    temporary_folder,
     verify,
     write_atomic,
     writing,
@@ -167,7 +167,7 @@ def test_a_file_system_without_locks_is_warned_of(
         assert held
     assert f"no locks are to be had in {tmp_path}: see to it" in capsys.readouterr().err
     write_atomic(tmp_path / "file", "x")
-    with temporary_folder(tmp_path / "folder"):
+    with held_beside(tmp_path / "folder"):
         sweep(tmp_path)
         assert len(list(tmp_path.glob(".folder.*.tmp"))) == 1
 
@@ -187,7 +187,7 @@ def test_temporaries_of_the_dead_are_swept_and_those_of_the_living_left(tmp_path
     others = [".hidden.tmp", "file.0123abcd.tmp", ".file.0123abcd.old"]
     for name in others:
         (tmp_path / name).touch()
-    with temporary_folder(tmp_path / "folder") as living:
+    with held_beside(tmp_path / "folder") as (living, _):
         (living / "in").touch()
         sweep(tmp_path)
         assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*others, living.name])

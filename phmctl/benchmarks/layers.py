@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from phmctl.benchmarks.ratios import Bench, Forward, Timing, compare, machine, parameters_of, training_call
 from phmctl.devices import pick_device
-from phmctl.errors import check_known
+from phmctl.errors import UserError, check_known
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 from phmctl.nn.lstm import PHMLSTM, Gates
@@ -45,6 +45,8 @@ def bench_layer(
         UserError: no such algebra, dtype, device or execution.
     """
     check_known("dtype", dtype, tuple(_DTYPES))
+    if min(tokens, default=0) < 1:
+        raise UserError(f"--tokens {','.join(map(str, tokens))}: want one token or more, each time")
     parametrization = parametrization if rank is None else FACTORS
     executions = executions or (("dense", "rank") if parametrization == FACTORS else ("dense",))
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}

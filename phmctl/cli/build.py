@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from phmctl.console import Shown
 from phmctl.devices import set_threads
-from phmctl.errors import UserError
+from phmctl.errors import UserError, check_known
 from phmctl.options import FILES, RUNS, Option
 
 NEWEST = "newest"  # what --resume means on its own
@@ -56,6 +56,7 @@ def add_command(
 
     def call(**given: Any) -> None:
         form = given.pop("format", "table")
+        check_known("format", form, ("table", "csv", "latex", "json"))
         form = "json" if "json" not in own and given.pop("json") else form
         if sweep:
             from phmctl.sweeps import sweep as swept

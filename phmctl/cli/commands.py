@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from phmctl import distillation, verbs
 from phmctl.cli.build import NEWEST, TOGETHER
 from phmctl.console import Shown, Table, note, progress
 from phmctl.devices import world
@@ -20,9 +21,7 @@ from phmctl.options import Limits, N
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
-    from phmctl.decoding.model import Model
     from phmctl.recipe.schema import Recipe
-    from phmctl.runs import Weights
 
 SPLITS = ("train", "valid", "test")
 
@@ -31,7 +30,6 @@ def prepare_data(name: str | None, data: Path | None, *, list_: bool, **given: A
     """Clean and tokenize a corpus, once for all runs that use it."""
     if list_:
         return _listed_cards(name, data)
-    from phmctl import verbs
     from phmctl.data.prepared.folder import prepared_table
 
     if name is None:
@@ -83,8 +81,6 @@ def train(
     Several values train every combination: --n 1,4 --seed 1,2,3 --set model.dropout=0.1,0.3. Finished trainings are
     skipped, stopped ones continue. Quotes keep a comma in a value: --set 'description="one, two"'.
     """
-    from phmctl import verbs
-
     if checkpoint is not None and resume is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
     how = True if resume == NEWEST else resume or False
@@ -170,7 +166,7 @@ def decode(
     kind.require("decode", options)
     own = None if split is None else kind.split_lines(opened, split)
 
-    def load(name: str) -> "tuple[Model, Weights]":
+    def load(name: str) -> Any:
         asked = Asked(opened, name, device or "auto", options, own_text=own is not None)
         return kind.load(asked), opened.weights(name)
 
@@ -213,7 +209,6 @@ def evaluate(
 
     --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
     """
-    from phmctl import verbs
     from phmctl.exports import open_model
     from phmctl.runs.summary import difference_lines, run_differences
 
@@ -238,13 +233,15 @@ def evaluate(
 
 def recipes(name: str | None) -> Shown:
     """List the shipped recipes, or print one with its comments."""
-    from phmctl.recipe.loading import find_recipe, list_recipes, load_recipe
+    from phmctl.recipe.loading import find_recipe, load_recipe
+    from phmctl.shipped import shipped_names
 
     if name is not None:
         path, recipe = find_recipe(name), load_recipe(name).model_dump()
         text = path.read_text(encoding="utf-8")
         return Shown({"name": recipe["name"], "path": str(path), "text": text, "recipe": recipe}, text=text)
-    found = list_recipes()
+    keys = {"name", "task", "description"}
+    found = [load_recipe(each).model_dump(include=keys) for each in shipped_names("recipes")]
     rows = [(recipe["name"], recipe["task"], recipe["description"]) for recipe in found]
     return Shown(found, [Table("recipes", ("name", "task", "what it is"), rows, text=(1, 2))])
 
@@ -277,9 +274,7 @@ def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **g
     A translator translates its training text by beam search, once for all its students; a classifier's probabilities
     are learned beside the labels.
     """
-    from phmctl.distillation import distil as run_distil
-
-    result = run_distil(teacher, recipe, settings=settings or (), **given, quiet=False)
+    result = distillation.distil(teacher, recipe, settings=settings or (), **given, quiet=False)
     folder = str(result.run.folder)
     document = {"run": folder, "steps": result.steps, "best_score": result.best_score}
     return Shown(document, text=f"{folder}\n", code=result.exit_code)
@@ -361,13 +356,12 @@ def serve(
     from phmctl.serving.batching import Service
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
-    from phmctl.verbs import load
 
     checkpoint, precision = given["checkpoint"], given["precision"]
     limits = Limits(**{name.removeprefix("max_"): given[name] for name in given if name.startswith("max_")})
     with listen(host, port) as sock:
         opened = with_engine(open_model(run), given["engine"], checkpoint, given["quantize"], precision)
-        model = load(opened.folder, checkpoint=checkpoint, device=given["device"] or "auto", precision=precision)
+        model = verbs.load(opened.folder, checkpoint=checkpoint, device=given["device"] or "auto", precision=precision)
         service = Service(model, limits, workers=given["workers"], cut=given["cut"])
         url, names = url_of(sock), names_of(sock, allow_host or ())
 

@@ -1,6 +1,5 @@
 """``compare --paper``: a published table, and beside each of its cells what was trained here."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,13 +154,8 @@ class PaperComparison:
         return lines
 
     def missing(self) -> list[str]:
-        """The commands that fill the empty cells, those of trainings that differ in n only as one."""
-        commands: dict[str, list[str]] = {}
-        for command in filter(None, (cell.command for cell in self.cells)):
-            n = re.search(r"(?<=^phmctl train )(\S+ --n )(\d+)", command)
-            key = command if n is None else command.replace(n[0], f"{n[1]}\0", 1)
-            commands.setdefault(key, []).append("" if n is None else n[2])
-        return [key.replace("\0", ",".join(dict.fromkeys(ns))) for key, ns in commands.items()]
+        """The commands that fill the empty cells."""
+        return list(dict.fromkeys(filter(None, (cell.command for cell in self.cells))))
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -204,14 +204,11 @@ def group(trained: Sequence[Trained]) -> list[Variant]:
     groups.sort(key=lambda members: min(order[id(one)] for one in members))
     variants = []
     for label, members in zip(_labels([members[0] for members in groups]), groups, strict=True):
-        by_seed = {one.seed: one for one in sorted(members, key=_rank)}
+        by_age = sorted(members, key=lambda one: (str(one.run.environment().get("started")), one.run.folder.name))
+        by_seed = {one.seed: one for one in sorted(by_age, key=lambda one: one.result is not None)}
         kept = tuple(by_seed[seed] for seed in sorted(by_seed))
         variants.append(Variant(label, kept, tuple(one.run for one in members if one not in kept)))
     return variants
-
-
-def _rank(one: Trained) -> tuple[bool, str]:
-    return one.result is not None, f"{one.run.environment().get('started', '')} {one.run.folder.name}"
 
 
 def _labels(firsts: Sequence[Trained]) -> list[str]:

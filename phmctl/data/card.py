@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from phmctl.errors import DataError, nearest
 from phmctl.files import sha256_text
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section, Vocabulary
+from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
 
 Column = str | NonNegativeInt  # by its name in the header, or counted from 0
@@ -171,15 +171,6 @@ class Cleaning(Section):
     keep: Literal["start", "end"] = "start"  # which tokens stay of a labelled text of valid or test that is too long
 
 
-class Defaults(Section):
-    """What `prepare-data` takes for the recipe's data section where nothing else is said; None: that section's own."""
-
-    tokenizer: Literal["bpe", "word"] | None = None
-    vocabulary: Vocabulary | None = None
-    joint: bool | None = None
-    max_tokens: PositiveInt | None = None
-
-
 class Card(Section):
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     task: Literal["translation", "classification"] = "translation"
@@ -197,7 +188,7 @@ class Card(Section):
     borrowed: dict[SplitName, str] = Field(default_factory=dict)  # cards whose test sets are of interest here
     sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows a split; empty where they are not known
     divide: Divide | None = None  # for what has no valid or test of its own
-    defaults: Defaults = Defaults()
+    defaults: dict[str, Any] = Field(default_factory=dict)  # of the recipe's data section, where nothing else is said
     cleaning: Cleaning = Cleaning()
     local: tuple[Layout, ...] = ()
     urls: tuple[Url, ...] = ()
@@ -221,10 +212,9 @@ class Card(Section):
         return self.task == "classification"
 
     @property
-    def ways(self) -> tuple[Literal["hub", "urls"], ...]:
+    def ways(self) -> list[str]:
         """Where the network has it, in the order in which they are asked."""
-        order: tuple[Literal["hub", "urls"], ...] = ("hub", "urls") if self.prefer == "hub" else ("urls", "hub")
-        return tuple(way for way in order if getattr(self, way))
+        return [way for way in dict.fromkeys((self.prefer, "urls", "hub")) if getattr(self, way)]
 
     @property
     def digest(self) -> str:
@@ -246,10 +236,6 @@ def corpus_name(card: str) -> str:
 def is_card(name: str) -> bool:
     """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is of one's own files."""
     return name in shipped_names("cards") or name != corpus_name(name)
-
-
-def card_task(name_or_path: str) -> str:
-    return str(read_document(find_card(name_or_path), DataError).content.get("task", "translation"))
 
 
 def load_card(name_or_path: str) -> Card:

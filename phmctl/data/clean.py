@@ -8,9 +8,9 @@ stand in valid or test, whatever their label, and, once tokenized, those that ar
 import html
 import re
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -65,16 +65,14 @@ class HeldOut:
 
     symmetric: bool = False
     sides: bool = False
-
-    def __post_init__(self) -> None:
-        self._seen: set[bytes] = set()
+    seen: set[bytes] = field(default_factory=set)
 
     def add(self, texts: Sequence[str]) -> None:
-        self._seen.update(self._keys(texts))
+        self.seen.update(self._keys(texts))
 
     def find(self, texts: Sequence[str]) -> list[bool]:
         """Return whether a row stands in valid or test; with `sides`, each text too."""
-        return [key in self._seen for key in self._keys(texts)]
+        return [key in self.seen for key in self._keys(texts)]
 
     def _keys(self, texts: Sequence[str]) -> list[bytes]:
         same = [same_text(text) for text in texts]
@@ -107,7 +105,6 @@ class CleanRows:
         self.dropped: Counter[str] = Counter()  # by reason
         self.noted: Counter[str] = Counter()  # kept although something is unusual: by what it is
         self.classes: Counter[str] = Counter()  # the examples of each class, of those that stay
-        self.lost: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by class: why it lost examples
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows that stay, their lengths not yet judged; raises :class:`DataError` for unknown labels."""
@@ -149,9 +146,9 @@ class CleanRows:
         longest, shortest = max(map(len, tokens)), min(map(len, tokens))
         stays = True
         if longest > self.max_tokens:
-            stays = self._object(row, CUT if self.labelled and not self.train else OVER_LONG, keep=not self.train)
+            stays = self._object(CUT if self.labelled and not self.train else OVER_LONG, keep=not self.train)
         elif self.train and ratio > 0 and longest + 1 > ratio * (shortest + 1):
-            stays = self._object(row, LOPSIDED, keep=False)
+            stays = self._object(LOPSIDED, keep=False)
         if not stays:
             return None
         self.kept += 1
@@ -164,19 +161,17 @@ class CleanRows:
         if not self.labelled:
             self.noted[SAME_SIDES] += row.texts[0] == row.texts[1] != ""
         if not all(text.strip() for text in row.texts):
-            return self._object(row, EMPTY_TEXT if self.labelled else EMPTY, keep=not self.train)
+            return self._object(EMPTY_TEXT if self.labelled else EMPTY, keep=not self.train)
         if self.held_out is None:
             return True
         again, *sides = self.held_out.find(row.texts)
         if again:
-            return self._object(row, HELD_OUT, keep=self.settings.duplicates == "keep")
+            return self._object(HELD_OUT, keep=self.settings.duplicates == "keep")
         for what, found in zip(SIDE_HELD_OUT, sides, strict=False):
             self.noted[what] += found
         return True
 
-    def _object(self, row: Row, reason: str, *, keep: bool) -> bool:
+    def _object(self, reason: str, *, keep: bool) -> bool:
         """Count an objection to a row, and return whether it stays all the same."""
-        if not keep:
-            self.lost[str(row.label)][reason] += 1
         (self.noted if keep else self.dropped)[reason] += 1
         return keep

@@ -76,14 +76,11 @@ def check_same_vocabulary(run: Run, prepared: "PreparedData") -> None:
         )
 
 
-def check_same_data(run: Run, prepared: "PreparedData", *, tokenizers: bool = True) -> None:
-    """Refuse (RunError) to continue a run on data that is not its own.
-
-    With `tokenizers` the run has some, to be compared too.
-    """
+def check_same_data(run: Run, prepared: "PreparedData") -> None:
+    """Refuse (RunError) to continue a run on data that is not its own."""
     before, now = run.data(), prepared.manifest
     changed = [key for key in ("settings", "sources", "token_types", "labels") if before.get(key) != now.get(key)]
-    if not changed and tokenizers and load_tokenizers(run) != prepared.tokenizers:
+    if not changed and load_tokenizers(run) != prepared.tokenizers:
         changed = ["tokenizers"]
     if changed:
         raise RunError(

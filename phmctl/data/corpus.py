@@ -22,7 +22,7 @@ from phmctl.data.rows import (
 )
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import locked, sha256_text
-from phmctl.shipped import shipped_names
+from phmctl.shipped import MINIATURE, read_miniature, shipped_names
 
 OWN = "files given by the user"
 _DEPTH = 3  # subfolders that are searched below the folder given
@@ -58,10 +58,9 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
-        from phmctl.shipped import read_miniature
-
         built_in = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
-        corpus = _of(card, built_in, [], "generated, seed 1")
+        files = [SourceFile(MINIATURE, name, "rows") for name in built_in]
+        corpus = _of(card, built_in, files, "generated, seed 1")
     else:
         corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
@@ -120,7 +119,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     """Ask the URLs and the hub in the card's order. One process fetches at a time; another finds what it fetched."""
-    from phmctl.data.fetch import fetch_all
+    from phmctl.data.fetch import fetch_all  # ssl is slow to import, and who translates needs none
     from phmctl.data.hub import load_rows
 
     refused = []

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from phmctl.console import progress
 from phmctl.data.card import Url
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, replacing, sync_file, sync_folder, writing
+from phmctl.files import clear, replacing, sync, writing
 from phmctl.files import sha256 as sha256_of
 
 _CHUNK = 1 << 18  # bytes
@@ -56,9 +56,9 @@ def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool
                 f"{url} has SHA-256 {actual[:12]}..., but {sha256[:12]}... was expected; what arrived was dropped\n"
                 "the publisher has changed the file, or something on the way did; try again, or use --source DIR"
             )
-        sync_file(part)
+        sync(part)
         part.replace(target)
-        sync_folder(target.parent)
+        sync(target.parent)
     return target
 
 
@@ -91,15 +91,8 @@ _ALWAYS = 256 << 20  # bytes that any archive may unpack to
 _MEMBERS = 100_000
 
 
-class DamagedError(DataError):
-    """An archive that is not whole: another fetch may bring a better one."""
-
-
 def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
-    """Fetch a card's files into the cache, and unpack archives there. Nobody else may write there meanwhile.
-
-    An archive that proves damaged is removed, so that the next call fetches it again.
-    """
+    """Fetch a card's files into the cache, and unpack archives there. Nobody else may write there meanwhile."""
     for item in urls:
         target, folder = cache / item.file, cache / f"{item.file}.extracted"
         path = download(item.url, target, sha256=item.sha256, refetch=refetch)
@@ -107,11 +100,7 @@ def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> Non
             continue
         clear(folder)
         if refetch or not folder.is_dir():
-            try:
-                extract(path, folder)
-            except DamagedError as error:
-                path.unlink(missing_ok=True)
-                raise DamagedError(f"{error}\nit is removed: the same command fetches it again") from error
+            extract(path, folder)
 
 
 def extract(archive: Path, folder: Path) -> None:
@@ -142,10 +131,12 @@ def extract(archive: Path, folder: Path) -> None:
                 with writing(folder):
                     raise
             reason = str(error) or type(error).__name__
-            raise DamagedError(f"{archive} is not a whole tar or zip archive ({reason})") from error
+            raise DataError(
+                f"{archive} is not a whole tar or zip archive ({reason}); fetch it anew: --refetch"
+            ) from error
         with writing(folder):
             for file in filter(Path.is_file, content.rglob("*")):
-                sync_file(file)
+                sync(file)
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, bool, Callable[[Path], object]]]:

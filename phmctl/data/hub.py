@@ -59,7 +59,7 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, 
 def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
     """Fetch a dataset into the folder `kept`, unless it is there; return it memory-mapped."""
     import datasets
-    import huggingface_hub
+    from huggingface_hub import HfApi, constants
 
     clear(kept)
     if refetch or not kept.is_dir():
@@ -69,11 +69,10 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
         with replacing(kept) as folder:
             cache = folder / ".cache"
             try:
-                if not huggingface_hub.constants.HF_HUB_OFFLINE:  # `datasets` would ask for minutes
-                    info = huggingface_hub.HfApi().dataset_info(
-                        hub.id, revision=hub.revision, files_metadata=True, timeout=10
-                    )
-                    if (size := sum(file.size or 0 for file in info.siblings or ())) > LARGEST:
+                if not constants.HF_HUB_OFFLINE:  # `datasets` would ask for minutes
+                    info = HfApi().dataset_info(hub.id, revision=hub.revision, files_metadata=True, timeout=10)
+                    ours = (file for file in info.siblings or () if file.rfilename.startswith(hub.folder or ""))
+                    if (size := sum(file.size or 0 for file in ours)) > LARGEST:
                         raise ValueError(f"its files have {size:,} bytes, more than {LARGEST:,}")
                 fetched = datasets.load_dataset(
                     hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)

@@ -27,6 +27,7 @@ from phmctl.data.card import Column, Format, Hub, Rows
 from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
+BAD = "\0"  # in place of a line that cannot be read
 LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
 # UTF-32's before UTF-16's, which it begins with.
 _MARKS = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
@@ -49,19 +50,12 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 # ------------------------------------------------------------------------------------------------- lines
 
 
-def read_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
+def read_lines(path: Path, longest: int = LONGEST_LINE, *, skip: bool = False) -> Iterator[str]:
     """Yield lines without their ends and without a byte order mark, which tells UTF-16 and UTF-32, or else UTF-8.
 
-    Raises :class:`DataError` for a file that cannot be read, and for a line that is too long, not UTF-8, or has a NUL.
+    Raises :class:`DataError` for a file that cannot be read, and for a line that is too long, not UTF-8, or has a NUL;
+    with `skip` such a line is :data:`BAD`.
     """
-    for line in lines_or_errors(path, longest):
-        if isinstance(line, DataError):
-            raise line
-        yield line
-
-
-def lines_or_errors(path: Path, longest: int = LONGEST_LINE) -> Iterator[str | DataError]:
-    """Yield a file's lines like :func:`read_lines`, and of a bad line the error."""
     with reading(path), open_bytes(path) as handle:
         number, whole = 0, True
         for raw in raw_lines(handle, longest):
@@ -71,13 +65,13 @@ def lines_or_errors(path: Path, longest: int = LONGEST_LINE) -> Iterator[str | D
                 continue  # of a line that is too long
             try:
                 line = decode_line(raw, path, number, longest)
-            except DataError as error:
-                yield error
-                continue
-            if "\0" in line:
-                what = "or UTF-16 without its byte order mark\nconvert that: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
-                yield DataError(f"{path}, line {number}: NUL characters, so no text, {what}")
-                continue
+                if "\0" in line:
+                    what = "UTF-16 without its byte order mark\nconvert that: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
+                    raise DataError(f"{path}, line {number}: NUL characters, so no text, or {what}")
+            except DataError:
+                if not skip:
+                    raise
+                line = BAD
             yield line
 
 
@@ -89,7 +83,7 @@ def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[b
         yield from iter(partial(handle.readline, longest + 1), b"")
         return
     with TextIOWrapper(handle, encoding, newline="\n") as text:
-        while line := text.readline(LONGEST_LINE + 1):
+        while line := text.readline(longest + 1):
             yield line.encode("utf-8")
 
 
@@ -187,8 +181,8 @@ def parallel_files(
     """
     for one, other in zip(source, target, strict=True):
         forms = [(path, form or guess_format(path)) for path in (one, other)]
-        sides: list[Iterator[str | DataError]] = [
-            lines_or_errors(path) if skip and each == "text" else iter(read_sentences(path, each))
+        sides = [
+            read_lines(path, skip=True) if skip and each == "text" else read_sentences(path, each)
             for path, each in forms
         ]
         for count, texts in enumerate(zip_longest(*sides)):
@@ -199,8 +193,7 @@ def parallel_files(
                     f"{one} has {counts[0]:,} sentences, but {other} has {counts[1]:,}\n"
                     "parallel files must have one line each for every pair; are both of the same release?"
                 )
-            sound = tuple(text for text in texts if isinstance(text, str))
-            yield Row(sound) if len(sound) == len(texts) else Row(("", ""), place=(str(one), count + 1), whole=False)
+            yield Row(("", ""), place=(str(one), count + 1), whole=False) if BAD in texts else Row(texts)
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -219,8 +212,6 @@ def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterat
         for number, record in records:
             where = f"{path}, line {number}"
             try:
-                if isinstance(record, DataError):
-                    raise record
                 if header and len(record) != len(header):
                     raise DataError(
                         f"{where}: {len(record)} columns, but the header names {len(header)}; is quoting "
@@ -255,8 +246,6 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
 def first_record(path: Path, rows: Rows) -> list[str]:
     """Return a table's first row, be it a header or not, or the keys of the first JSON object."""
     _, record = next(_records(path, rows), (1, list[str]()))
-    if isinstance(record, DataError):
-        raise record
     if isinstance(record, list):
         return record
     nested = (name for name in map(str, rows.columns) if name not in record and field_of(record, name) is not None)
@@ -313,20 +302,18 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
 
 
 def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Any]]:
-    return _json_records(path) if rows.format == "jsonl" else _cells(path, rows)
+    return _json_records(path, rows.odd_rows == "drop") if rows.format == "jsonl" else _cells(path, rows)
 
 
-def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str] | DataError]]:
+def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
     """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
     separator = _SEPARATOR[rows.format]
     if rows.quoted:
         yield from _quoted(path, separator)
         return
     mere_pairs = rows.label is None and not rows.header
-    for number, line in enumerate(lines_or_errors(path), start=1):
-        if isinstance(line, DataError):
-            yield number, line
-        elif line or mere_pairs:
+    for number, line in enumerate(read_lines(path, skip=rows.odd_rows == "drop"), start=1):
+        if line or mere_pairs:
             yield number, line.split(separator)
 
 
@@ -347,35 +334,30 @@ def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
             yield begun, cells
 
 
-def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
-    """Yield the objects of a JSON-lines file, or of one that holds a single JSON array, with their lines."""
+def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a JSON-lines file, or of one that holds a single JSON array, with their lines.
+
+    With `skip` what is none is an empty one.
+    """
     with reading(path), open_bytes(path) as handle:
         beginning = handle.read(_BEGINNING).lstrip(_BEFORE_JSON)
     records: Iterable[Any]
     if beginning.startswith(b"["):
-        records = _parsed(path, 1, _whole_text(path))
-        if isinstance(records, DataError):
-            raise records
+        records = _parsed(path, 1, _whole_text(path), False)
     else:
-        lines = enumerate(lines_or_errors(path), start=1)
-        records = (line if isinstance(line, DataError) else _parsed(path, number, line) for number, line in lines)
+        records = (_parsed(path, number, line, skip) for number, line in enumerate(read_lines(path, skip=skip), 1))
     for number, record in enumerate(records, start=1):
-        if isinstance(record, dict | DataError):
-            yield number, record
-        elif record is not None:
-            yield number, DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
+        if not isinstance(record, dict | None) and not skip:
+            raise DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
+        if record is not None:
+            yield number, record if isinstance(record, dict) else {}
 
 
-def _parsed(path: Path, number: int, text: str) -> Any:
-    """Return a JSON text's value, or the error; None of an empty line."""
+def _parsed(path: Path, number: int, text: str, skip: bool) -> Any:
+    """Return a JSON text's value; None of an empty line."""
     try:
-        return json.loads(text, object_pairs_hook=_once) if text.strip() else None
+        return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError) as error:
-        return DataError(f"{path}, line {number}: no JSON ({error})")
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
+        if skip:
+            return {}
+        raise DataError(f"{path}, line {number}: no JSON ({error})") from error

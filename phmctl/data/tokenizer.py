@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from phmctl.data.rows import Row
 from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.errors import DataError
 from phmctl.files import read_json_object, write_atomic
-
-if TYPE_CHECKING:
-    import tokenizers
 
 Kind = Literal["bpe", "word"]
 
@@ -48,11 +48,8 @@ class Tokenizer:
     lowercase: bool = False
 
     @cached_property
-    def engine(self) -> "tokenizers.Tokenizer":
+    def engine(self) -> tokenizers.Tokenizer:
         """The library's pipeline. It knows no special tokens as such, so that none is found in text."""
-        import tokenizers
-        from tokenizers import decoders, models, normalizers, pre_tokenizers
-
         ids = {token: index for index, token in enumerate(self.vocabulary)}
         if self.kind == "bpe":
             engine = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
@@ -132,8 +129,6 @@ def train_tokenizer(
             f"a BPE vocabulary of {vocabulary} does not hold the {BYTES} bytes and {len(SPECIAL_TOKENS)} special "
             f"tokens; set the vocabulary to {SMALLEST_BPE} or more"
         )
-    from tokenizers import pre_tokenizers, trainers
-
     engine = Tokenizer(kind, SPECIAL_TOKENS, lowercase=lowercase).engine
     how: dict[str, Any] = {"vocab_size": vocabulary - len(SPECIAL_TOKENS), "show_progress": False}
     if kind == "word":

@@ -137,9 +137,7 @@ class _Search:
         self.beam, self.n_best, self.alpha, self.allowed = beam, n_best, alpha, allowed
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.longest, self.length = longest, 0
-        self.limits, self.shortest = limits, int(limits.min())  # (B,)
-        # Whether a hypothesis may have finished. Until one has, much of a step can be left out; a GPU is not asked.
-        self.begun = device.type != "cpu"
+        self.limits = limits  # (B,)
         self.rows = torch.arange(count, device=device)  # (B,) places in `results`
         # One empty prefix lives at first; K below is 1 until the first step makes it `beam`.
         self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
@@ -164,9 +162,7 @@ class _Search:
         places = places.clamp(max=live * width - 1)
         parents, tokens = places // width, ids.view(count, -1).gather(1, places)
         closing = _at_least(end.view(count, live) + self.live, self.beam)  # (B, beam) of ending each live prefix
-        self.begun = self.begun or self.length == self.shortest or bool((tokens[:, : self.beam] == EOS).any())
-        if self.begun:
-            self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
+        self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
         alive = totals.masked_fill(tokens == EOS, _DEAD)  # (B, 2K)
         self.live, best = alive.topk(self.beam)  # (B, K)
         parents = parents.gather(1, best)
@@ -174,11 +170,10 @@ class _Search:
         self.tokens[self.length][self.rows] = self.last
         self.parents[self.length][self.rows] = parents
         self.length += 1
-        if self.begun:  # which sentences' results are final
-            longest = length_penalty(self.limits + 1, self.alpha)  # (B,)
-            reachable = self.live[:, 0] / longest  # (B,) the best that a live prefix can still score
-            self.ended |= self.scores[:, self.n_best - 1] >= reachable
-            self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
+        longest = length_penalty(self.limits + 1, self.alpha)  # (B,)
+        reachable = self.live[:, 0] / longest  # (B,) the best that a live prefix can still score
+        self.ended |= self.scores[:, self.n_best - 1] >= reachable  # then the sentence's results are final
+        self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
         return parents
 
     def _finish(self, parents: Tensor, tokens: Tensor, totals: Tensor, closing: Tensor) -> None:
@@ -197,8 +192,6 @@ class _Search:
     def retire(self) -> Tensor | None:
         """Write out ended sentences and drop them. Return the places (B',) that stay, or None when all do."""
         last_step = self.length > self.longest
-        if not self.begun:
-            return None
         if self.length % _LOOK_EVERY.get(self.ended.device.type, 1) and not last_step:
             return None
         keep = (~self.ended).nonzero()[:, 0]  # (B',)
@@ -262,16 +255,10 @@ def pad(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 @torch.no_grad()
-def forced_scores(model: Any, source: Tensor, outputs: Sequence[Sequence[int]], *, alpha: float) -> list[Hypothesis]:
-    """Score the given outputs, one a source sentence, in one pass without a cache."""
+def forced_scores(model: Any, source: Tensor, outputs: Sequence[Sequence[int]]) -> list[float]:
+    """Return the log-probabilities of the given outputs, one a source sentence, in one pass without a cache."""
     whole = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
     target = pad_sequence(whole, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
     log_probs = torch.log_softmax(model.logits(model(source, target[:, :-1])).float(), -1)  # (B, T, V)
     gold = log_probs.gather(2, target[:, 1:, None])[:, :, 0]  # (B, T)
-    lengths = torch.tensor([len(tokens) + 1 for tokens in outputs], device=source.device)  # (B,) with EOS
-    inside = torch.arange(gold.shape[1], device=source.device) < lengths[:, None]  # (B, T)
-    totals = gold.masked_fill(~inside, 0.0).double().sum(1).tolist()
-    return [
-        Hypothesis(list(tokens), total / length_penalty(len(tokens) + 1, alpha), total)
-        for tokens, total in zip(outputs, totals, strict=True)
-    ]
+    return gold.masked_fill(target[:, 1:] == PAD, 0.0).double().sum(1).tolist()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phmctl import exports
+from phmctl.checkpoints import load_model
 from phmctl.console import silence, warn
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
@@ -18,7 +19,7 @@ from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.model import Advance, Line, Model, Texts, about_run, check_export, check_texts, ignore
-from phmctl.devices import takes_bfloat16
+from phmctl.devices import pick_device, takes_bfloat16
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.exports import Export
 from phmctl.recipe.documents import change
@@ -211,9 +212,9 @@ class Translator(Model):
         lengths = [max(len(row), len(ids) + 1) if row else 0 for row, ids in zip(rows, wanted, strict=True)]
         for places in plan(lengths, self.settings.batch_tokens):
             source = pad([rows[place] for place in places]).to(self.engine.device)  # (B, S)
-            found = forced_scores(self.engine.model, source, [wanted[place] for place in places], alpha=0.0)
-            for place, hypothesis in zip(places, found, strict=True):
-                scores[place] = hypothesis.log_prob
+            found = forced_scores(self.engine.model, source, [wanted[place] for place in places])
+            for place, score in zip(places, found, strict=True):
+                scores[place] = score
         return scores
 
     @silence()
@@ -302,7 +303,6 @@ def load_translator(
 def load_transformer(run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair) -> "Transformer":
     """Load a run's trained model as it was trained, in evaluation mode. Raises RunError."""
     from phmctl.assembly import build_transformer, trained
-    from phmctl.devices import pick_device
 
     section = run.recipe_of(TranslationRecipe).model
     model = build_transformer(section, tokenizers.source.size, tokenizers.target.size, "meta")
@@ -329,9 +329,7 @@ def open_engine(
 
         return OnnxEngine(folder, threads)
     from phmctl.assembly import build_transformer
-    from phmctl.checkpoints import load_model
     from phmctl.decoding.beam import TorchEngine
-    from phmctl.devices import pick_device
     from phmctl.models import plain
     from phmctl.nn.convert import to_dense
 

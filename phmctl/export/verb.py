@@ -15,7 +15,10 @@ from phmctl.decoding.translator import Translator, open_engine
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
 from phmctl.export import EXACT, check_options
+from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import write_plain
+from phmctl.export.huggingface import verify_huggingface, write_huggingface
+from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import IDS, Subject, Verification, open_subject, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, Export
 from phmctl.files import clear, replacing, seal, write_atomic, writing
@@ -170,16 +173,10 @@ def _write(subject: Subject, to: str, quantize: str, form: str, folder: Path) ->
     if to == CTRANSLATE2:
         if not subject.translates:
             raise UserError("CTranslate2 runs translators, not this classifier; export it --to onnx or safetensors")
-        from phmctl.export.ctranslate2 import write_ctranslate2
-
         write_ctranslate2(subject.form, subject.tokenizers, quantize, subject.longest, folder)
     elif to == ONNX:
-        from phmctl.export.onnx import write_onnx
-
         write_onnx(subject.form, folder)
     elif to == HUGGINGFACE:
-        from phmctl.export.huggingface import write_huggingface
-
         write_huggingface(subject, folder)
     else:
         has_rules = subject.section.dimension > 1 and subject.section.algebra not in TWO_FACTORS
@@ -201,8 +198,6 @@ def _verify(subject: Subject, to: str, folder: Path, quantize: str, texts: int |
     """Compare the export with the run; PhmctlError where it differs although its numbers are float32."""
     ours = subject.answering
     if to == HUGGINGFACE:
-        from phmctl.export.huggingface import verify_huggingface
-
         found = verify_huggingface(subject, folder, texts)
     elif isinstance(ours, Translator):
         engine = open_engine(to, folder, subject.section, subject.tokenizers, quantize=quantize, device="cpu")

@@ -10,7 +10,7 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_N
 from phmctl.errors import RecipeError, nearest
-from phmctl.recipe.documents import Document, compose, parse_document, read_document, wrong_choice
+from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
 
@@ -99,11 +99,6 @@ def resolve(
     if isinstance(recipe, Mapping):
         return _resolve(Document(deepcopy(dict(recipe)), "recipe"), changes)
     return load_recipe(str(recipe), changes)
-
-
-def parse_recipe(text: str, *, where: str, overrides: Sequence[str | Override] = ()) -> Recipe:
-    """Validate a recipe's YAML text; `where` names it in messages. See :func:`load_recipe`."""
-    return _resolve(parse_document(text, where, RecipeError), overrides)
 
 
 def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
@@ -230,8 +225,3 @@ def _set(document: Document, override: Override) -> None:
             raise RecipeError(f"{override.option}: {part} is a value, not a section")
     content[path[-1]] = override.value
     document.options[path] = override.option
-
-
-def list_recipes() -> list[dict[str, str]]:
-    """Return ``name``, ``task`` and ``description`` of each shipped recipe, by name."""
-    return [load_recipe(name).model_dump(include={"name", "task", "description"}) for name in shipped_names("recipes")]

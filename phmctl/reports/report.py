@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
+
 from phmctl import __version__
 from phmctl.accounting.ledger import Totals, ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
+from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.compare import Comparison, compare
 from phmctl.comparison.variants import Trained, Variant, mean_and_spread
@@ -25,7 +29,6 @@ from phmctl.tasks.registry import kind_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
 # What a page is made of: pairs of a kind and its value, which ``page.html`` shows; text is escaped there. Kinds are
 # ``table``, ``text``, ``heading``, ``code``, ``lines``, ``details`` (a summary and its blocks), and rows of pictures:
@@ -170,15 +173,13 @@ def _rules(found: Comparison) -> Blocks:
 @dataclass(frozen=True)
 class Learned:
     name: str  # of the first map that holds it
-    A: "Tensor"  # (n, n, n)
+    A: Tensor  # (n, n, n)
     width: str  # k×d of the map
     nearest: NearestAlgebra  # the known algebra nearest to A
 
 
 def learned_rules(one: Trained) -> list[Learned]:
     """The rules in a run's checkpoint: that which was scored, else the best, else the last. Factors are multiplied."""
-    from phmctl.algebra.bilinear import Factors, recompose
-
     names = one.run.checkpoint_names()
     wanted = one.result.checkpoint if one.result is not None else ""
     checkpoint = next((each for each in (wanted, "best", "last") if each in names), None)
@@ -309,13 +310,6 @@ def _figure(width: float = 4.4, height: float = 2.75) -> "Figure":
     return Figure(figsize=(width, height), dpi=72, layout="constrained")
 
 
-def _label(text: str) -> str:
-    """A label as matplotlib shows it: short, on one line, and not hidden for its first character."""
-    plain = " ".join(text.split())
-    short = plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
-    return f" {short}" if short.startswith("_") else short
-
-
 def draw_curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     """Draw curves over the steps: a colour a model, a style of line a seed."""
     figure = _figure()
@@ -331,7 +325,7 @@ def draw_curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
                 color=_SERIES[index % len(_SERIES)],
                 marker="o" if len(parts) < 12 else None,
                 markersize=3,
-                label=_label(label) if number == 0 else "_",
+                label=label[:_LONGEST] if number == 0 else "_",
             )
     heights = [value for seeds in lines.values() for points in seeds for _, value in points]
     if min(heights) > 0 and max(heights) > _DECADES * min(heights):
@@ -340,13 +334,11 @@ def draw_curves(lines: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     return figure
 
 
-def draw_rule(rule: "Tensor", aligned: "Tensor", known: "Tensor") -> "Figure":
+def draw_rule(rule: Tensor, aligned: Tensor, known: Tensor) -> "Figure":
     """Draw the matrices of a rule as they were learned, in the basis nearest to a known algebra, and that algebra.
 
     Blue is positive, red negative, the stronger the larger beside the largest number of the same tensor.
     """
-    import numpy as np
-
     n, width = len(rule), min(len(rule), _SQUARE)
     height = math.ceil(n / width)
     shown = [(rule, "A"), (aligned, "P·A"), (known, "A*")][: 3 if n <= _SQUARE else 1]

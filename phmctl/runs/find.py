@@ -12,7 +12,7 @@ from pathlib import Path
 from phmctl.checkpoints import saved_steps
 from phmctl.console import note
 from phmctl.errors import RunError, UserError, nearest
-from phmctl.files import sync_folder
+from phmctl.files import sync
 
 # the names of what lies in a run
 RECIPE, RECIPE_JSON = "recipe.yaml", "recipe.json"
@@ -64,7 +64,7 @@ def claim_version(temporary: Path, parent: Path) -> Path:
             if not target.exists():
                 raise
             continue
-        sync_folder(parent)
+        sync(parent)
         return target
 
 

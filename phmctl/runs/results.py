@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
-from zlib import crc32
 
 from phmctl import __version__
 from phmctl.console import warn
@@ -26,7 +25,6 @@ from phmctl.errors import RunError
 from phmctl.files import sha256, sha256_text, write_json
 from phmctl.runs.run import Run, Weights, git_revision
 
-_MARK = b', "crc32": "'  # comes before the checksum of a line of the log
 _FORMAT = 1  # of `made`
 _UNFIT = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -110,14 +108,8 @@ def write_result(
         "date": datetime.now(UTC).date().isoformat(),
     }
     path = setting.path(run, "json")
-    made, report = json.loads(json.dumps([made, report]))  # as they will be read
-    write_json(path, {"made": {**made, "digest": _digest(made, report)}, **report})
+    write_json(path, {"made": made, **report})
     return path
-
-
-def _digest(made: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    kept = {name: value for name, value in made.items() if name != "digest"}
-    return sha256_text([json.dumps([kept, report], sort_keys=True)])
 
 
 def read_results(run: Run) -> list[Result]:
@@ -133,9 +125,6 @@ def _read(path: Path) -> Result | None:
             return None
         if made["format"] != _FORMAT:
             warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
-            return None
-        if made.get("digest") != _digest(made, report):
-            warn(f"{path} is not what eval wrote, so its result is left out; remove it and score the run again")
             return None
         answers = None if made["answers"] is None else path.with_name(made["answers"])
         if answers is not None and not answers.is_file():
@@ -169,12 +158,6 @@ def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     return found
 
 
-def entry_line(entry: Mapping[str, Any]) -> bytes:
-    """An entry as it is written: its checksum comes last."""
-    body = json.dumps(entry).encode()[:-1]
-    return body + _MARK + b'%08x"}\n' % crc32(body)
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The entries of a metrics file; none of a file that is not there. Raises RunError where it cannot be read."""
     return [entry for _, entry in read_lines(path)]
@@ -200,15 +183,7 @@ def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def read_entry(line: bytes) -> dict[str, Any] | None:
-    """A line's entry: a JSON object with a step and, if any, seconds that are a number; None for another.
-
-    None too where the line is not what was written, by its checksum; a line without one is taken.
-    """
-    body, mark, checksum = line.rpartition(_MARK)
-    if mark:
-        if checksum != b'%08x"}' % crc32(body):
-            return None
-        line = body + b"}"
+    """A line's entry: a JSON object with a step and, if any, seconds that are a number; None for another."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # bytes that are not UTF-8 too

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from phmctl import __version__
 from phmctl.checkpoints import (
@@ -42,17 +42,20 @@ from phmctl.console import note
 from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
+    held_beside,
     locked,
     read_json_object,
     refuse_pipes,
     sha256,
     sha256_text,
     sweep,
-    temporary_folder,
     write_atomic,
     write_json,
     writing,
 )
+from phmctl.recipe.documents import read_document
+from phmctl.recipe.loading import dump_recipe, validate_recipe
+from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.runs.find import (
     ATTEMPT,
     AUTO,
@@ -69,10 +72,7 @@ from phmctl.runs.find import (
     versions_in,
 )
 
-if TYPE_CHECKING:
-    from phmctl.recipe.schema import Recipe
-
-Kind = TypeVar("Kind", bound="Recipe")
+Kind = TypeVar("Kind", bound=Recipe)
 Loaded = TypeVar("Loaded")
 _AGAIN = "copy the run again, or train anew"
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
@@ -91,13 +91,13 @@ class Run:
     """One training's folder and its resolved recipe."""
 
     folder: Path
-    recipe: "Recipe"
+    recipe: Recipe
 
     @classmethod
     def create(
         cls,
         root: Path,
-        recipe: "Recipe",
+        recipe: Recipe,
         *,
         environment: Mapping[str, Any] | None = None,
         fill: Callable[[Self], None] | None = None,
@@ -111,7 +111,7 @@ class Run:
         with writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
             sweep(parent)
-            with temporary_folder(parent / "new") as temporary:
+            with held_beside(parent / "new") as (temporary, _):
                 if fill is not None:
                     fill(cls(temporary, recipe))
                 for name in (CHECKPOINTS, "results"):
@@ -135,7 +135,7 @@ class Run:
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
-    def versions(cls, root: Path, recipe: "Recipe") -> Iterator[Self]:
+    def versions(cls, root: Path, recipe: Recipe) -> Iterator[Self]:
         """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not."""
         for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
             yield cls.open(folder)
@@ -323,25 +323,19 @@ def splits_asked(runs: Sequence[Run], split: str) -> list[str]:
     return [split]
 
 
-def write_recipe(folder: Path, recipe: "Recipe") -> None:
+def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Write a run's recipe, as YAML for people and as JSON, which is read fifty times as fast."""
-    from phmctl.recipe.loading import dump_recipe
-
     text = dump_recipe(recipe)
     write_json(folder / RECIPE_JSON, {"yaml_sha256": sha256_text([text]), "recipe": recipe.model_dump(mode="json")})
     write_atomic(folder / RECIPE, text)
 
 
-def read_recipe(path: Path) -> "Recipe":
+def read_recipe(path: Path) -> Recipe:
     """Return a run's recipe, by what is JSON beside the YAML file where it is of the same text.
 
     Every key was written: one that is cut off would have defaults that nobody meant. RunError: the file is damaged, or
     something in its folder is no regular file.
     """
-    from phmctl.recipe.documents import read_document
-    from phmctl.recipe.loading import validate_recipe
-    from phmctl.recipe.schema import RECIPES
-
     refuse_pipes(path.parent, RunError)
     with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
         kept = json.loads((path.parent / RECIPE_JSON).read_bytes())
@@ -368,7 +362,7 @@ def _read_pointer(path: Path) -> str | None:
     return lines[0].strip() if any(lines) and not any(lines[1:]) else None
 
 
-def describe_environment(recipe: "Recipe") -> dict[str, Any]:
+def describe_environment(recipe: Recipe) -> dict[str, Any]:
     """Where and with what this process runs: versions, platform, seed, git revision, time."""
     libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
     for name in _LIBRARIES:

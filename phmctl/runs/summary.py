@@ -122,8 +122,6 @@ def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> lis
 
 
 def summarise(folder: Path) -> Summary:
-    if not (folder / RECIPE).is_file():
-        raise RunError(f"{folder} is not a run: {RECIPE} is missing")
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment() if (folder / ENVIRONMENT).is_file() else {}
     written = environment.get("unmodified")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from phmctl.metrics.classification import Part, mcnemar
+from phmctl.metrics.text import How, bleu_by, length_parts, paired_bootstrap, sentence_chrf, text_scorer
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Scorer
-    from phmctl.metrics.text import How
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
@@ -55,32 +55,22 @@ class TextComparer:
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
         """Return what scores a model's trainings on samples of the items."""
-        from phmctl.metrics.text import text_scorer
-
         return text_scorer(metric, [run.given for run in runs], runs[0].right, **runs[0].how)
 
     def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
         """Compare one training a side by the task's own test: its name, and p."""
-        from phmctl.metrics.text import paired_bootstrap
-
         found = paired_bootstrap(baseline.given, system.given, system.right, **system.how)
         return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
 
     def item_scores(self, run: Answers) -> list[float]:
         """Return a score of each item by itself, in per cent: by these, samples are chosen."""
-        from phmctl.metrics.text import sentence_chrf
-
         return sentence_chrf(run.given, run.right, lowercase=run.how.get("lowercase", False))
 
     def divided(self, run: Answers) -> list[Part]:
         """Return the items of each part, as the task divides them."""
-        from phmctl.metrics.text import length_parts
-
         return length_parts(run.asked)
 
     def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
-        from phmctl.metrics.text import bleu_by
-
         return [one.bleu for one in bleu_by(parts, run.given, run.right, **run.how)]
 
 

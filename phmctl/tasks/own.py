@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phmctl.data.card import RESERVED, Rows
+from phmctl.data.corpus import own_corpus
 from phmctl.errors import DataError
 from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.base import R, Sizes, Task, TaskKind, option_name
 
 if TYPE_CHECKING:
-    from phmctl.data.card import Rows
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.data.prepared.provenance import Vocabulary
 
@@ -51,7 +52,6 @@ class TextKind(TaskKind[R]):
         `settings` are of the data section, `files` the user's own by split, `options` the task's own; others are as
         :func:`~phmctl.data.prepared.prepare.prepare` has them.
         """
-        from phmctl.data.corpus import own_corpus
         from phmctl.data.prepared.prepare import choose_section, prepare
 
         given = (*options, *settings, *(files if self.labelled else ()))
@@ -104,8 +104,6 @@ def rows_of(option: str, texts: Sequence[str], label: str | None, given: Mapping
     Columns are numbers, counted from 0, where all of them are; then there is no header but where the user says so.
     Raises DataError.
     """
-    from phmctl.data.card import RESERVED, Rows
-
     named, extras = [*texts, *([] if label is None else [label])], given.get("extra") or ()
     if twice := [column for column in named if named.count(column) > 1]:
         raise DataError(f"column {twice[0]!r} is named twice by {option}; each wants a column of its own")

@@ -4,8 +4,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-from phmctl.data.card import card_task, is_card
-from phmctl.errors import RecipeError, nearest
+from phmctl.data.card import is_card, load_card
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import TaskKind
@@ -20,9 +19,6 @@ TASKS: dict[str, str] = {
 
 
 def task_kind(name: str) -> TaskKind[Any]:
-    """Return the kind of a task. Raises RecipeError."""
-    if name not in TASKS:
-        raise RecipeError(f"no task {name!r}{nearest(name, TASKS)}; there are {', '.join(TASKS)}")
     module, _, attribute = TASKS[name].partition(":")
     kind: TaskKind[Any] = getattr(importlib.import_module(module), attribute)
     return kind
@@ -42,4 +38,4 @@ def kind_for_corpus(name: str, recipe: str | None = None, given: Collection[str]
             return kind
     if recipe is not None and not is_card(name):
         return kind_of(load_recipe(recipe))
-    return task_kind(card_task(name))
+    return task_kind(load_card(name).task)

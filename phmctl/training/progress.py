@@ -1,5 +1,6 @@
 """What a training reports: its speed, a line on stderr, ``metrics.jsonl``, and TensorBoard's log if asked."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from phmctl.console import note, people, printable
 from phmctl.errors import RecipeError
 from phmctl.files import write_atomic, writing
-from phmctl.runs.results import entry_line, read_lines
+from phmctl.runs.results import read_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -148,7 +149,7 @@ class MetricsLog:
         """Append one entry (OutputError: the disk is full); a torn line is dropped when the training goes on."""
         if self._path is None:
             return
-        line = entry_line({"event": event, "step": step, **values})
+        line = json.dumps({"event": event, "step": step, **values}).encode() + b"\n"
         with writing(self._path):
             while line:
                 line = line[self._file.write(line) :]

@@ -146,10 +146,10 @@ _MAKING = """
 import sys, time
 from pathlib import Path
 import phmctl.cli.main as main
-from phmctl.files import temporary_folder
+from phmctl.files import held_beside
 
 def make():
-    with temporary_folder(Path(sys.argv[1]) / "new"):
+    with held_beside(Path(sys.argv[1]) / "new"):
         print("making", flush=True)
         time.sleep(60)
 

@@ -103,6 +103,7 @@ OTHERS = [
     ("serve RUN --port 0 --host no-such-host.invalid", "no-such-host"),
     ("bench layer --n x", "--n x: expected a whole number"),
     ("bench layer --dtype float1", "did you mean 'float16'"),
+    ("bench layer --tokens 0", "--tokens 0"),
     ("export RUN --to x -o out", "x"),
 ]
 SAID = [

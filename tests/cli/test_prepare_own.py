@@ -109,11 +109,11 @@ def test_cleaning_is_an_option(tmp_path: Path) -> None:
     assert cleaning == cleaning | {"lowercase": True, "normalise": True, "entities": "decode", "max_ratio": 3.0}
     assert cleaning["min_count"] == 2
     assert prepared.manifest["splits"]["train"]["dropped"] == {"length_ratio": 1}
-    words = prepared.tokenizer.vocabulary[4:]
+    words = prepared.tokenizers.source.vocabulary[4:]
     assert {" hund", " läuft", " ."} <= set(words)
     assert not {" Hund", " 7", " café"} & set(words)  # these occur once
     plain = prepare(tmp_path, *given)
-    assert " Hund" in plain.tokenizer.vocabulary
+    assert " Hund" in plain.tokenizers.source.vocabulary
     assert plain.manifest["splits"]["train"]["dropped"] == {}
 
 
@@ -123,7 +123,7 @@ def test_cleaning_overrides_a_cards(tmp_path: Path) -> None:
     given = ["multi30k-de-en", "--source", tmp_path, "--data", tmp_path / "data", *SMALL]
     document = json.loads(call("prepare-data", *given, "--lowercase", "--json").stdout)
     assert document["settings"]["cleaning"]["lowercase"] is True
-    assert " hund" in PreparedData.open(Path(document["folder"])).tokenizer.vocabulary
+    assert " hund" in PreparedData.open(Path(document["folder"])).tokenizers.source.vocabulary
     with pytest.raises(DataError, match="--entities x"):
         call("prepare-data", *given, "--entities", "x")
 

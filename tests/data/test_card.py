@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from phmctl.data.card import Card, Layout, card_task, load_card
+from phmctl.data.card import Card, Layout, load_card
 from phmctl.errors import DataError
 from phmctl.shipped import shipped_names
 
@@ -35,7 +35,7 @@ def refusal(tmp_path, **changes) -> str:
     return str(caught.value)
 
 
-TRANSLATION = [name for name in shipped_names("cards") if card_task(name) == "translation"]
+TRANSLATION = [name for name in shipped_names("cards") if load_card(name).task == "translation"]
 LABELLED = [name for name in shipped_names("cards") if name not in TRANSLATION]
 UNKNOWN_SIZES = {"iwslt14-ro-en"}
 

@@ -1,11 +1,15 @@
 """A model small enough to enumerate: the next token's logits are a table's row, chosen by a hash of the prefix."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from phmctl.data.special import EOS, PAD
+from phmctl.decoding.beam import forced_scores, length_penalty
+from phmctl.decoding.translator import Hypothesis
 
 
 @dataclass
@@ -60,3 +64,9 @@ def sources(rows: list[list[int]]) -> Tensor:
     """Pad token lists, each closed by EOS, to (B, S)."""
     longest = max(len(row) for row in rows) + 1
     return torch.tensor([[*row, EOS] + [PAD] * (longest - len(row) - 1) for row in rows])
+
+
+def forced(model: Any, source: torch.Tensor, outputs: Sequence[list[int]], alpha: float) -> list[Hypothesis]:
+    """What beam search should find for these outputs: each one's score under a length penalty."""
+    found = zip(outputs, forced_scores(model, source, outputs), strict=True)
+    return [Hypothesis(tokens, total / length_penalty(len(tokens) + 1, alpha), total) for tokens, total in found]

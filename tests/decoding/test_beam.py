@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
-from phmctl.decoding.beam import beam_search, forced_scores, grouped_topk, log_softmax_topk, pad
+from phmctl.decoding.beam import beam_search, grouped_topk, log_softmax_topk, pad
 from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import NonFiniteError
 from tests.decoding.conftest import TEXT, Kit, sharp_model
-from tests.decoding.fakes import FakeModel, sources
+from tests.decoding.fakes import FakeModel, forced, sources
 
 SOURCE = sources([[4, 5, 6], [5], [6, 4]])
 
@@ -27,7 +27,7 @@ def best_by_enumeration(
     outputs = every_output(words, longest)
     ranked = []
     for row in SOURCE:
-        scored = forced_scores(model, row.expand(len(outputs), -1), outputs, alpha=alpha)
+        scored = forced(model, row.expand(len(outputs), -1), outputs, alpha)
         ranked.append(sorted(scored, key=lambda h: -h.score)[:count])
     return ranked
 
@@ -49,8 +49,8 @@ def test_scores_are_the_models_own(seed: int, beam: int, alpha: float) -> None:
     model = FakeModel(seed, vocabulary=30, end_bias=1.0)
     found = beam_search(model, SOURCE, beam=beam, alpha=alpha, max_lengths=[8, 3, 0], allowed=28, n_best=beam)
     for row, hypotheses in zip(SOURCE, found, strict=True):
-        forced = forced_scores(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], alpha=alpha)
-        for ours, theirs in zip(hypotheses, forced, strict=True):
+        wanted = forced(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], alpha)
+        for ours, theirs in zip(hypotheses, wanted, strict=True):
             assert ours.score == pytest.approx(theirs.score, abs=1e-5)
             assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-5)
 
@@ -157,7 +157,7 @@ def test_a_model_of_nan_is_an_error() -> None:
 def test_a_forced_score_is_the_sum_of_the_tables_log_probabilities() -> None:
     model = FakeModel(1, vocabulary=8)
     source = sources([[5, 6]])
-    (found,) = forced_scores(model, source, [[4, 7]], alpha=1.0)
+    (found,) = forced(model, source, [[4, 7]], 1.0)
     by_hand = sum(
         model(source, torch.tensor([prefix]))[0, -1].log_softmax(-1)[token].item()
         for prefix, token in [([2], 4), ([2, 4], 7), ([2, 4, 7], 3)]
@@ -182,8 +182,8 @@ def test_the_transformers_beam_scores_are_its_forced_scores(kit: Kit, settings: 
     source = pad([[*ids, 3] for ids in kit.tokenizers.source.encode(TEXT[:6])])
     found = beam_search(model, source, beam=4, alpha=0.6, max_lengths=[12, 3, 9, 12, 5, 7], allowed=size, n_best=4)
     for row, hypotheses in zip(source, found, strict=True):
-        forced = forced_scores(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], alpha=0.6)
-        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in forced], rel=1e-5, abs=1e-5)
+        wanted = forced(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], 0.6)
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in wanted], rel=1e-5, abs=1e-5)
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 300), count=st.integers(1, 12), seed=st.integers(0, 999))

@@ -9,7 +9,7 @@ pytest.importorskip("ctranslate2")
 
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.beam import TorchEngine, forced_scores, pad
+from phmctl.decoding.beam import TorchEngine, pad
 from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 from phmctl.errors import RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
@@ -18,6 +18,7 @@ from phmctl.exports import MODEL
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
+from tests.decoding.fakes import forced
 
 SETTINGS = {"algebra": "phm", "n": 4, "generator": "dense", "generator_bias": True}
 SECTION = TransformerSection(width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2, **SETTINGS)
@@ -53,9 +54,9 @@ def test_hypotheses_and_scores_are_those_of_torch(pair, beam: int, alpha: float)
     for row, one, other in zip(rows, *found, strict=True):
         assert other[0].tokens == one[0].tokens
         assert other[0].score == pytest.approx(one[0].score, abs=1e-4)
-        forced = forced_scores(ours.model, pad([row] * beam), [each.tokens for each in other], alpha=alpha)
-        assert [each.score for each in other] == pytest.approx([each.score for each in forced], abs=1e-4)
-        assert [each.log_prob for each in other] == pytest.approx([each.log_prob for each in forced], abs=1e-4)
+        wanted = forced(ours.model, pad([row] * beam), [each.tokens for each in other], alpha)
+        assert [each.score for each in other] == pytest.approx([each.score for each in wanted], abs=1e-4)
+        assert [each.log_prob for each in other] == pytest.approx([each.log_prob for each in wanted], abs=1e-4)
         assert [each.score for each in other] == sorted((each.score for each in other), reverse=True)
 
 

@@ -30,8 +30,8 @@ def scored(model, form, sizes, quantize, folder):
     source = ids(3, 9, sizes[0])
     rows = [[source_words[index] for index in row if index] for row in source.tolist()]
     found = theirs.score_batch(rows, [[target_words[index] for index in row] for row in OUTPUTS])
-    ours = forced_scores(model, source, OUTPUTS, alpha=0.0)
-    return [sum(each.log_probs) for each in found], [each.log_prob for each in ours]
+    ours = forced_scores(model, source, OUTPUTS)
+    return [sum(each.log_probs) for each in found], ours
 
 
 # A table with rows that only n wanted shares its softmax with them; the export has them cut off.

@@ -36,11 +36,12 @@ from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.errors import PhmctlError
 from phmctl.exports import Export
 from phmctl.files import file_entry
-from phmctl.recipe.loading import dump_recipe, load_recipe, parse_recipe
+from phmctl.recipe.loading import dump_recipe, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.shipped import shipped
 from tests.fuzz.mutations import TOKENS, as_json, changed_bytes, changed_values
+from tests.recipe.parsing import parse_recipe
 
 EXAMPLES = int(os.environ.get("PHMCTL_FUZZ", "40"))
 SLOW = 10.0  # seconds for one file

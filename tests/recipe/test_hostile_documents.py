@@ -6,8 +6,8 @@ import pytest
 
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.documents import compose, parse_document
-from phmctl.recipe.loading import parse_recipe
 from phmctl.shipped import shipped
+from tests.recipe.parsing import parse_recipe
 
 MINIATURE = (shipped("recipes") / "miniature.yaml").read_text(encoding="utf-8")
 

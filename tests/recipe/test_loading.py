@@ -3,8 +3,9 @@
 import pytest
 
 from phmctl.errors import RecipeError
-from phmctl.recipe.loading import common_overrides, differences, dump_recipe, load_recipe, parse_recipe
+from phmctl.recipe.loading import common_overrides, differences, dump_recipe, load_recipe
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
+from tests.recipe.parsing import parse_recipe
 
 MINIMAL = """\
 name: trial

@@ -344,6 +344,6 @@ def test_a_disk_that_fills_up_is_an_output_error(fit: Fit, monkeypatch: pytest.M
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phmctl.files.sync_file", full)
+    monkeypatch.setattr("phmctl.files.sync", full)
     with pytest.raises(OutputError, match="No space left on device; choose a folder"):
         fit(steps=10)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.console import Table
 from phmctl.data.card import corpus_name, is_card
-from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, Tokenizer, TokenizerPair
+from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.files import read_seal, refuse_pipes, seal, verify, writing
 from phmctl.recipe.models import PositiveInt
@@ -304,11 +304,6 @@ class PreparedData:
             kind = "labelled text" if isinstance(data, LabelledSection) else "parallel text"
             raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
         return prepared
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of all texts, where there is one; otherwise of the first side."""
-        return self.tokenizers.source
 
     @property
     def splits(self) -> list[str]:

@@ -7,7 +7,6 @@ only when it is complete.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle, islice
@@ -50,7 +49,6 @@ LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
 _OLD = (("direction", "forward"), ("copies", False))  # settings that older folders do not name
-_LOOKED_AT = 1000  # rows of a split, for its words
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 Floats = npt.NDArray[np.float32]
@@ -70,9 +68,9 @@ def choose_section(
     loaded = None if recipe is None else load_recipe(recipe)
     base = loaded and (loaded if isinstance(loaded.data, section) else expect(loaded, kind)).data
     if not isinstance(base, section):
-        proposed = load_card(name).defaults.model_dump(exclude_none=True) if is_card(name) else {}
+        proposed = load_card(name).defaults if is_card(name) else {}
         told = {} if vocabulary is None else vocabulary.settings_for(section)
-        base = section(card=name, **{**proposed, **told})
+        base = change(section(card=name), {**proposed, **told}, DataError)
     return change(base.model_copy(update={"card": name}), given, DataError)
 
 
@@ -192,7 +190,7 @@ def _write(
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is not None:
-        _check_classes(corpus, labels, counts, splits["train"])
+        _check_classes(corpus, labels, counts)
         types, kind = {"text": tokenizers.source.size}, {"task": TASK, "labels": labels, "extras": extras}
     covered = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
     write_manifest(folder, {**made, **kind, **told, "token_types": types, "splits": counts, **covered})
@@ -227,25 +225,10 @@ def _clean_splits(
         for row in rows if name != "train" else ():
             if not corpus.labelled or row.label is not None:
                 held_out.add([clean_line(text, cleaning) for text in row.texts])
-    if not corpus.labelled:
-        _warn_of_exchanged_sides(corpus.splits)
     return {
         name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
         for name, rows in corpus.splits.items()
     }
-
-
-def _warn_of_exchanged_sides(splits: Mapping[str, RowSource]) -> None:
-    usual: tuple[set[str], ...] = (set(), set())
-    for name, rows in splits.items():
-        lines = zip(*(row.texts for row in islice(rows, _LOOKED_AT)), strict=True)
-        own = tuple({*re.findall(r"[^\W\d_]+", " ".join(side).casefold())} for side in lines) or (set(), set())
-        usual = own if name == "train" else usual
-        if all(len(words & usual[1 - side]) > 2 * len(words & usual[side]) for side, words in enumerate(own)):
-            warn(
-                f"{name}'s sources have the words of train's targets, and its targets those of train's sources; "
-                "are source and target exchanged in one of them?"
-            )
 
 
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
@@ -289,15 +272,14 @@ def _encoded(
             advance(len(chunk))
 
 
-def _check_classes(
-    corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]], train: CleanRows
-) -> None:
+def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own classes, only tell."""
     for label in labels:
         if label in counts["train"]["labels"]:
             continue
         has = ", ".join(name for name, split in counts.items() if label in split["labels"])
-        lost = f"train of {corpus.name!r} has no example of the label {label!r} left ({in_words(train.lost[label])})"
+        why = in_words(counts["train"]["dropped"])
+        lost = f"train of {corpus.name!r} has no example of the label {label!r} left (of all rows: {why})"
         if has or not corpus.labels:
             raise DataError(f"{lost}{f', and {has} has' if has else ''}; leave the label's rows out, or give others")
         warn(f"{lost}: it is not learned")
@@ -334,19 +316,12 @@ def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDA
     GloVe's text format: a word and its numbers a line, plain or ``.gz``. The 840B release has words with spaces in
     them, so the vector is the last numbers of a line. A first line with two whole numbers (word2vec's) is passed over.
     """
-    exact: dict[str, list[int]] = defaultdict(list)
-    lowered: dict[str, list[int]] = defaultdict(list)
-    for index, token in enumerate(vocabulary[len(SPECIAL_TOKENS) :], start=len(SPECIAL_TOKENS)):
-        exact[token.strip()].append(index)
-        lowered[token.strip().lower()].append(index)
-    found: dict[int, Floats] = {}
-    second_best: dict[int, Floats] = {}
-    for word, numbers in _wanted_rows(path, exact.keys() | lowered.keys()):
-        for index in exact.get(word, ()):
-            found.setdefault(index, numbers)
-        for index in lowered.get(word, ()):
-            second_best.setdefault(index, numbers)
-    found = second_best | found
+    words = [token.strip() for token in vocabulary[len(SPECIAL_TOKENS) :]]
+    there: dict[str, Floats] = {}
+    for word, numbers in _wanted_rows(path, {*words, *map(str.lower, words)}):
+        there.setdefault(word, numbers)
+    forms = enumerate((word if word in there else word.lower() for word in words), start=len(SPECIAL_TOKENS))
+    found = {index: there[form] for index, form in forms if form in there}
     if not found:
         raise DataError(
             f"{path} has none of the {len(vocabulary):,} words of the vocabulary; are they vectors of words?"
@@ -370,28 +345,20 @@ def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
         if number == 1 and re.fullmatch(r"[0-9]+ [0-9]+", text):
             continue
         width = width or text.count(" ")
-        word, numbers = _parts(path, number, text, width)
+        word, *numbers = text.rsplit(" ", width)
+        # a word may have spaces in it, and end in a whole number: "sept 11"
+        if len(numbers) < max(width, 1) or (" " in word and _REAL.fullmatch(word.rpartition(" ")[2])):
+            raise DataError(
+                f"{path}, line {number}: {text.count(' ')} numbers behind the word, but the first row has {width}; "
+                "is the file whole, and of one width?"
+            )
         if word not in wanted:
             continue
         try:
             with np.errstate(over="ignore"):
-                values = np.array(numbers.split(" "), np.float32)
+                values = np.array(numbers, np.float32)
         except ValueError:
             values = np.full(1, np.nan, np.float32)
         if not np.isfinite(values).all():
             raise DataError(f"{path}, line {number}: not all fields behind the word are finite numbers")
         yield word, values
-
-
-def _parts(path: Path, number: int, line: str, width: int) -> tuple[str, str]:
-    if line.count(" ") == width:  # nearly all lines: no need to take the numbers apart
-        word, _, numbers = line.partition(" ")
-        return word, numbers
-    parts = line.rsplit(" ", width)  # a word with spaces, and the numbers
-    word = parts[0] if len(parts) > width else ""
-    if not word or _REAL.fullmatch(word.rpartition(" ")[2]):  # a word may end in a whole number: "sept 11"
-        raise DataError(
-            f"{path}, line {number}: {line.count(' ')} numbers behind the word, but the first row has {width}; "
-            "is the file whole, and of one width?"
-        )
-    return word, " ".join(parts[1:])

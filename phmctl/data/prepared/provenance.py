@@ -1,8 +1,7 @@
 """What prepared data was made from and whether that has changed, its building, and vocabularies that others lend."""
 
 import glob
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from phmctl.data.card import Cleaning
 from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
-from phmctl.data.rows import Row
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
 from phmctl.files import clear, damage, locked, replacing, sha256, sha256_text, temporaries, writing
@@ -26,12 +24,11 @@ VECTORS = "vectors"  # what a manifest calls the split and the side of word vect
 
 
 def provenance(corpus: Corpus, vectors: Path | None = None) -> dict[str, Any]:
-    """Return what the manifest says of a corpus' origin: its files with SHA-256, or that of the text where it has none.
+    """Return what the manifest says of a corpus' origin: its files with SHA-256.
 
     A file's entry says which split and side it is read as, so that two that change places are noticed.
     """
     sources = [_entry(file.path, file.split, file.side) for file in corpus.files]
-    sources = sources or [_text(name, rows) for name, rows in corpus.splits.items()]
     sources += [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
     made = {CARD: corpus.card, "held_out": dict(corpus.held_out)}
     told = {key: value for key, value in made.items() if value}
@@ -45,15 +42,6 @@ def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path), "split": split, "side": side}
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _text(name: str, rows: Iterable[Row]) -> dict[str, Any]:
-    """Return the entry of a split without files: the digest of its lines, as ``source LF target LF``."""
-    count, digest = 0, hashlib.sha256()
-    for count, row in enumerate(rows, start=1):  # noqa: B007 (the last is how many there are)
-        parts = row.texts if row.label is None else (*row.texts, row.label)
-        digest.update(("\n".join(parts) + "\n").encode("utf-8"))
-    return {"name": name, "pairs": count, "sha256": digest.hexdigest()}
 
 
 def changed_sources(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:

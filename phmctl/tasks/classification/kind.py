@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, progress, warn
-from phmctl.data.copies import read_text
+from phmctl.data.card import Rows
+from phmctl.data.copies import ADVICE, read_text
+from phmctl.data.corpus import table_rows
+from phmctl.decoding.model import Classified
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_atomic
 from phmctl.metrics import classification as scoring
 from phmctl.metrics.text import remarks
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
-from phmctl.runs import Run, Weights
+from phmctl.runs import DATA, Run, Weights
 from phmctl.runs.results import Result, Setting, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
 from phmctl.tasks.base import Asked
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from phmctl.assembly import ClassifierSection
-    from phmctl.data.card import Rows
-    from phmctl.decoding.model import Classified
     from phmctl.tasks.classification.task import TextClassifier
 
 
@@ -79,8 +80,6 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
 
     def evaluate(self, asked: Asked) -> ClassifierReport:
         """Score a classifier on a split, and write scores and predictions into the run; of a user's table nothing."""
-        from phmctl.tasks.classification.task import labels_of
-
         run, split, against, labels = asked.run, asked.split, asked.against, labels_of(asked.run)
         table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
         examples = _read_table(run, labels, table) if table else read_examples(run, split)
@@ -143,6 +142,13 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
 
 
 KIND = ClassificationKind()
+
+
+def labels_of(run: Run) -> list[str]:
+    labels: list[str] | None = run.data().get("labels")
+    if not labels:
+        raise RunError(f"{run.folder / DATA} does not say which labels there are; {ADVICE}")
+    return labels
 
 
 def labelled_rows(given: Mapping[str, Any]) -> Rows:
@@ -230,8 +236,6 @@ def _percent(share: float) -> str:
 
 def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Examples:
     """Return a user's examples. Raises DataError: the table cannot be read, or has an unknown label."""
-    from phmctl.data.corpus import table_rows
-
     if "table" not in table:
         raise UserError("--text and --label are columns of a table: give it with --table FILE")
     found = list(table_rows(Path(table["table"]), labelled_rows(table)))
@@ -246,7 +250,7 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Ex
 def _answers(
     run: Run, asked: Asked, texts: Sequence[tuple[str, ...]], *, cleaned: bool
 ) -> tuple[Weights, list[Classified]]:
-    from phmctl.tasks.classification.task import WINDOW, load_classifier
+    from phmctl.tasks.classification.task import load_classifier
 
     execution = asked.options.get("execution")
 
@@ -254,12 +258,8 @@ def _answers(
         return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned, execution=execution)
 
     weights, classifier = run.use(asked.checkpoint, load)
-    answers: list[Classified] = []
     with progress(f"labelling {asked.split} with {run.name}", len(texts)) as advance:
-        for start in range(0, len(texts), 8 * WINDOW):
-            answers += classifier.label(texts[start : start + 8 * WINDOW])
-            advance(len(answers) - start)
-    return weights, answers
+        return weights, classifier.label(texts, advance)
 
 
 def write_predictions(path: Path, examples: Examples, answers: Sequence[Classified]) -> None:

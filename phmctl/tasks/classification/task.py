@@ -19,7 +19,6 @@ from phmctl.data import copies
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
 from phmctl.data.prepared.folder import PreparedData, Split
-from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.decoding.model import (
     Advance,
     Classified,
@@ -42,10 +41,10 @@ from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import DATA, Run
+from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
+from phmctl.tasks.classification.kind import labels_of
 
-WINDOW = 1024  # lines that are sorted and labelled together
 _VECTORS = {1: "what the label is read from", 2: "the maximum and the mean over time of the LSTM's states"}
 
 
@@ -67,7 +66,7 @@ class ClassificationTask:
             )
 
     def build_model(self, device: torch.device | str | None = None) -> Classifier:
-        size, classes = self.prepared.tokenizer.size, len(self.prepared.labels)
+        size, classes = self.prepared.tokenizers.source.size, len(self.prepared.labels)
         return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
 
     def plan(self, epoch: int) -> list[Rows]:
@@ -143,7 +142,7 @@ class ClassificationTask:
 
     def furnish(self, run: Run) -> None:
         """Write the tokenizer, the examples of each split but train as JSON lines, and the manifest."""
-        self.prepared.tokenizer.save(run.tokenizer_folder / JOINT_FILE)
+        self.prepared.tokenizers.save(run.tokenizer_folder)
         for name in self.prepared.splits:
             if name != "train":
                 write_atomic(run.text_folder / f"{name}.jsonl", "".join(self._json_lines(self.prepared.split(name))))
@@ -193,15 +192,16 @@ class TextClassifier(Model):
         super().__init__({**about_run(run, checkpoint), **about})
 
     @torch.inference_mode()
-    def probabilities(self, texts: Sequence[Sequence[str]]) -> Tensor:
+    def probabilities(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> Tensor:
         """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples."""
         result = torch.empty(len(texts), len(self.labels))
         for rows, batch in self._batches(self._encoded(texts)) if texts else ():
             result[rows] = self.model(*batch.sides).float().softmax(1).cpu()
+            advance(len(rows))
         return result
 
-    def label(self, texts: Sequence[Sequence[str]]) -> list[Classified]:
-        rows = (dict(zip(self.labels, row, strict=True)) for row in self.probabilities(texts).tolist())
+    def label(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> list[Classified]:
+        rows = (dict(zip(self.labels, row, strict=True)) for row in self.probabilities(texts, advance).tolist())
         return [Classified(max(each, key=each.__getitem__), each) for each in rows]
 
     @silence()
@@ -301,10 +301,3 @@ def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
     section, classes = run.recipe_of(ClassificationRecipe).model, len(labels_of(run))
     model = build_classifier(section, copies.load_tokenizers(run).source.size, classes, device="meta")
     return trained(model, run, checkpoint, pick_device(device))
-
-
-def labels_of(run: Run) -> list[str]:
-    labels: list[str] | None = run.data().get("labels")
-    if not labels:
-        raise RunError(f"{run.folder / DATA} does not say which labels there are; {copies.ADVICE}")
-    return labels

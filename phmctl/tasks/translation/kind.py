@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, note, progress, warn
+from phmctl.data.card import Rows
+from phmctl.data.clean import clean_line
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
+from phmctl.data.readers import guess_format, read_sentences
 from phmctl.decoding.translator import Translator, change_decoding, load_translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export, decoding_of_export
@@ -37,8 +40,6 @@ from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from phmctl.data.card import Rows
 
 EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
@@ -191,9 +192,6 @@ def text_of(run: Run, split: str) -> Text:
 
 def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
     """Return files as the run's own text is: cleaned as it was. Raises DataError."""
-    from phmctl.data.clean import clean_line
-    from phmctl.data.readers import guess_format, read_sentences
-
     if source is None or not references:
         raise DataError("your own text needs both --source FILE and --reference FILE (repeatable)")
     cleaning = load_cleaning(run)

@@ -53,7 +53,8 @@ class TranslationTask:
         return collate(self.prepared.split("train"), rows)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        loss, _ = _losses(model, batch, self.recipe.training.label_smoothing)
+        smoothing = self.recipe.training.label_smoothing
+        loss, _ = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], smoothing)  # and the likelihood
         return loss, batch.target_tokens
 
     @torch.no_grad()
@@ -65,7 +66,7 @@ class TranslationTask:
         for rows in share.mine(self.planned(split, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
-                _, likelihood = _losses(model, batch, 0.0)
+                _, likelihood = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], 0.0)
             sums[0] += likelihood
             sums[1] += batch.target_tokens
         nats, tokens = share.total(sums).tolist()
@@ -128,9 +129,3 @@ class TranslationTask:
         hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, references, lowercase=lowercase, tokenize=self._bleu_tokenizer).value
-
-
-def _losses(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the smoothed loss and the likelihood, both summed, by one call of the model."""
-    losses: tuple[Tensor, Tensor] = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], smoothing)
-    return losses

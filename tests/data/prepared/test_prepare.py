@@ -149,7 +149,6 @@ def division(test: int) -> Corpus:
 @pytest.mark.parametrize(
     ("before", "after", "cleaning", "reason"),
     [
-        (corpus(), corpus(TRAIN[:200]), CLEANING, "train changed"),
         (corpus(), corpus(), {"lowercase": True}, "cleaning changed"),
         (division(50), division(51), CLEANING, "held_out changed"),
         (replace(corpus(), card="a" * 64), replace(corpus(), card="b" * 64), CLEANING, "card_sha256 changed"),
@@ -218,7 +217,9 @@ def test_a_failed_second_preparation_keeps_the_first(tmp_path):
     before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
     broken = tables([tmp_path / "absent.tsv"], Rows(header=False, texts=(0, 1)))
     with pytest.raises(DataError, match="absent"):
-        prepare(SECTION, replace(corpus(), splits={**corpus().splits, "train": broken}), CLEANING, root=tmp_path)
+        prepare(
+            SECTION, replace(corpus(), splits={**corpus().splits, "train": broken}), CLEANING, root=tmp_path, force=True
+        )
     assert content(PreparedData.find(SECTION, tmp_path).folder) == before
 
 
@@ -371,14 +372,3 @@ def test_copies_follow_the_pairs_of_train(tmp_path, capsys):
     assert len(copied.split("valid")) == len(plain.split("valid"))
     assert copied.manifest["settings"]["copies"] is True
     assert "copies" not in plain.manifest["settings"]  # as folders of earlier versions are
-
-
-def test_sides_that_are_exchanged_are_warned_of(tmp_path, capsys):
-    pairs = [(f"der Hund sieht Haus {i}", f"the dog sees house {i}") for i in range(100)]
-    prepare(SECTION, corpus(pairs[30:], valid=pairs[:20], test=pairs[20:30]), CLEANING, root=tmp_path / "right")
-    assert "warning" not in capsys.readouterr().err
-    other = [(f"the cat sees house {i}", f"die Katze sieht Haus {i}") for i in range(20)]
-    prepare(SECTION, corpus(pairs, valid=pairs[:2], test=other), CLEANING, root=tmp_path / "test")
-    said = capsys.readouterr().err
-    assert "warning: test's sources" in said
-    assert "valid's sources" not in said
