@@ -196,12 +196,8 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     Raises:
         RunError: what the run says is damaged, or of another model.
     """
-    settings = run.recipe.training
-    if settings.rates == "one":
-        return build_rates(model, settings)
-    rates = _kept(run, RATES, lambda: build_rates(model, settings), processes)
-    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if rates.keys() != names or not all(isinstance(rate, float) and 0 < rate < 1e6 for rate in rates.values()):
+    rates = build_rates(model, run.recipe.training)
+    if run.recipe.training.rates != "one" and _kept(run, RATES, lambda: rates, processes) != rates:
         raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
     return rates
 

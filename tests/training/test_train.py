@@ -13,7 +13,7 @@ from torch import nn
 from phmctl import PHMLinear
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device
-from phmctl.errors import DataError, RecipeError
+from phmctl.errors import DataError, RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
@@ -67,6 +67,15 @@ def test_a_compiled_model_trains_as_an_eager_one_and_goes_on(tmp_path: Path) -> 
         logs.append([entry["loss"] for entry in read_metrics(run.metrics_path)])
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
     assert len(logs[0]) > 4
+
+
+def test_rates_of_another_model_are_refused(tmp_path: Path) -> None:
+    recipe = make_recipe(steps=2, rates="structured")
+    run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
+    path = run.folder / measured.RATES
+    path.write_text(json.dumps({name: 2 * rate for name, rate in json.loads(path.read_text()).items()}))
+    with pytest.raises(RunError, match=r"rates\.json"):
+        train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
 
 
 def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
