@@ -84,9 +84,9 @@ def distil(
     keys = {"card", "tokenizer", "vocabulary", "joint", "direction"}
     theirs, ours = ({"task": each.task, **each.data.model_dump(include=keys)} for each in (run.recipe, student))
     if theirs != ours:
+        other = [f"{key}: {old!r}, and {ours.get(key)!r}" for key, old in theirs.items() if ours.get(key) != old]
         raise RunError(
-            f"{run.folder} was trained with {theirs}, and the student's is {ours}: "
-            "a teacher and its student read the same tokens"
+            f"a teacher and its student read the same tokens; {run.folder} and the recipe have {'; '.join(other)}"
         )
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
     folder = str(run.folder.resolve())

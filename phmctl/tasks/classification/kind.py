@@ -258,7 +258,7 @@ def _answers(
         return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned, execution=execution)
 
     weights, classifier = run.use(asked.checkpoint, load)
-    with progress(f"labelling {asked.split} with {run.name}", len(texts)) as advance:
+    with progress(f"labelling with {run.name}", len(texts)) as advance:
         return weights, classifier.label(texts, advance)
 
 
