@@ -196,10 +196,17 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     Raises:
         RunError: what the run says is damaged, or of another model.
     """
-    rates = build_rates(model, run.recipe.training)
-    if run.recipe.training.rates != "one" and _kept(run, RATES, lambda: rates, processes) != rates:
+    settings = run.recipe.training
+    rates = build_rates(model, settings)
+    if settings.rates == "one":
+        return rates
+    kept = _kept(run, RATES, lambda: rates, processes)
+    # Of another run's tensors the rates differ from those of this model, which is at random until it is restored.
+    factor = 1.01 if settings.initialise_from is None else 1e6
+    quotients = [kept[name] / rate for name, rate in rates.items() if isinstance(kept.get(name), float)]
+    if not len(kept) == len(rates) == len(quotients) or not all(1 / factor < each < factor for each in quotients):
         raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
-    return rates
+    return kept
 
 
 def _kept(run: Run, name: str, measure: Callable[[], dict[str, Any]], processes: Processes) -> dict[str, Any]:
