@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+import phmctl
 from phmctl import verbs
 from phmctl.cli.build import NEWEST, TOGETHER
 from phmctl.console import Shown, Table, note, progress
@@ -274,12 +275,9 @@ def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **g
     A translator translates its training text by beam search, once for all its students; a classifier's probabilities
     are learned beside the labels.
     """
-    import phmctl.distillation as teaching
-
-    result = teaching.distil(teacher, recipe, settings=settings or (), **given, quiet=False)
-    folder = str(result.run.folder)
-    document = {"run": folder, "steps": result.steps, "best_score": result.best_score}
-    return Shown(document, text=f"{folder}\n", code=result.exit_code)
+    result = phmctl.distil(teacher, recipe, settings=settings or (), **given, quiet=False)
+    document = {"run": str(result.run.folder), "steps": result.steps, "best_score": result.best_score}
+    return Shown(document, text=f"{result.run.folder}\n", code=result.exit_code)
 
 
 def export(run: Path, to: str, output: Path, **given: Any) -> Shown:
