@@ -204,7 +204,7 @@ def group(trained: Sequence[Trained]) -> list[Variant]:
     groups.sort(key=lambda members: min(order[id(one)] for one in members))
     variants = []
     for label, members in zip(_labels([members[0] for members in groups]), groups, strict=True):
-        by_age = sorted(members, key=lambda one: (str(one.run.environment().get("started")), one.run.folder.name))
+        by_age = sorted(members, key=lambda one: (str(one.run.environment().get("started", "")), one.run.folder.name))
         by_seed = {one.seed: one for one in sorted(by_age, key=lambda one: one.result is not None)}
         kept = tuple(by_seed[seed] for seed in sorted(by_seed))
         variants.append(Variant(label, kept, tuple(one.run for one in members if one not in kept)))

@@ -19,6 +19,7 @@ from phmctl.shipped import shipped, shipped_names
 
 Column = str | NonNegativeInt  # by its name in the header, or counted from 0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+Default = Literal["tokenizer", "vocabulary", "joint", "max_tokens"]  # of a recipe's data section
 Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
 
 
@@ -188,7 +189,7 @@ class Card(Section):
     borrowed: dict[SplitName, str] = Field(default_factory=dict)  # cards whose test sets are of interest here
     sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows a split; empty where they are not known
     divide: Divide | None = None  # for what has no valid or test of its own
-    defaults: dict[str, Any] = Field(default_factory=dict)  # of the recipe's data section, where nothing else is said
+    defaults: dict[Default, str | bool | PositiveInt] = Field(default_factory=dict)  # where nothing else is said
     cleaning: Cleaning = Cleaning()
     local: tuple[Layout, ...] = ()
     urls: tuple[Url, ...] = ()

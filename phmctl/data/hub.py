@@ -71,8 +71,9 @@ def _load_once(hub: Hub, kept: Path, refetch: bool) -> Any:
             try:
                 if not constants.HF_HUB_OFFLINE:  # `datasets` would ask for minutes
                     info = HfApi().dataset_info(hub.id, revision=hub.revision, files_metadata=True, timeout=10)
-                    ours = (file for file in info.siblings or () if file.rfilename.startswith(hub.folder or ""))
-                    if (size := sum(file.size or 0 for file in ours)) > LARGEST:
+                    below = f"{hub.folder}/" if hub.folder else ""
+                    sizes = (file.size or 0 for file in info.siblings or () if file.rfilename.startswith(below))
+                    if hub.config is None and (size := sum(sizes)) > LARGEST:
                         raise ValueError(f"its files have {size:,} bytes, more than {LARGEST:,}")
                 fetched = datasets.load_dataset(
                     hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)

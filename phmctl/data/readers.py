@@ -245,7 +245,7 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
 
 def first_record(path: Path, rows: Rows) -> list[str]:
     """Return a table's first row, be it a header or not, or the keys of the first JSON object."""
-    _, record = next(_records(path, rows), (1, list[str]()))
+    _, record = next(_records(path, rows.model_copy(update={"odd_rows": "refuse"})), (1, list[str]()))
     if isinstance(record, list):
         return record
     nested = (name for name in map(str, rows.columns) if name not in record and field_of(record, name) is not None)

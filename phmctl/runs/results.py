@@ -7,8 +7,7 @@ The log, ``metrics.jsonl``, has an object for each interval, validation, early s
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     what was scored, under a name of its own settings
 
 The digits are of the weights and of all settings, so nothing is overwritten by another beam or by weights that were
-trained further. A result holds its own SHA-256 and that of what was scored: what was changed since is left out, with a
-warning.
+trained further. A result holds the SHA-256 of what was scored: what was changed since is left out, with a warning.
 """
 
 import json
@@ -35,8 +34,7 @@ class Setting:
 
     split: str  # test or valid
     weights: Weights  # which checkpoint, and what tells its weights from others
-    # the settings that decide what is found, as JSON values; not what only changes the speed.
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # settings that decide what is found, not the speed
     label: str = ""  # the settings that people look for, shortly: beam-5.alpha-0.6
 
     def beside(self, against: str, weights: Weights) -> Self:
@@ -74,7 +72,6 @@ class Result:
         return {"file": self.path.name, **{name: getattr(self, name) for name in _MADE}}
 
 
-# what a file holds under `made` in words of its own
 _MADE = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
 
 
@@ -89,8 +86,7 @@ def write_result(
 ) -> Path:
     """Write a result into a run; return its file.
 
-    `scores` are the figures by which runs are compared, `answers` is the file of what was scored, `against` the name of
-    the baseline where the report holds a comparison.
+    `scores` are the figures that are compared, `answers` the file of what was scored, `against` a compared baseline.
     """
     made = {
         "format": _FORMAT,
@@ -126,15 +122,17 @@ def _read(path: Path) -> Result | None:
         if made["format"] != _FORMAT:
             warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
             return None
-        answers = None if made["answers"] is None else path.with_name(made["answers"])
-        if answers is not None and not answers.is_file():
-            answers = None
-        elif answers is not None and made["answers_sha256"] not in (None, sha256(answers)):
+        named = None if made["answers"] is None else path.with_name(made["answers"])
+        answers = named if named is not None and named.is_file() else None
+        if answers is not None and made["answers_sha256"] not in (None, sha256(answers)):
             warn(f"{answers} is not what was scored: no test has it; score the run again")
             answers = None
+        if [type(made[name]) for name in ("split", "checkpoint", "settings", "scores")] != [str, str, dict, dict]:
+            raise TypeError
+        sum(made["scores"].values())  # of numbers
         return Result(path, report, answers, **{name: made[name] for name in _MADE})
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "something is missing"
+        reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "not what eval writes"
         warn(f"{path} is damaged ({reason}), so its result is left out; remove it and score the run again")
         return None
 

@@ -198,7 +198,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     with TemporaryDirectory(prefix="phmctl-") as logs:  # torch would leave one of its own
         options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={logs}"]
         try:
-            run(parse_args([*options, "-m", "phmctl", *arguments]))  # type: ignore[no-untyped-call]
+            run(parse_args([*options, "-m", "--", "phmctl", *arguments]))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
             rank, first = error.get_first_failure()
             if first.exitcode > 0:

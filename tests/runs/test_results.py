@@ -54,9 +54,15 @@ def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.Ca
     answers.write_text("b\n")
     assert read_results(run)[0].answers is None
     assert str(answers) in capsys.readouterr().err
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    assert read_results(run) == []
-    assert f"warning: {path} is of format 2" in capsys.readouterr().err
+    kept = path.read_text()
+    for old, new in (
+        ('"format": 1', '"format": 2'),
+        ('"BLEU": 1.5', '"BLEU": "x"'),
+        ('"split": "test"', '"split": []'),
+    ):
+        path.write_text(kept.replace(old, new))
+        assert read_results(run) == []
+        assert f"warning: {path} is " in capsys.readouterr().err
 
 
 def test_what_is_no_result_is_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def test_a_process_that_is_killed_before_it_joined_is_named(
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("torch.distributed.run.run", fail)
-    assert launch(["train"], 2) == 1
+    assert launch(["train", "x", "--n", "4"], 2) == 1
     assert capsys.readouterr().err == "error: rank 1 was ended by SIGKILL\n"
 
 

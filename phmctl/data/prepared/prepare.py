@@ -68,7 +68,7 @@ def choose_section(
     loaded = None if recipe is None else load_recipe(recipe)
     base = loaded and (loaded if isinstance(loaded.data, section) else expect(loaded, kind)).data
     if not isinstance(base, section):
-        proposed = load_card(name).defaults if is_card(name) else {}
+        proposed: Any = load_card(name).defaults if is_card(name) else {}
         told = {} if vocabulary is None else vocabulary.settings_for(section)
         base = change(section(card=name), {**proposed, **told}, DataError)
     return change(base.model_copy(update={"card": name}), given, DataError)
