@@ -203,8 +203,9 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     kept = _kept(run, RATES, lambda: rates, processes)
     # This model is at random until it is restored; another device draws other numbers, and another run's differ more.
     factor = 1.9 if settings.initialise_from is None else 1e6
-    quotients = [kept[name] / rate for name, rate in rates.items() if isinstance(kept.get(name), float)]
-    if not len(kept) == len(rates) == len(quotients) or not all(1 / factor < each < factor for each in quotients):
+    if kept.keys() != rates.keys() or not all(
+        isinstance(kept[name], float) and 1 / factor < kept[name] / rate < factor for name, rate in rates.items()
+    ):
         raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
     return kept
 

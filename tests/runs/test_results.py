@@ -55,10 +55,10 @@ def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.Ca
     assert read_results(run)[0].answers is None
     assert str(answers) in capsys.readouterr().err
     kept = path.read_text()
-    for old, new in {'"format": 1': '"format": 2', '"BLEU": 1.5': '"BLEU": "x"', '"test"': "[]"}.items():
+    for old, new in {'"BLEU": 1.5': '"BLEU": "x"', '"test"': "[]", '"format": 1': '"format": 2'}.items():
         path.write_text(kept.replace(old, new))
         assert read_results(run) == []
-        assert f"warning: {path} is " in capsys.readouterr().err
+        assert f"warning: {path} is {'of format 2' if 'format' in old else 'damaged'}" in capsys.readouterr().err
 
 
 def test_what_is_no_result_is_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
