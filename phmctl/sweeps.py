@@ -258,19 +258,10 @@ def scorings(given: Mapping[str, Any]) -> list[Cell]:
     return cells_of(EVAL, {**given, "names": [run.folder for run in opened], "split": split, "every": False})
 
 
-def scoring_jobs(cells: Sequence[Cell]) -> list[Job]:
-    jobs = []
-    for cell in cells:
-        words = ["eval", *command_line(EVAL, cell.given)]
-        jobs.append(Job(cell.label, [*words, "--json"], words, cell.given["names"][0]))
-    return jobs
-
-
 def look_at_scoring(job: Job) -> None:
     """Take the report that a process printed."""
     report = json.loads(job.answer) if job.code == 0 else {}
     job.found = {"run": str(job.about), "report": report}
-    job.figures = {}
     if report:
         job.figures = {"checkpoint": str(report.get("checkpoint", "–"))}
         job.figures |= {name: f"{value:.4g}" for name, value in scores_of(report).items()}
@@ -289,7 +280,11 @@ def sweep(command: str, given: dict[str, Any], run: Callable[..., Shown | None])
     if len(cells) == 1 and at_once is None and not listing:
         return run(**cells[0].given)
     check_jobs(at_once or 1)
-    jobs = training_jobs(cells) if training else scoring_jobs(cells)
+    if training:
+        jobs = training_jobs(cells)
+    else:
+        asked = [(cell, ["eval", *command_line(EVAL, cell.given)]) for cell in cells]
+        jobs = [Job(cell.label, [*words, "--json"], words, cell.given["names"][0]) for cell, words in asked]
     if listing:
         lines = [shlex.join(["phmctl", *job.listed]) for job in jobs]
         return Shown(lines, text="".join(f"{line}\n" for line in lines))

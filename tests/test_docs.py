@@ -83,7 +83,7 @@ def test_every_command_on_a_page_has_its_options(path: Path) -> None:
     for words in commands(path.read_text(encoding="utf-8")):
         command = COMMAND
         while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
+            command = command.get_command(typer.Context(command), words.pop(0))
         assert command is not COMMAND, words
         options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
         assert {word for word in words if re.match(r"--?[a-z]", word)} <= options, words

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from phmctl.console import Shown
 from phmctl.devices import set_threads
@@ -16,6 +16,18 @@ from phmctl.options import FILES, RUNS, Option
 
 NEWEST = "newest"  # what --resume means on its own
 TOGETHER = "\0"  # between the files of one --train, which the command line cannot have
+
+
+class Group(TyperGroup):
+    """Builds a command when it is asked for: all of them would be a quarter of the time that ``--help`` takes."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        return command if command is None or isinstance(command, TyperGroup) else command.callback()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.short_help) for name, command in self.commands.items()])
 
 
 class _Command(TyperCommand):
@@ -40,40 +52,42 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, found)
 
 
-def add_command(
-    app: typer.Typer, name: str, options: Sequence[Option], run: Callable[..., Shown | None], *, sweep: bool = False
-) -> None:
+def add_command(app: typer.Typer, name: str, options: Sequence[Option], run: Callable[..., Shown | None]) -> None:
     """Give an app a command: `run` gets what was given, and returns what is to be shown; its docstring is the help.
 
-    With `sweep` several values, parted by commas, mean several such commands.
+    Where there is ``--jobs``, several values, parted by commas, mean several such commands.
     """
-    own = inspect.signature(run).parameters
-
-    def work(**given: Any) -> Shown | None:
-        if "threads" not in own:
-            set_threads(given.pop("threads", 0))
-        return run(**given)
-
-    def call(**given: Any) -> None:
-        form = given.pop("format", "table")
-        check_known("format", form, ("table", "csv", "latex", "json"))
-        form = "json" if "json" not in own and given.pop("json") else form
-        if sweep:
-            from phmctl.sweeps import sweep as swept
-
-            shown = swept(name, given, work)
-        else:
-            shown = work(**given)
-        if shown is not None:
-            shown.show(form)
-            if shown.code:
-                raise typer.Exit(shown.code)
-
-    call.__doc__ = run.__doc__
-    parameters = [_parameter(each, str if each.axis and sweep else each.type) for each in options]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     summary = " ".join((run.__doc__ or "").split("\n\n")[0].split())
-    app.command(name, cls=_Command, short_help=summary)(call)
+
+    @app.command(name, short_help=summary)
+    def build() -> Any:
+        own, sweep = inspect.signature(run).parameters, any(each.name == "jobs" for each in options)
+
+        def work(**given: Any) -> Shown | None:
+            if "threads" not in own:
+                set_threads(given.pop("threads", 0))
+            return run(**given)
+
+        def call(**given: Any) -> None:
+            form = given.pop("format", "table")
+            check_known("format", form, ("table", "csv", "latex", "json"))
+            form = "json" if "json" not in own and given.pop("json") else form
+            if sweep:
+                from phmctl.sweeps import sweep as swept
+
+                shown = swept(name, given, work)
+            else:
+                shown = work(**given)
+            if shown is not None:
+                shown.show(form)
+                if shown.code:
+                    raise typer.Exit(shown.code)
+
+        parameters = [_parameter(each, str if each.axis and sweep else each.type) for each in options]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, cls=_Command, help=run.__doc__, short_help=summary)(call)
+        return typer.main.get_command(alone)
 
 
 def _parameter(option: Option, kind: Any) -> inspect.Parameter:

@@ -126,7 +126,6 @@ def _planned(
     ledger = ledger_for_recipe(resolved, sizes)
     source = "prepared data" if sizes.trained else "recipe"
     document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
-
     notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
     return Shown(document, text=f"{dump_recipe(resolved)}\n{ledger_table(ledger).drawn()}", notes=notes)
 
@@ -241,8 +240,7 @@ def recipes(name: str | None) -> Shown:
         path, recipe = find_recipe(name), load_recipe(name).model_dump()
         text = path.read_text(encoding="utf-8")
         return Shown({"name": recipe["name"], "path": str(path), "text": text, "recipe": recipe}, text=text)
-    keys = {"name", "task", "description"}
-    found = [load_recipe(each).model_dump(include=keys) for each in shipped_names("recipes")]
+    found = [load_recipe(each).model_dump(include={"name", "task", "description"}) for each in shipped_names("recipes")]
     rows = [(recipe["name"], recipe["task"], recipe["description"]) for recipe in found]
     return Shown(found, [Table("recipes", ("name", "task", "what it is"), rows, text=(1, 2))])
 
@@ -377,9 +375,8 @@ def bench_layer(in_features: int, out_features: int, **given: Any) -> Shown:
     """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
     from phmctl.benchmarks.layers import bench_layer
 
-    ns, tokens = (_integers(name, given.pop(name)) for name in ("n", "tokens"))
-    executions = _names(given.pop("execution"))
-    return _shown(bench_layer(in_features, out_features, ns, tokens, executions=executions, **given))
+    ns, rows = (_integers(name, given.pop(name)) for name in ("n", "tokens"))
+    return _shown(bench_layer(in_features, out_features, ns, rows, executions=_names(given.pop("execution")), **given))
 
 
 def bench_lstm(in_features: int, hidden: int, *, n: str, **given: Any) -> Shown:

@@ -14,11 +14,10 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from phmctl import __version__, options
 from phmctl.cli import commands
-from phmctl.cli.build import add_command
+from phmctl.cli.build import Group, add_command
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, StoppedError, UserError
@@ -28,7 +27,7 @@ _DEBUG = "PHMCTL_DEBUG"
 _LONGEST = 4000  # characters of a line of an error: it may quote a file
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """Keeps Ctrl-C from Typer, which would end the process without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -74,11 +73,11 @@ def main(
 
 
 _BENCH = "Measure speed as a ratio to the dense twin, in turns, with the spread."
-bench = typer.Typer(help=_BENCH, no_args_is_help=True)
+bench = typer.Typer(cls=Group, help=_BENCH, no_args_is_help=True)
 add_command(app, "prepare-data", options.PREPARE, commands.prepare_data)
-add_command(app, "train", options.TRAIN, commands.train, sweep=True)
+add_command(app, "train", options.TRAIN, commands.train)
 add_command(app, "decode", options.DECODE, commands.decode)
-add_command(app, "eval", options.EVAL, commands.evaluate, sweep=True)
+add_command(app, "eval", options.EVAL, commands.evaluate)
 add_command(app, "compare", options.COMPARE, commands.compare)
 add_command(app, "distil", options.DISTIL, commands.distil)
 add_command(app, "report", options.REPORT, commands.report)

@@ -223,11 +223,9 @@ def encode_texts(
 
     Of a text with more than `max_tokens` the start or the end stays, as the cleaning says.
     """
-    sides = []
-    for column in zip(*texts, strict=True):
-        encoded = tokenizer.encode([clean_line(text, cleaning) for text in column])
-        sides.append(_ragged([cut(tokens, max_tokens, cleaning) for tokens in encoded]))
-    return EncodedTexts(tuple(sides) or (_ragged([]),), np.zeros(len(texts), np.int64))
+    encoded = (tokenizer.encode([clean_line(text, cleaning) for text in column]) for column in zip(*texts, strict=True))
+    sides = tuple(_ragged([cut(tokens, max_tokens, cleaning) for tokens in side]) for side in encoded)
+    return EncodedTexts(sides or (_ragged([]),), np.zeros(len(texts), np.int64))
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> Ragged:

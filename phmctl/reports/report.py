@@ -108,11 +108,9 @@ def _scores(found: Comparison) -> Blocks:
 
 
 def _differences(found: Comparison) -> Blocks:
-    if len(found.variants) == 1:
-        return []
-    if lines := list(found.differences()):
-        return [("text", f"Besides n and the seed, from {found.baseline.label}:"), ("lines", lines)]
-    return [("text", "Nothing but n, the algebra and the seed.")]
+    lines = list(found.differences()) or ["nothing but n, the algebra and the seed"]
+    told: Blocks = [("text", f"From {found.baseline.label}, besides n and the seed:"), ("lines", lines)]
+    return told if len(found.variants) > 1 else []
 
 
 def _curves(found: Comparison) -> Blocks:

@@ -124,7 +124,11 @@ def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> l
                 f"no run at {name}: no folder with {RECIPE}, of an export none, and no run of this tag{hint}; {listed}"
             )
         found += own
-    return sorted({folder.resolve(): folder for folder in found}.values(), key=_order)
+
+    def numbers(folder: Path) -> list[tuple[int, str]]:  # n4 before n16
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]
+
+    return sorted({folder.resolve(): folder for folder in found}.values(), key=numbers)
 
 
 def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
@@ -153,8 +157,3 @@ def _tag(folder: Path) -> str | None:
     except (OSError, ValueError, RecursionError, AttributeError):
         return None
     return tag if isinstance(tag, str) else None
-
-
-def _order(folder: Path) -> list[tuple[int, str]]:
-    """What sorts folders by name, the numbers in them by their value: n4 before n16."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]
