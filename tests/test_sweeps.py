@@ -229,18 +229,18 @@ def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
 ) -> None:
     """SIGKILL tells nobody; they see that it is gone, save and end, so the same command goes on with them."""
     runs = [tmp_path / f"runs/copying/phm-n2/v00{number}" for number in (1, 2)]
-    process = _begun([*_long(copying_file, copying_data, tmp_path), "--jobs", "2"], *runs)
+    process = _begun([*_long(copying_file, copying_data, tmp_path, 10_000), "--jobs", "2"], *runs)
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60
     while {run.state for run in known(tmp_path / "runs").values()} != {"stopped"} and time.monotonic() < deadline:
         time.sleep(0.1)
     found = known(tmp_path / "runs").values()
-    assert [(run.state, 0 < run.step < 100) for run in found] == [("stopped", True)] * 2
+    assert [(run.state, 0 < run.step < 10_000) for run in found] == [("stopped", True)] * 2
 
 
-def _long(recipe: Path, data: Path, folder: Path) -> list[str]:
-    settings = ["training.steps=100", "training.save_every=100", "training.validate_every=100", "training.log_every=1"]
+def _long(recipe: Path, data: Path, folder: Path, steps: int = 100) -> list[str]:
+    settings = [f"training.{key}" for key in (f"steps={steps}", "save_every=100", "validate_every=100", "log_every=1")]
     options = [part for setting in settings for part in ("--set", setting)]
     where = ["--data", str(data), "--runs", str(folder / "runs")]
     return [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]

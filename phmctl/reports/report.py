@@ -108,8 +108,8 @@ def _scores(found: Comparison) -> Blocks:
 
 
 def _differences(found: Comparison) -> Blocks:
-    lines = list(found.differences()) or ["nothing but n, the algebra and the seed"]
-    told: Blocks = [("text", f"From {found.baseline.label}, besides n and the seed:"), ("lines", lines)]
+    lines = list(found.differences()) or ["nothing"]
+    told: Blocks = [("text", f"From {found.baseline.label}, besides n, the algebra and the seed:"), ("lines", lines)]
     return told if len(found.variants) > 1 else []
 
 
