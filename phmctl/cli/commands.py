@@ -375,8 +375,8 @@ def bench_layer(in_features: int, out_features: int, **given: Any) -> Shown:
     """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
     from phmctl.benchmarks.layers import bench_layer
 
-    ns, rows = (_integers(name, given.pop(name)) for name in ("n", "tokens"))
-    return _shown(bench_layer(in_features, out_features, ns, rows, executions=_names(given.pop("execution")), **given))
+    n, tokens = (_integers(name, given.pop(name)) for name in ("n", "tokens"))
+    return _shown(bench_layer(in_features, out_features, n, tokens, executions=_names(given.pop("execution")), **given))
 
 
 def bench_lstm(in_features: int, hidden: int, *, n: str, **given: Any) -> Shown:
