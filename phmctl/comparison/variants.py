@@ -245,7 +245,7 @@ class Trials:
 
     model: str  # what it is called in tables
     key: str  # the recipe key, training.learning_rate
-    scores: dict[float | str, float]  # by value, the mean over seeds of the best score on valid
+    scores: dict[float | str, float]  # by value, the mean over common seeds of the best score on valid
     metric: str  # what the scores are; loss is better where it is less
     best: float | str  # the value that was chosen
 
@@ -259,31 +259,31 @@ class Trials:
 def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
     """The runs of each model that have its best value of a key, and the trials of each model.
 
-    Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean over
-    seeds of the validation that chose each run's best checkpoint.
+    Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean, over
+    the seeds that all values have in common (if any), of the validation that chose each run's best checkpoint.
     """
     if unscored := [one.run.name for one in summaries if one.best is None]:
         warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
     models: list[list[tuple[float | str, Summary, Best]]] = []
     for one in summaries:
-        value = _value(one, key)
         if one.best is None:
             continue
         alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), None)
         if alike is None:
             models.append(alike := [])
-        alike.append((value, one, one.best))
+        alike.append((_value(one, key), one, one.best))
     if not models:
         raise RunError("no run has a validation to choose by; train one")
     tried = []  # of each model the runs that are kept, and its trials but for the name
     for members in models:
-        best = members[0][2]
-        found: dict[float | str, list[float]] = {}
-        for value, _, own in sorted(members, key=lambda each: each[0]):
-            found.setdefault(value, []).append(own.value)
-        scores = {value: statistics.fmean(each) for value, each in found.items()}
-        chosen = (min if best.metric == "loss" else max)(scores, key=lambda value: scores[value])
-        trial = partial(Trials, key=key, scores=scores, metric=best.metric, best=chosen)
+        found: dict[float | str, dict[int, float]] = {}  # by value, by seed
+        for value, one, own in sorted(members, key=lambda each: each[0]):
+            found.setdefault(value, {})[one.recipe.training.seed] = own.value
+        common = set.intersection(*map(set, found.values()))
+        shared = {value: [each[seed] for seed in each if seed in (common or each)] for value, each in found.items()}
+        scores = {value: statistics.fmean(each) for value, each in shared.items()}
+        chosen = (min if own.metric == "loss" else max)(scores, key=lambda value: scores[value])
+        trial = partial(Trials, key=key, scores=scores, metric=own.metric, best=chosen)
         tried.append(([one for value, one, _ in members if value == chosen], trial))
     labels = _labels([Trained(kept[0], None) for kept, _ in tried])
     named = [trial(label) for label, (_, trial) in zip(labels, tried, strict=True)]
