@@ -9,11 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import note, progress, silence
+from phmctl.data.special import UNK
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from phmctl.verbs import Settings
 
 STARTS = ("nearest", "random")
+OWN = ("data.card", "data.direction", "data.copies", "training.teacher", "training.initialise_from")  # keys set here
 _SLICE = 2000  # lines between two reports of progress
 
 
@@ -61,9 +62,9 @@ def distil(
 
     Raises:
         RunError: there is no such run, or it is of a task that has no students, of another task or of other data than
-            the student's recipe.
+            the student's recipe; or words of its training text are not in its vocabulary, so that they are lost.
         DataError: the teacher's data is not prepared.
-        UserError: no such start, or an option that the task does not have.
+        UserError: no such start, an option that the task does not have, or a key that is set here.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import common_overrides, resolve
@@ -79,10 +80,15 @@ def distil(
         raise RunError(f"{run.folder} is a run of task {task!r}; teachers are translators and classifiers")
     if task != "translation" and ((beam, engine) != (None, None) or not references):
         raise UserError("beam, engine and references are of translators; this teacher is a classifier")
+    settings = [settings] if isinstance(settings, str) else settings
+    if taken := {each.partition("=")[0].strip() for each in settings} & {*OWN}:
+        raise UserError(f"distil sets {', '.join(sorted(taken))} itself; leave it out (a start of its own: --start)")
     root, recipe = data_root() if data is None else Path(data), run.recipe if recipe is None else recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
+    if student.task != task:
+        raise RunError(f"{run.folder} is a teacher of task {task!r}, and the student's recipe is of {student.task!r}")
     keys = {"card", "tokenizer", "vocabulary", "joint", "direction"}
-    theirs, ours = ({"task": each.task, **each.data.model_dump(include=keys)} for each in (run.recipe, student))
+    theirs, ours = (each.data.model_dump(include=keys) for each in (run.recipe, student))
     if theirs != ours:
         other = [f"{key}: {old!r}, and {ours.get(key)!r}" for key, old in theirs.items() if ours.get(key) != old]
         raise RunError(
@@ -96,9 +102,9 @@ def distil(
         own: dict[str, Any] = {"data.card": name, "data.direction": "forward", "data.copies": False}
     else:
         own = {"training.teacher": folder}
-    if start == "nearest" and (key := other_shape(student, run.recipe)) is None:
-        own["training.initialise_from"] = folder
-    elif start == "nearest" and not quiet:
+    key = other_shape(student, run.recipe)
+    own["training.initialise_from"] = folder if start == "nearest" and key is None else None
+    if start == "nearest" and key is not None and not quiet:
         note(f"the student begins at random: it has another model.{key} than its teacher")
     if isinstance(settings, Mapping):
         settings = {**settings, **own}
@@ -128,16 +134,24 @@ def _taught_corpus(
     name = f"{recipe.data.card}-taught-{mark}"
     folder = root / "taught" / name
     files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
+    splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
     if not files["teacher"].exists():
         prepared = PreparedData.find(recipe.data, root)
         pair, train, found = prepared.tokenizers, prepared.split("train"), list[str]()
-        sources = [pair.source.decode(train.source[row]) for row in range(len(train))]
+        rows = [(train.source[row], train.target[row]) for row in range(len(train))]
+        if unknown := sum(UNK in source or UNK in target for source, target in rows):
+            raise RunError(
+                f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks "
+                "and that are lost; take a teacher with data.tokenizer: bpe"
+            )
+        model = load(with_engine(run, engine, "auto").folder)
+        sources = [pair.source.decode(source) for source, _ in rows]
         note(f"{run.name} translates its {len(sources):,} training lines, beam {beam} ...")
         _write(files["source"], sources)
-        _write(files["reference"], [pair.target.decode(train.target[row]) for row in range(len(train))])
-        for split, side in product(("valid", "test"), ("source", "target")):
-            _write(folder / f"{split}.{side}", read_text(run, split, side))
-        model = load(with_engine(run, engine, "auto").folder)
+        _write(files["reference"], [pair.target.decode(target) for _, target in rows])
+        for split, sides in splits.items():
+            for path in sides:
+                _write(path, read_text(run, split, path.suffix[1:]))
         with progress("translating", len(sources)) as advance:
             for begin in range(0, len(sources), _SLICE):
                 part = sources[begin : begin + _SLICE]
@@ -145,8 +159,9 @@ def _taught_corpus(
                 advance(len(part))
         _write(files["teacher"], found)
     pairs = [(files["source"], files["reference"])] * references + [(files["source"], files["teacher"])]
-    splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in ("valid", "test")}
     settings = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
+    languages = run.data()["source_language"], run.data()["target_language"]
+    settings |= {"languages": languages} if languages != ("source", "target") else {}
     prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
     return name
 

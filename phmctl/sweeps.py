@@ -241,7 +241,7 @@ def newest_of(recipe: Recipe, root: Path) -> Summary | None:
             run = Run.open(folder)
         except RunError:  # `phmctl runs` says what is wrong with it
             continue
-        if differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING):
+        if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING):
             return summarise(run.folder)
     return None
 

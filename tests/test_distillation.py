@@ -1,6 +1,7 @@
 """A student of a translator and of a classifier: what it begins with, what it trains on, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from tests.calls import call
+from tests.conftest import TINY
 from tests.training.copying import copying_recipe
 
 
@@ -57,6 +59,35 @@ def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Pa
     assert not torch.allclose(tensors["random"][f"{stem}S"], S, atol=1e-3)
 
 
+def files_of(data: Path, split: str) -> tuple[Path, Path]:
+    return data / f"{split}.source", data / f"{split}.target"
+
+
+def test_a_student_has_its_teachers_splits_and_languages_and_no_start_of_its_teachers(
+    teacher: Run, copying_data: Path, tmp_path: Path
+) -> None:
+    files = {name: files_of(copying_data, name.partition("_")[0]) for name in ("train", "valid", "test_news")}
+    how: dict[str, Any] = {"languages": ("de", "zh"), "vocabulary": 300, "tokenizer": "bpe", "joint": True}
+    phmctl.prepare("talks", data=tmp_path, files=files, **how)
+    settings = [*TINY, "data.card=talks", "data.vocabulary=300", "data.max_tokens=256"]
+    first = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs").run
+    second = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs", init=first.folder).run
+    student = phmctl.distil(second.folder, start="random", beam=1, data=tmp_path, runs=tmp_path / "students").run
+    assert student.splits() == first.splits() == ["test_news", "valid"]
+    assert [student.data()[f"{side}_language"] for side in ("source", "target")] == ["de", "zh"]
+    assert student.recipe.training.initialise_from is None
+
+
+def test_a_teacher_of_words_that_its_vocabulary_lacks(copying_data: Path, tmp_path: Path) -> None:
+    files = {name: files_of(copying_data, name) for name in ("train", "valid")}
+    phmctl.prepare("few", data=tmp_path, files=files, tokenizer="word", vocabulary=20, joint=True)
+    settings = [*TINY, "data.card=few", "data.tokenizer=word", "data.vocabulary=20", "data.max_tokens=256"]
+    run = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs").run
+    with pytest.raises(RunError):
+        phmctl.distil(run.folder, n=2, data=tmp_path)
+    assert not (tmp_path / "taught").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -64,6 +95,8 @@ def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Pa
         ({"settings": {"data.vocabulary": 60}}, RunError),
         ({"n": 3}, RecipeError),
         ({"recipe": "agreement-resplit"}, RunError),
+        ({"settings": ["data.copies=false"]}, UserError),  # distil sets these itself
+        ({"settings": {"training.initialise_from": "x"}}, UserError),
     ],
 )
 def test_what_is_no_student(

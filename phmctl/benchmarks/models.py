@@ -327,7 +327,7 @@ def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]
         inputs: dict[str, Tensor] = {}
         _watch(dense, inputs)
         mean_loss(task, dense, task.collate(task.plan(0)[0]).to(device)).backward()  # type: ignore[no-untyped-call]
-        own: dict[Tensor, float] = {parameter: rates[name] for name, parameter in model.named_parameters()}
+        own: dict[Tensor, float] = {model.get_parameter(name): rate for name, rate in rates.items()}
         twins = dict(dense.named_modules())
         rows = []
         for name, module in model.named_modules():
@@ -374,7 +374,7 @@ def _changes(
         return float(((change * moving) @ x.T).square().mean().sqrt())
 
     twin = moved(step * (1.0 if isinstance(module, PHMEmbedding) else dense_rate(H.shape[1])) * G.sign())
-    factors = {name: part for name, part in module.named_parameters() if "bias" not in name}
+    factors = {name: part for name, part in module.named_parameters() if "bias" not in name and part in rates}
     gradients = torch.autograd.grad(H, list(factors.values()), G)
     with torch.no_grad():
         for (name, part), own in zip(factors.items(), gradients, strict=True):

@@ -250,10 +250,11 @@ class Trials:
     best: float | str  # the value that was chosen
 
     def __str__(self) -> str:
-        values = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
-        at_the_edge = len(self.scores) > 1 and self.best in (min(self.scores), max(self.scores))
+        told = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
+        values = [*self.scores]  # ascending
+        at_the_edge = len(self.scores) > 1 and self.best in (values[0], values[-1])
         edge = ", at the end of the tried values" if at_the_edge else ""  # a number beyond may be better
-        return f"{self.model}: {self.key} = {value_words(self.best)}{edge} ({self.metric} on valid by value: {values})"
+        return f"{self.model}: {self.key} = {value_words(self.best)}{edge} ({self.metric} on valid by value: {told})"
 
 
 def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
@@ -277,7 +278,7 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     tried = []  # of each model the runs that are kept, and its trials but for the name
     for members in models:
         found: dict[float | str, dict[int, float]] = {}  # by value, by seed
-        for value, one, own in sorted(members, key=lambda each: each[0]):
+        for value, one, own in sorted(members, key=lambda each: (isinstance(each[0], str), each[0])):
             found.setdefault(value, {})[one.recipe.training.seed] = own.value
         common = set.intersection(*map(set, found.values()))
         shared = {value: [each[seed] for seed in each if seed in (common or each)] for value, each in found.items()}

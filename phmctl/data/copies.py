@@ -67,11 +67,11 @@ def refuse_damaged_copy(run: Run, path: Path) -> None:
     verify(run.folder, entries, RunError, ADVICE, [str(path.relative_to(run.folder))])
 
 
-def check_same_vocabulary(run: Run, prepared: "PreparedData") -> None:
-    """Refuse (RunError) to begin with the tensors of a run whose tokenizers are not those of the prepared data."""
+def check_same_vocabulary(run: Run, prepared: "PreparedData", key: str = "training.initialise_from") -> None:
+    """Refuse (RunError) a run, which a key names, whose tokenizers are not those of the prepared data."""
     if load_tokenizers(run) != prepared.tokenizers:
         raise RunError(
-            f"training.initialise_from: {run.folder} has another vocabulary than {prepared.folder}, so its tables mean "
+            f"{key}: {run.folder} has another vocabulary than {prepared.folder}, so its tables mean "
             "other tokens; take a run that was trained on this data"
         )
 

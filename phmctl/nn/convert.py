@@ -290,16 +290,20 @@ def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:
     return [(module, "weight")]
 
 
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the linear map of `transformers` whose weight is transposed, converted or not."""
+    kinds = type(module).__mro__
+    return any(kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in kinds)
+
+
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield what could be converted; parts of an attention belong to it."""
     inside: set[int] = set()
     for name, module in model.named_modules():
-        kind = type(module)  # Conv1D is a linear map with a transposed weight
-        conv1d = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
         if isinstance(module, nn.MultiheadAttention):
             inside.update(map(id, module.modules()))
             yield name, module
-        elif id(module) not in inside and (conv1d or isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM))):
+        elif id(module) not in inside and (isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or is_conv1d(module)):
             yield name, module
 
 

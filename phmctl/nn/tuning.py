@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from phmctl.errors import UserError
+from phmctl.nn.convert import Kronecker, is_conv1d
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import DENSE, EXECUTIONS, RANK, KroneckerWeight, PHMLinear, TwoFactorLinear
 from phmctl.timing import alternate
@@ -43,7 +43,12 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
         model: its weights as they are at the start of the training: their scales count.
         lr: the rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
         weight_decay: of AdamW. Each group has its own, so that the optimiser's argument of this name has no effect.
+
+    Raises:
+        UserError: `lr` is no positive number.
     """
+    if not 0 < lr < math.inf:
+        raise UserError(f"lr {lr} is no rate; give a number above 0")
     return grouped(model, relative_rates(model), lr, weight_decay)
 
 
@@ -79,7 +84,7 @@ def dense_rate(fan_in: int) -> float:
 
 
 class _Weight(NamedTuple):
-    scale: float  # root mean square of the entries of H; of a Kronecker sum √n · rms(A) · rms(S)
+    scale: float  # root mean square of the entries of H (0: the factor is H); of a Kronecker sum √n · rms(A) · rms(S)
     rate: float  # of the dense weight, as a multiple of the model's
     gain: float  # c
     factors: Sequence[nn.Parameter]  # the last one decays
@@ -100,16 +105,24 @@ def _weights(model: nn.Module) -> list[_Weight]:
         elif isinstance(module, TwoFactorLinear):
             rate, factors = dense_rate(module.in_features), [module.R, module.L]
             found.append(_Weight(_rms(module.weight), rate, _GAIN["factors"], factors))
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             found.append(_Weight(_rms(module.weight), 1, 1, list(module.parameters())))
         else:
             own = [part for name, part in module.named_parameters(recurse=False) if "weight" in name]
-            found += [_Weight(_rms(part), dense_rate(part.shape[1]), 1, [part]) for part in own if part.dim() == 2]
-            if parametrize.is_parametrized(module):
-                for name, chain in module.parametrizations.items():  # type: ignore[union-attr, operator]
-                    H = getattr(module, name)
-                    found.append(_Weight(_rms(H), dense_rate(H.shape[-1]), _GAIN["rule"], list(chain.parameters())))
+            found += [_Weight(0.0, _rate(module, part), 1, [part]) for part in own if part.dim() > 1]
+            parametrized: Any = getattr(module, "parametrizations", nn.ModuleDict())
+            for name, chain in parametrized.items():
+                H = getattr(module, name)
+                if isinstance(chain[0], Kronecker):
+                    found.append(_Weight(_rms(H), _rate(module, H), _GAIN["rule"], list(chain.parameters())))
+                else:  # torch's own, such as spectral_norm
+                    own = [part for part in chain.parameters() if part.shape == H.shape and H.dim() > 1]
+                    found += [_Weight(0.0, _rate(module, part), 1, [part]) for part in own]
     return sorted(found, key=lambda weight: weight.rate != 1.0)
+
+
+def _rate(module: nn.Module, weight: Tensor) -> float:
+    return dense_rate(len(weight) if is_conv1d(module) else weight[0].numel())
 
 
 def _rms(tensor: Tensor) -> float:

@@ -172,6 +172,15 @@ class Run:
     def metrics_path(self) -> Path:
         return self.folder / "metrics.jsonl"
 
+    def asked(self) -> Recipe:
+        """The recipe as it was asked for: with ``training.minutes`` in place of the steps that they were."""
+        with suppress(RunError):  # the environment is damaged
+            noted, training = self.environment(), self.recipe.training
+            if noted.get("minutes") and noted.get("steps") == training.steps:  # not continued to other steps since
+                length = {"steps": 0, "minutes": noted["minutes"]}
+                return self.recipe.model_copy(update={"training": training.model_copy(update=length)})
+        return self.recipe
+
     def splits(self) -> list[str]:
         """The splits of whose text the run keeps a copy."""
         return sorted({path.stem for path in self.text_folder.glob("*.*")})

@@ -261,7 +261,7 @@ def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     SHA-256 over those of their source files, of the vocabulary and of the texts kept.
     """
     apart = _COLUMNS | keys_changing(one.recipe, NOTHING)
-    found = {key: pair for key, pair in differences(one.recipe, other.recipe).items() if key not in apart}
+    found = {key: pair for key, pair in differences(one.asked(), other.asked()).items() if key not in apart}
     for name, what in (("data", _data_digest), ("made with", _versions)):
         with suppress(RunError):  # it does not say
             pair = (what(one), what(other))

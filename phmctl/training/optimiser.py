@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,9 +136,9 @@ def steps_within(minutes: float, task: "Task", execution: str, training: Trainin
             tune(model, task.cost(chosen[0]).tokens)
         sample = [task.collate(rows).to(device) for rows in chosen]
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
-        (taken,) = alternate(calls, rounds=1, seconds=0, device=device)["steps"]  # the second time; the first warms up
-        seconds = taken / len(sample) * training.accumulate
-    steps = int(60 * minutes / seconds)
+        taken = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after once to warm up
+        seconds = median(taken) / len(sample) * training.accumulate
+    steps = min(int(60 * minutes / seconds), 10**9)
     if steps < 1:
         raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds here; raise it")
     return steps

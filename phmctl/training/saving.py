@@ -167,7 +167,7 @@ def run_to_resume(root: Path, recipe: Recipe, *, needed: bool) -> Run | None:
 
     None if there is none; where one is `needed`, RecipeError: the newest differs, or RunError: none is of this variant.
     """
-    newest = next((run for run in Run.versions(root, recipe) if not forbidden(run.recipe, recipe)), None)
+    newest = next((run for run in Run.versions(root, recipe) if not forbidden(run, recipe)), None)
     if newest is None and needed:
         for run in Run.versions(root, recipe):
             check_same(run, recipe)
@@ -184,20 +184,20 @@ def data_of(run: Run) -> Path | None:
     return next((Path(folder) for folder in folders if Path(folder).is_dir()), None)
 
 
-def forbidden(trained: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the keys, with both values, for which a recipe would not continue a training with another.
+def forbidden(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the keys, with both values, for which a recipe would not continue a run's training.
 
-    ``training.steps`` may differ too, unless the schedule is linear, which ends there; minutes are the run's steps.
+    ``training.steps`` may differ too, unless the schedule is linear, which ends there; minutes may not.
     """
     allowed = keys_changing(recipe, CHOICE, NOTHING)
     allowed |= set() if recipe.training.schedule == "linear" else {"training.steps"}
-    allowed |= {"training.steps", "training.minutes"} if recipe.training.minutes else set()
+    trained = run.asked() if recipe.training.minutes else run.recipe
     return {key: pair for key, pair in differences(trained, recipe).items() if key not in allowed}
 
 
 def check_same(run: Run, recipe: Recipe) -> None:
     """Refuse (RecipeError) a recipe that would not continue the run's training."""
-    wrong = forbidden(run.recipe, recipe)
+    wrong = forbidden(run, recipe)
     if wrong:
         lines = [f"  {key}: {old!r} in the run, {new!r} now" for key, (old, new) in wrong.items()]
         raise RecipeError(

@@ -94,8 +94,8 @@ def train(
         with processes.agreed():
             task = kind_of(recipe).open(recipe, where)
             if recipe.training.minutes:
-                noted = {**(noted or {}), "minutes": recipe.training.minutes}
-                recipe = _with_steps(recipe, task, old, processes)
+                minutes, recipe = recipe.training.minutes, _with_steps(recipe, task, old, processes)
+                noted = {**(noted or {}), "minutes": minutes, "steps": recipe.training.steps}
         how: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "processes": processes, "noted": noted}
         return train_task(task, recipe, root, old=old, data=where, **how)
 

@@ -1,5 +1,6 @@
 """Fair budgets: each model at its best rate, and models of equal cost."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_models_of_one_algebra_are_told_apart(tmp_path: Path) -> None:
     found = compare_runs(recipe="miniature", runs=tmp_path, best=KEY)
     assert [each.model for each in found.trials] == ["real width=32", "real width=64"]
     assert {each.label for each in found.variants} == {each.model for each in found.trials}
+
+
+def test_a_key_that_is_null_in_one_run(tmp_path: Path) -> None:
+    for width in ("null", "16"):
+        make_run(tmp_path, settings=[*SMALL, f"model.embedding_width={width}"])
+    [trial] = compare_runs(recipe="miniature", runs=tmp_path, best="model.embedding_width").trials
+    assert [*trial.scores] == [16, "None"]
+    assert str(trial)
+
+
+def test_trainings_of_as_many_minutes_are_one_model(tmp_path: Path) -> None:
+    for steps, seed in ((100, 1), (90, 2)):
+        run = make_run(tmp_path, settings=[*SMALL, f"training.steps={steps}"], seed=seed)
+        environment = run.environment() | {"minutes": 5.0, "steps": steps}
+        (run.folder / "environment.json").write_text(json.dumps(environment))
+    [variant] = compare_runs(recipe="miniature", runs=tmp_path).variants
+    assert len(variant.runs) == 2
 
 
 def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:

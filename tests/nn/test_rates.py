@@ -7,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear, convert
+from phmctl.errors import UserError
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.nn.tuning import parameter_groups, relative_rates
 
@@ -63,6 +65,32 @@ def test_lstms_of_ours_and_converted_ones(maker: object) -> None:
     rates = relative_rates(maker())  # type: ignore[operator]
     assert {rate for rate in rates.values() if rate == pytest.approx(0.5, rel=0.05)}  # S
     assert [rate for rate in rates.values() if 3 < rate < 15]  # A
+
+
+@pytest.mark.parametrize(
+    ("module", "rates"),
+    [
+        (nn.EmbeddingBag(9, 256), [1.0]),
+        (nn.Conv2d(64, 8, 2), [0.25, 1.0]),  # fan-in 64 · 2 · 2
+        (spectral_norm(nn.Linear(256, 8)), [1.0, 0.25]),
+        (weight_norm(nn.Linear(256, 8)), [1.0, 1.0, 0.25]),  # bias, g, v
+    ],
+)
+def test_modules_of_torch(module: nn.Module, rates: list[float]) -> None:
+    assert [*relative_rates(module).values()] == rates
+
+
+def test_the_transposed_weight_of_transformers() -> None:
+    Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    assert relative_rates(Conv1D(1024, 256)) == {"weight": 0.25, "bias": 1.0}
+    rates = relative_rates(convert(nn.Sequential(Conv1D(1024, 256)), 4)[0])
+    assert min(rates.values()) == pytest.approx(0.5, rel=0.02)  # S
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_rate(lr: float) -> None:
+    with pytest.raises(UserError):
+        parameter_groups(nn.Linear(2, 2), lr)
 
 
 def test_a_factor_that_begins_at_zero_still_learns() -> None:

@@ -17,6 +17,7 @@ from phmctl.errors import DataError, RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
+from phmctl.sweeps import newest_of
 from phmctl.tasks.registry import kind_of
 from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task
@@ -126,6 +127,10 @@ def test_minutes_become_steps_that_a_resumed_training_keeps(
     monkeypatch.setattr(measured, "stepper", lambda *_: pytest.fail("the run says how many steps there are"))
     again = _train(_timed(0.02), copying_data, tmp_path, resume=True)
     assert (again.run.folder, again.steps_now) == (first.run.folder, 0)
+    assert newest_of(_timed(0.02), tmp_path) is not None  # a sweep leaves it alone
+    for other in (_timed(0.04), copying_recipe(n=2, steps=0, minutes=0.02)):
+        with pytest.raises(RecipeError):
+            _train(other, copying_data, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("settings", [["training.minutes=5"], ["training.steps=0"]])

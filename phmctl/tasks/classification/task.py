@@ -100,7 +100,7 @@ class ClassificationTask:
         if (texts, labels_of(run)) != (self.prepared.texts, self.prepared.labels):
             wanted = f"{self.prepared.texts} texts to the labels {self.prepared.labels}"
             raise RunError(f"training.teacher: {run.folder} does not give {wanted}")
-        copies.check_same_vocabulary(run, self.prepared)
+        copies.check_same_vocabulary(run, self.prepared, "training.teacher")
         return to_dense(trained_classifier(run, "auto", "cpu"), inplace=True).eval()
 
     @torch.no_grad()
@@ -122,7 +122,11 @@ class ClassificationTask:
         return metrics["accuracy"]
 
     def check_data(self) -> None:
-        """Say where the word vectors are from. Raises DataError (there are none), DimensionError (of another width)."""
+        """Say where the word vectors are from. Raises DataError (there are none), DimensionError (of another width).
+
+        RunError: the teacher is missing, or gives other labels or reads other tokens.
+        """
+        self._teacher  # noqa: B018 - opened before a run is made
         if isinstance(self.recipe.model, PairClassifierSection):
             self.build_model("meta")
             if (vectors := self._vectors()) is None and self.recipe.model.embeddings == "vectors":

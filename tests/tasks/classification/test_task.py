@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import phmctl
+from phmctl.benchmarks.models import bench_rates
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.batches import collate
 from phmctl.data.card import Rows
@@ -114,6 +115,7 @@ def test_vectors_are_the_embedding_and_are_not_trained(small, with_vectors, tmp_
     after = read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"]
     assert torch.equal(after["embedding.weight"], task.prepared.vectors)
     assert not torch.equal(after["output.weight"], weights["output.weight"])
+    assert "embedding" not in {row["map"] for row in bench_rates(task.recipe, with_vectors)}
 
 
 def test_vectors_may_be_left_alone_and_must_be_there_where_they_are_wanted(
@@ -166,7 +168,8 @@ def test_a_classifier_teaches_its_probabilities(small: Small, labelled_data: Pat
     assert [each.label for each in theirs] == [each.label for each in ours]  # it never saw a label
     pairs = small("lstm-pair", f"training.teacher={teacher.folder}")
     with pytest.raises(RunError):
-        phmctl.train(pairs, data=labelled_data, runs=tmp_path)
+        phmctl.train(pairs, data=labelled_data, runs=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_two_processes_train_what_one_trains(small: Small, labelled_data: Path, tmp_path: Path) -> None:
