@@ -35,7 +35,7 @@ from phmctl.export import with_engine
 from phmctl.exports import CTRANSLATE2
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
-from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.nn.tuning import dense_rate, tune
 from phmctl.recipe.models import TransformerSection
@@ -308,6 +308,9 @@ def bench_engines(
 # ------------------------------------------------------------------------------------------------- learning rates
 
 
+_Map = KroneckerWeight | NarrowEmbedding | TwoFactorLinear
+
+
 def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]]:
     """Return a row for each map and factor: ``map``, ``factor``, ``rate`` and ``multiple`` of the recipe's, ``change``.
 
@@ -332,7 +335,7 @@ def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]
         rows = []
         for name, module in model.named_modules():
             gradient = getattr(twins.get(name), "weight", torch.empty(0)).grad
-            if isinstance(module, KroneckerWeight | TwoFactorLinear) and gradient is not None:
+            if isinstance(module, _Map) and gradient is not None:
                 for factor, multiple, change in _changes(module, gradient, inputs.get(name), own):
                     rate = training.learning_rate * multiple
                     rows.append({"map": name, "factor": factor, "rate": rate, "multiple": multiple, "change": change})
@@ -360,7 +363,7 @@ def _watch(dense: nn.Module, inputs: dict[str, Tensor]) -> None:
 
 
 def _changes(
-    module: KroneckerWeight | TwoFactorLinear, gradient: Tensor, x: Tensor | None, rates: Mapping[Tensor, float]
+    module: _Map, gradient: Tensor, x: Tensor | None, rates: Mapping[Tensor, float]
 ) -> Iterator[tuple[str, float, float]]:
     """Yield of each factor its name, its rate and its change; of an LSTM's map and a table's on random inputs."""
     H = module.weight  # (k, d); the dense copy may have fewer rows
@@ -373,7 +376,8 @@ def _changes(
     def moved(change: Tensor) -> float:
         return float(((change * moving) @ x.T).square().mean().sqrt())
 
-    twin = moved(step * (1.0 if isinstance(module, PHMEmbedding) else dense_rate(H.shape[1])) * G.sign())
+    table = isinstance(module, PHMEmbedding | NarrowEmbedding)
+    twin = moved(step * (1.0 if table else dense_rate(H.shape[1])) * G.sign())
     factors = {name: part for name, part in module.named_parameters() if "bias" not in name and part in rates}
     gradients = torch.autograd.grad(H, list(factors.values()), G)
     with torch.no_grad():

@@ -25,3 +25,10 @@ def test_a_step_moves_the_output_as_the_dense_weights_does(
     assert all(
         row["rate"] == pytest.approx(load_recipe("miniature").training.learning_rate * row["multiple"]) for row in rows
     )
+
+
+def test_a_table_and_its_map_have_rows(miniature_data: Path) -> None:
+    recipe = load_recipe("miniature", [*TINY, "model.algebra=phm", "model.n=4", "model.embedding_width=16"])
+    rows = [row for row in bench_rates(recipe, miniature_data) if row["map"] == "source_embedding"]
+    assert [row["factor"] for row in rows] == ["table.weight", "map.A", "map.S"]
+    assert all(0.1 < row["change"] < 10 for row in rows)
