@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from phmctl.verbs import Settings
 
 STARTS = ("nearest", "random")
-OWN = ("data.card", "data.direction", "data.copies", "training.teacher", "training.initialise_from")  # keys set here
+OWN = {  # the keys that are set here, by task
+    "translation": {"data.card", "data.direction", "data.copies", "training.initialise_from"},
+    "classification": {"training.teacher", "training.initialise_from"},
+}
 _SLICE = 2000  # lines between two reports of progress
 
 
@@ -67,7 +70,7 @@ def distil(
         UserError: no such start, an option that the task does not have, or a key that is set here.
     """
     from phmctl.data.prepared.folder import data_root
-    from phmctl.recipe.loading import common_overrides, resolve
+    from phmctl.recipe.loading import common_overrides, flatten, parsed, resolve
     from phmctl.runs import Run
     from phmctl.tasks.registry import kind_of
     from phmctl.training.initial import other_shape
@@ -76,18 +79,18 @@ def distil(
     check_known("start", start, STARTS)
     run = Run.open(teacher)
     task = run.recipe.task
-    if task not in ("translation", "classification"):
+    if task not in OWN:
         raise RunError(f"{run.folder} is a run of task {task!r}; teachers are translators and classifiers")
     if task != "translation" and ((beam, engine) != (None, None) or not references):
         raise UserError("beam, engine and references are of translators; this teacher is a classifier")
-    settings = [settings] if isinstance(settings, str) else settings
-    if taken := {each.partition("=")[0].strip() for each in settings} & {*OWN}:
-        raise UserError(f"distil sets {', '.join(sorted(taken))} itself; leave it out (a start of its own: --start)")
     root, recipe = data_root() if data is None else Path(data), run.recipe if recipe is None else recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
+    named = settings if isinstance(settings, Mapping) else {each.key: each.value for each in parsed(settings)}
+    if taken := {key for key, _ in flatten(named)} & OWN[task]:
+        raise UserError(f"distil sets {', '.join(sorted(taken))} itself; leave it out (a start of its own: --start)")
     if student.task != task:
         raise RunError(f"{run.folder} is a teacher of task {task!r}, and the student's recipe is of {student.task!r}")
-    keys = {"card", "tokenizer", "vocabulary", "joint", "direction"}
+    keys = {"tokenizer", "vocabulary", "joint", *(["card"] if task == "classification" else [])}
     theirs, ours = (each.data.model_dump(include=keys) for each in (run.recipe, student))
     if theirs != ours:
         other = [f"{key}: {old!r}, and {ours.get(key)!r}" for key, old in theirs.items() if ours.get(key) != old]
@@ -125,6 +128,7 @@ def _taught_corpus(
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.export import with_engine
     from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.tasks.translation.kind import CODE
     from phmctl.verbs import prepare
 
     recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
@@ -139,7 +143,7 @@ def _taught_corpus(
         prepared = PreparedData.find(recipe.data, root)
         pair, train, found = prepared.tokenizers, prepared.split("train"), list[str]()
         rows = [(train.source[row], train.target[row]) for row in range(len(train))]
-        if unknown := sum(UNK in source or UNK in target for source, target in rows):
+        if unknown := sum(UNK in source or (references and UNK in target) for source, target in rows):
             raise RunError(
                 f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks "
                 "and that are lost; take a teacher with data.tokenizer: bpe"
@@ -149,19 +153,20 @@ def _taught_corpus(
         note(f"{run.name} translates its {len(sources):,} training lines, beam {beam} ...")
         _write(files["source"], sources)
         _write(files["reference"], [pair.target.decode(target) for _, target in rows])
-        for split, sides in splits.items():
-            for path in sides:
-                _write(path, read_text(run, split, path.suffix[1:]))
         with progress("translating", len(sources)) as advance:
             for begin in range(0, len(sources), _SLICE):
                 part = sources[begin : begin + _SLICE]
                 found += [answers[0].text for answers in model.translate(part, beam=beam)]
                 advance(len(part))
         _write(files["teacher"], found)
+    for split, sides in splits.items():
+        for path in sides:
+            _write(path, read_text(run, split, path.suffix[1:]))
     pairs = [(files["source"], files["reference"])] * references + [(files["source"], files["teacher"])]
     settings = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
     languages = run.data()["source_language"], run.data()["target_language"]
-    settings |= {"languages": languages} if languages != ("source", "target") else {}
+    coded = len({*languages}) == 2 and all(map(CODE.fullmatch, languages))  # not the sides of a style transfer
+    settings |= {"languages": languages} if coded else {}
     prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
     return name
 

@@ -96,7 +96,7 @@ def test_a_teacher_of_words_that_its_vocabulary_lacks(copying_data: Path, tmp_pa
         ({"n": 3}, RecipeError),
         ({"recipe": "agreement-resplit"}, RunError),
         ({"settings": ["data.copies=false"]}, UserError),  # distil sets these itself
-        ({"settings": {"training.initialise_from": "x"}}, UserError),
+        ({"settings": {"training": {"initialise_from": "x"}}}, UserError),
     ],
 )
 def test_what_is_no_student(

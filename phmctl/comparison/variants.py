@@ -292,7 +292,7 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
 
 
 def _value(one: Summary, key: str) -> float | str:
-    keys = dict(flatten(one.recipe.model_dump()))
+    keys = dict(flatten(one.run.asked().model_dump()))
     if key not in keys:
         raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
     return keys[key] if type(keys[key]) in (int, float) else str(keys[key])

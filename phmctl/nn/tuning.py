@@ -106,8 +106,9 @@ def _weights(model: nn.Module) -> list[_Weight]:
             rate, factors = dense_rate(module.in_features), [module.R, module.L]
             found.append(_Weight(_rms(module.weight), rate, _GAIN["factors"], factors))
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            found.append(_Weight(_rms(module.weight), 1, 1, list(module.parameters())))
-        else:
+            sums = any(isinstance(part, Kronecker) for part in module.modules())
+            found.append(_Weight(_rms(module.weight) if sums else 0.0, 1, 1, list(module.parameters())))
+        elif not hasattr(module, "normalized_shape"):  # a norm's weight may have several axes
             own = [part for name, part in module.named_parameters(recurse=False) if "weight" in name]
             found += [_Weight(0.0, _rate(module, part), 1, [part]) for part in own if part.dim() > 1]
             parametrized: Any = getattr(module, "parametrizations", nn.ModuleDict())
@@ -122,7 +123,9 @@ def _weights(model: nn.Module) -> list[_Weight]:
 
 
 def _rate(module: nn.Module, weight: Tensor) -> float:
-    return dense_rate(len(weight) if is_conv1d(module) else weight[0].numel())
+    turned = is_conv1d(module) or getattr(module, "transposed", False)  # (inputs, outputs, ...)
+    inputs = len(weight) // getattr(module, "groups", 1) if turned else weight.shape[1]
+    return dense_rate(inputs * math.prod(weight.shape[2:]))
 
 
 def _rms(tensor: Tensor) -> float:

@@ -103,7 +103,7 @@ def resolve(
 
 def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
     _extend(document, [] if path is None else [path.resolve()])
-    changes = sorted(_parsed(overrides), key=lambda change: not change.implied)  # what is said wins
+    changes = sorted(parsed(overrides), key=lambda change: not change.implied)  # what is said wins
     if {each.key for each in changes} & {"name", "data.card"}:
         document.content["description"] = ""  # it is that of another corpus
     for each in changes:
@@ -132,7 +132,7 @@ def _extend(document: Document, files: list[Path]) -> None:
     document.extend(base)
 
 
-def _parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
+def parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
     """Yield overrides; what sets a section sets each key that it names, and leaves the others as they are."""
     for each in overrides:
         override = _parse_override(each) if isinstance(each, str) else each
@@ -142,7 +142,7 @@ def _parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
 
 def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
     """Return overrides; raises RecipeError where two set one key: the last would win without a word."""
-    changes = [*_parsed(overrides)]
+    changes = [*parsed(overrides)]
     first: dict[str, Override] = {}
     for change in changes:
         other = change if change.implied else first.setdefault(change.key, change)

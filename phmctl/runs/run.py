@@ -176,7 +176,7 @@ class Run:
         """The recipe as it was asked for: with ``training.minutes`` in place of the steps that they were."""
         with suppress(RunError):  # the environment is damaged
             noted, training = self.environment(), self.recipe.training
-            if noted.get("minutes") and noted.get("steps") == training.steps:  # not continued to other steps since
+            if noted.get("minutes") and noted.get("steps", training.steps) == training.steps:  # else continued since
                 length = {"steps": 0, "minutes": noted["minutes"]}
                 return self.recipe.model_copy(update={"training": training.model_copy(update=length)})
         return self.recipe

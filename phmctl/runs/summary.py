@@ -127,7 +127,7 @@ def summarise(folder: Path) -> Summary:
     written = environment.get("unmodified")
     if not isinstance(written, dict):
         written = _shipped(run.recipe.name)
-    own, apart = dict(flatten(run.recipe.model_dump())), {"name", *_COLUMNS, *keys_changing(run.recipe, NOTHING)}
+    own, apart = dict(flatten(run.asked().model_dump())), {"name", *_COLUMNS, *keys_changing(run.recipe, NOTHING)}
     changed = {key: (old, own.get(key)) for key, old in (written or {}).items() if key not in apart}
     whole = whole_steps(run.checkpoints_folder)
     newest = run.checkpoints_folder / step_name(whole[-1]) if whole else None
@@ -262,6 +262,8 @@ def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
     """
     apart = _COLUMNS | keys_changing(one.recipe, NOTHING)
     found = {key: pair for key, pair in differences(one.asked(), other.asked()).items() if key not in apart}
+    if "training.minutes" in found:  # one trained by minutes, and has no steps that were asked for
+        found.pop("training.steps", None)
     for name, what in (("data", _data_digest), ("made with", _versions)):
         with suppress(RunError):  # it does not say
             pair = (what(one), what(other))

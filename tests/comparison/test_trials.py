@@ -67,6 +67,11 @@ def test_trainings_of_as_many_minutes_are_one_model(tmp_path: Path) -> None:
         (run.folder / "environment.json").write_text(json.dumps(environment))
     [variant] = compare_runs(recipe="miniature", runs=tmp_path).variants
     assert len(variant.runs) == 2
+    make_run(tmp_path, settings=[*SMALL, "training.steps=80"])
+    labels = [variant.label for variant in compare_runs(recipe="miniature", runs=tmp_path).variants]
+    assert labels == ["real minutes=5.0", "real minutes=0.0"]
+    [trial] = compare_runs(recipe="miniature", runs=tmp_path, best="training.minutes").trials
+    assert [*trial.scores] == [0.0, 5.0]
 
 
 def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:

@@ -72,6 +72,9 @@ def test_lstms_of_ours_and_converted_ones(maker: object) -> None:
     [
         (nn.EmbeddingBag(9, 256), [1.0]),
         (nn.Conv2d(64, 8, 2), [0.25, 1.0]),  # fan-in 64 · 2 · 2
+        (nn.ConvTranspose2d(256, 2, 2, groups=2), [0.125, 1.0]),  # 128 · 2 · 2
+        (nn.LayerNorm([16, 128]), [1.0, 1.0]),
+        (spectral_norm(nn.Embedding(9, 256)), [1.0]),
         (spectral_norm(nn.Linear(256, 8)), [1.0, 0.25]),
         (weight_norm(nn.Linear(256, 8)), [1.0, 1.0, 0.25]),  # bias, g, v
     ],

@@ -45,7 +45,7 @@ EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by nam
 _ORIGIN = ".decoding.json"
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
 _COLUMNS = ("columns", "header", "quoting", "extra")  # how a table with both sides in it is read
-_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
+CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
 
 
 class TranslationKind(TextKind[TranslationRecipe]):
@@ -68,7 +68,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
         how: dict[str, Any] = {"chosen": "columns" in options}
         if codes := options.get("languages"):
             how["languages"] = _pair("languages", codes)
-            if not all(map(_CODE.fullmatch, how["languages"])):
+            if not all(map(CODE.fullmatch, how["languages"])):
                 raise DataError(f"--languages {codes}: expected two codes, SOURCE,TARGET, as de,en")
         columns = _pair("columns", options.get("columns", "0,1"))
         return files, rows_of("--columns", columns, None, options) if {*_COLUMNS} & {*options} else None, how
