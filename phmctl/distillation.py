@@ -6,7 +6,6 @@ by beam search, and the student trains on these translations beside the referenc
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -92,8 +91,7 @@ def distil(
         raise RunError(f"{run.folder} is a teacher of task {task!r}, and the student's recipe is of {student.task!r}")
     keys = {"tokenizer", "vocabulary", "joint", *(["card"] if task == "classification" else [])}
     theirs, ours = (each.data.model_dump(include=keys) for each in (run.recipe, student))
-    if theirs != ours:
-        other = [f"{key}: {old!r}, and {ours.get(key)!r}" for key, old in theirs.items() if ours.get(key) != old]
+    if other := [f"{key}: {old!r}, and {ours[key]!r}" for key, old in theirs.items() if ours[key] != old]:
         raise RunError(
             f"a teacher and its student read the same tokens; {run.folder} and the recipe have {'; '.join(other)}"
         )
@@ -105,18 +103,12 @@ def distil(
         own: dict[str, Any] = {"data.card": name, "data.direction": "forward", "data.copies": False}
     else:
         own = {"training.teacher": folder}
-    key = other_shape(student, run.recipe)
-    own["training.initialise_from"] = folder if start == "nearest" and key is None else None
-    if start == "nearest" and key is not None and not quiet:
+    key = None if start == "random" else other_shape(student, run.recipe)
+    own["training.initialise_from"] = None if start == "random" or key else folder
+    if key and not quiet:
         note(f"the student begins at random: it has another model.{key} than its teacher")
-    if isinstance(settings, Mapping):
-        settings = {**settings, **own}
-    else:
-        settings = [*settings, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
-    return train(
-        recipe,
-        n=n, algebra=algebra, seed=seed, steps=steps, settings=settings, data=root, runs=runs, tag=tag, quiet=quiet,
-    )  # fmt: skip
+    more: dict[str, Any] = {"settings": {**named, **own}, "data": root, "runs": runs, "tag": tag, "quiet": quiet}
+    return train(recipe, n=n, algebra=algebra, seed=seed, steps=steps, **more)
 
 
 def _taught_corpus(

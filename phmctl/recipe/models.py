@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from phmctl.dimension import FIXED_DIMENSION, LOW_RANK, TWO_FACTORS, WITH_N, check_divides
 
-_MOST = 10**9  # steps, rows, tokens: far more than anybody trains, and far from what overflows
-PositiveInt = Annotated[int, Field(ge=1, le=_MOST)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=_MOST)]
+MOST = 10**9  # steps, rows, tokens: far more than anybody trains, and far from what overflows
+PositiveInt = Annotated[int, Field(ge=1, le=MOST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Vocabulary = Annotated[int, Field(ge=8, le=10**7)]
 Width = Annotated[int, Field(ge=1, le=2**16)]  # the product of two, in bytes, is what one machine can hold

@@ -22,6 +22,7 @@ from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import read_json_object, write_json
 from phmctl.nn.tuning import grouped, relative_rates, set_executions, tune
+from phmctl.recipe.models import MOST
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.tasks.base import Autocast
@@ -138,7 +139,7 @@ def steps_within(minutes: float, task: "Task", execution: str, training: Trainin
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
         taken = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after once to warm up
         seconds = median(taken) / len(sample) * training.accumulate
-    steps = min(int(60 * minutes / seconds), 10**9)
+    steps = min(int(60 * minutes / seconds), MOST)
     if steps < 1:
         raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds here; raise it")
     return steps
