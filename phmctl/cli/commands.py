@@ -439,7 +439,7 @@ def _recipe(recipe: str, settings: list[str] | None, **given: Any) -> "Recipe":
 
 
 def _names(text: str | None) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+    return list(dict.fromkeys(name.strip() for name in text.split(","))) if text else []
 
 
 def _integers(name: str, text: str) -> list[int]:

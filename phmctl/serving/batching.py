@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl import __version__
 from phmctl.decoding.model import Model
@@ -52,9 +52,9 @@ class Classify(Body, Generic[T]):
 
 
 class Translate(Classify[Line]):
-    beam: int | None = None
-    alpha: float | None = None
-    n_best: int = 1
+    beam: Annotated[int, Field(ge=1)] | None = None
+    alpha: Annotated[float, Field(ge=0, le=100)] | None = None
+    n_best: Annotated[int, Field(ge=1)] = 1
 
 
 class Score(Body):

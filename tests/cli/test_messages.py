@@ -91,6 +91,7 @@ OTHERS = [
     ("recipes hamiltn", "did you mean 'hamilton'"),
     ("count-params", "needs a RECIPE, or --paper"),
     ("count-params miniature --n 0", "--n 0"),
+    ("count-params miniature --n 1,,2", "--n"),
     ("count-params miniature --algebra quaternions", "did you mean 'quaternion'"),
     ("count-params table8 --paper", "there are table1, "),
     ("serve nope --port 0", "no run at nope"),
