@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.errors import check_known
-from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
+from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe
 from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
@@ -25,7 +25,6 @@ from phmctl.recipe.models import (
     LinearSection,
     PairClassifierSection,
     ProbeSection,
-    RuleModelSection,
     StackSection,
     TransformerSection,
 )
@@ -151,11 +150,6 @@ def build_probe(section: ProbeSection, width: int, classes: int, device: Device 
         return Probe(None, dense.linear(width, classes))
     inner = builder_for(section, device).linear(width, section.hidden)
     return Probe(inner, dense.linear(section.hidden, classes), section.dropout)
-
-
-def build_rule_model(section: RuleModelSection, features: int, device: Device = None) -> RuleModel:
-    """Build the untrained map of `features` numbers that is to find a rule; DimensionError where n divides them not."""
-    return RuleModel(builder_for(section, device), features)
 
 
 # ---------------------------------------------------------------------------------------------- parts of the models

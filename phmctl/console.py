@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from phmctl.errors import StdoutError
+from phmctl.errors import WriteFailedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,10 +115,10 @@ def emit(text: str) -> None:
         raise stdout_refused(error) from error
 
 
-def stdout_refused(error: OSError) -> StdoutError:
+def stdout_refused(error: OSError) -> WriteFailedError:
     """What to raise where stdout takes no more; nothing else is written to it from now on."""
     _discard(sys.stdout)
-    return StdoutError(f"cannot write to stdout: {error.strerror or error}; the output is not complete")
+    return WriteFailedError(f"cannot write to stdout: {error.strerror or error}; the output is not complete")
 
 
 def _discard(stream: TextIO) -> None:

@@ -71,12 +71,6 @@ class WriteFailedError(OutputError):
     exit_code = 1
 
 
-class StdoutError(OutputError):
-    """Stdout cannot be written: what it leads to is full."""
-
-    exit_code = 1
-
-
 class BusyError(PhmctlError):
     """A server takes no more work now: its queue is full, or it is stopping.
 

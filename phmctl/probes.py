@@ -219,8 +219,8 @@ def train_probe(
     for step, rows in zip(range(1, training.steps + 1), batches, strict=False):
         seed_dropout(device, training.seed, step, Part(0, 0, rows))
         chosen = torch.from_numpy(rows).to(device)
-        loss = model(vectors[chosen], labels=labels[chosen], smoothing=training.label_smoothing) / len(rows)
-        loss.backward()
+        loss = label_loss(model(vectors[chosen]), labels[chosen], training.label_smoothing) / len(rows)
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip or math.inf)
         set_learning_rate(optimiser, schedule(step))
         optimiser.step()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phmctl.console import Shown, Table, emit, note, printable, progress, warn
-from phmctl.errors import StdoutError
+from phmctl.errors import WriteFailedError
 
 MARKUP = "[x] [/red] :smile:"
 
@@ -60,7 +60,7 @@ def test_a_full_stdout_is_an_error_and_a_closed_pipe_ends_as_a_shell_reports_it(
     monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
     refuse(monkeypatch, errno.ENOSPC)
-    with pytest.raises(StdoutError, match="cannot write to stdout: No space left on device") as caught:
+    with pytest.raises(WriteFailedError, match="cannot write to stdout: No space left on device") as caught:
         shown.show("table" if shown.json is None else "json")
     assert caught.value.exit_code == 1
     refuse(monkeypatch, errno.EPIPE)

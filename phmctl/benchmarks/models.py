@@ -38,7 +38,7 @@ from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.nn.tuning import dense_rate, tune
-from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.registry import kind_of
@@ -124,12 +124,12 @@ class TorchsOwn(nn.Module):
         self.scale = math.sqrt(section.width)
         self.embedding = nn.Embedding(vocabulary, section.width)
         nn.init.normal_(self.embedding.weight, std=1 / self.scale)
-        self.positions = nn.Parameter(torch.zeros(1024, section.width), requires_grad=False)
+        self.positions = nn.Parameter(torch.zeros(section.width), requires_grad=False)  # as dear to add as a table's
 
     def forward(self, source: Tensor, target: Tensor, smoothing: float) -> Tensor:
         """Return the mean label-smoothed cross-entropy: source (B, S), target (B, T + 1) from BOS to EOS."""
         padding, table, inputs = source == PAD, self.embedding.weight, target[:, :-1]  # (B, S)
-        embedded = [F.embedding(ids, table) * self.scale + self.positions[: ids.shape[1]] for ids in (source, inputs)]
+        embedded = [F.embedding(ids, table) * self.scale + self.positions for ids in (source, inputs)]
         hidden = self.transformer(
             *embedded,
             tgt_mask=nn.Transformer.generate_square_subsequent_mask(inputs.shape[1], device=target.device),  # (T, T)
@@ -143,14 +143,13 @@ class TorchsOwn(nn.Module):
 
 def variants_of(recipe: R) -> dict[str, R]:
     """Return the variants of a recipe that are measured: the dense twin first, the base where it composes."""
-    variants = {"dense": recipe.dense_twin}
-    if recipe.dense_twin.base is not None:
-        variants["base"] = recipe.dense_twin.base
-    if recipe.model.algebra != "real":
-        if recipe.base is not None:
-            variants[f"base {recipe.base.variant}"] = recipe.base
-        variants[recipe.variant] = recipe
-    return variants
+    own: Any = recipe.model
+    composed = isinstance(own, StackSection) and own.composes
+    models = {"dense": own.dense_twin, **({"base": own.dense_twin.uncomposed} if composed else {})}
+    if own.algebra != "real":
+        models |= {f"base {own.uncomposed.variant}": own.uncomposed} if composed else {}
+        models[own.variant] = own
+    return {name: recipe.model_copy(update={"model": model}) for name, model in models.items()}
 
 
 def bench_decoding(

@@ -13,7 +13,6 @@ from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import POOLINGS, SinusoidalPositions, max_pool, mean_pool
 from phmctl.nn.linear import PHMLinear
-from phmctl.nn.loss import label_loss
 from phmctl.nn.lstm import PHMLSTM, Cell, Gates
 
 
@@ -49,13 +48,9 @@ class EncoderClassifier(nn.Module):
     def encoded_width(self) -> int:
         return self.embedding.embedding_dim
 
-    def forward(self, tokens: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """Map a text's ids (B, S), PAD behind each text, to logits (B, classes).
-
-        With `labels` (B,), return the label-smoothed cross-entropy summed over the examples instead.
-        """
-        logits = self.output(self.encode(tokens))  # (B, classes)
-        return logits if labels is None else label_loss(logits, labels, smoothing)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map a text's ids (B, S), PAD behind each text, to logits (B, classes)."""
+        return self.output(self.encode(tokens))  # type: ignore[no-any-return]
 
     def encode(self, tokens: Tensor) -> Tensor:
         """Read texts (B, S) into vectors (B, d). A text without tokens gives zeros."""
@@ -128,24 +123,15 @@ class PairClassifier(nn.Module):
     def encoded_width(self) -> int:
         return 2 * self.lstm.hidden_size
 
-    def forward(
-        self,
-        first: Tensor,
-        second: Tensor,
-        *,
-        labels: Tensor | None = None,
-        smoothing: float = 0.0,
-    ) -> Tensor:
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Map two texts' ids, (B, S) and (B, S′) with PAD behind each text, to logits (B, classes).
 
         A text without tokens is read as a vector of zeros.
-        With `labels` (B,), return the label-smoothed cross-entropy summed over the examples instead.
         """
         steps = max(first.shape[1], second.shape[1], 1)
         both = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, S) each
         u, v = self.encode(torch.cat(both)).chunk(2)  # (B, 2h) each; one time loop for both
-        logits = self.compare(u, v)
-        return logits if labels is None else label_loss(logits, labels, smoothing)
+        return self.compare(u, v)
 
     def encode(self, ids: Tensor) -> Tensor:
         """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time.
@@ -182,15 +168,11 @@ class Probe(nn.Module):
         super().__init__()
         self.hidden, self.output, self.dropout = hidden, output, dropout
 
-    def forward(self, vectors: Tensor, *, labels: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-        """Map sentence vectors (B, d) to logits (B, classes).
-
-        With `labels` (B,), return the label-smoothed cross-entropy summed over the sentences instead.
-        """
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map sentence vectors (B, d) to logits (B, classes)."""
         if self.hidden is not None:
             vectors = F.dropout(self.hidden(vectors), self.dropout, self.training).sigmoid()  # (B, hidden)
-        logits: Tensor = self.output(vectors)
-        return logits if labels is None else label_loss(logits, labels, smoothing)
+        return self.output(vectors)  # type: ignore[no-any-return]
 
 
 class RuleModel(nn.Module):
@@ -200,7 +182,6 @@ class RuleModel(nn.Module):
         super().__init__()
         self.product = builder.linear(features, features)
 
-    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the products. (B, d) -> (B, d). With targets (B, d), return their summed squared error instead."""
-        y: Tensor = self.product(x)
-        return y if targets is None else F.mse_loss(y, targets, reduction="sum")
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the products. (B, d) -> (B, d)."""
+        return self.product(x)  # type: ignore[no-any-return]

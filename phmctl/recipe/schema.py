@@ -24,7 +24,6 @@ from phmctl.recipe.models import (
     RuleModelSection,
     Section,
     Seed,
-    StackSection,
     TransformerSection,
     Vocabulary,
     Width,
@@ -187,18 +186,6 @@ class Recipe(Section):
     def variant(self) -> str:
         """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with upsize 2 ``phm-n4-x2``."""
         return self.model.variant
-
-    @property
-    def dense_twin(self) -> Self:
-        """The same experiment with a model whose every map is dense."""
-        return self.model_copy(update={"model": self.model.dense_twin})
-
-    @property
-    def base(self) -> Self | None:
-        """The same experiment without compositions; None where there are none."""
-        if not isinstance(self.model, StackSection) or not self.model.composes:
-            return None
-        return self.model_copy(update={"model": self.model.uncomposed})
 
 
 class TranslationRecipe(Recipe):

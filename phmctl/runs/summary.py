@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -16,15 +15,14 @@ from typing import Any, Literal
 
 from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
 from phmctl.console import Table, warn
-from phmctl.errors import PhmctlError, RecipeError, RunError
+from phmctl.errors import PhmctlError, RunError
 from phmctl.files import is_locked, sha256_text
-from phmctl.recipe.loading import differences, flatten, load_recipe
+from phmctl.recipe.loading import differences, flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import ATTEMPT, ENVIRONMENT, LOCK, RECIPE, select_runs
 from phmctl.runs.results import Result, read_metrics, read_results
 from phmctl.runs.run import Run, read_recipe
-from phmctl.shipped import shipped_names
 
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -124,9 +122,8 @@ def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> lis
 def summarise(folder: Path) -> Summary:
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment() if (folder / ENVIRONMENT).is_file() else {}
-    written = environment.get("unmodified")
-    if not isinstance(written, dict):
-        written = _shipped(run.recipe.name)
+    unmodified = environment.get("unmodified")
+    written = unmodified if isinstance(unmodified, dict) else None
     own, apart = dict(flatten(run.asked().model_dump())), {"name", *_COLUMNS, *keys_changing(run.recipe, NOTHING)}
     changed = {key: (old, own.get(key)) for key, old in (written or {}).items() if key not in apart}
     whole = whole_steps(run.checkpoints_folder)
@@ -148,14 +145,6 @@ def summarise(folder: Path) -> Summary:
         None if newest is None else count_stored(newest),
         tuple(read_results(run)),
     )
-
-
-@cache
-def _shipped(name: str) -> dict[str, Any] | None:
-    try:
-        return dict(flatten(load_recipe(name).model_dump())) if name in shipped_names("recipes") else None
-    except RecipeError:
-        return None
 
 
 def is_done(step: int, stale: int, steps: int, patience: int) -> bool:

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
-from phmctl.assembly import build_rule_model, trained
+from phmctl.assembly import builder_for, trained
 from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.data.copies import record_copies, refuse_damaged_copy
@@ -152,7 +152,7 @@ class RuleTask(Task):
         return Samples(*(side[torch.from_numpy(rows)] for side in self._train))
 
     def loss(self, model: nn.Module, batch: Samples) -> tuple[Tensor, int]:
-        return model(batch.inputs, batch.targets), batch.target_tokens
+        return F.mse_loss(model(batch.inputs), batch.targets, reduction="sum"), batch.target_tokens
 
     @torch.no_grad()
     def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
@@ -296,7 +296,7 @@ class RuleKind(TaskKind[RuleRecipe]):
     def build(
         self, settings: RuleModelSection, sizes: Mapping[str, int], device: torch.device | str | None = None
     ) -> RuleModel:
-        return build_rule_model(settings, sizes["features"], device)
+        return RuleModel(builder_for(settings, device), sizes["features"])
 
     def evaluate(self, asked: Asked) -> RuleEvaluation:
         run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)

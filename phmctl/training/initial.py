@@ -72,12 +72,6 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
     return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
 
 
-def initialise(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    theirs = model_tensors(model)
-    for name, tensor in tensors.items():
-        theirs[name].copy_(tensor)
-
-
 def other_shape(one: Recipe, other: Recipe) -> str | None:
     """Return the first key of two models that differs of those which the shapes of all tensors depend on."""
     keys = ("kind", "width", "embedding_width")

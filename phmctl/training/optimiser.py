@@ -187,7 +187,7 @@ def apply_executions(model: nn.Module, task: "Task", run: Run, processes: Proces
 
     def measure() -> dict[str, Any]:
         plan = task.plan(0)
-        return tune(model, tokens=task.cost(plan[0]).tokens) if plan else {}
+        return tune(model, tokens=task.cost(plan[0]).tokens)
 
     set_executions(model, _kept(run, EXECUTIONS, measure, processes))
 

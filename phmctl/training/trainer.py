@@ -27,11 +27,10 @@ from phmctl.checkpoints import (
 )
 from phmctl.data.batches import RandomNumbers
 from phmctl.devices import seed_generators
-from phmctl.errors import DataError, NonFiniteError, PhmctlError
+from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
-from phmctl.training.initial import initialise
 from phmctl.training.optimiser import (
     apply_executions,
     build_autocast,
@@ -117,14 +116,12 @@ class BatchStream:
         self._plan = task.plan(epoch)
 
     def next(self, count: int) -> list["Rows"]:
-        """Return the rows of the next `count` micro-batches; they may span two epochs. DataError: an epoch has none."""
+        """Return the rows of the next `count` micro-batches; they may span two epochs."""
         rows = []
         for _ in range(count):
             if self.position >= len(self._plan):
                 self.epoch, self.position = self.epoch + 1, 0
                 self._plan = self._task.plan(self.epoch)
-            if not self._plan:
-                raise DataError("the training split holds no sentence; prepare the data again")
             rows.append(self._plan[self.position])
             self.position += 1
         return rows
@@ -189,7 +186,9 @@ class Trainer:
         self.progress = ProgressLine(self.settings.steps, begun, quiet=quiet or not leads)
         seed_generators(device, self.settings.seed)
         self.model: nn.Module = task.build_model(device)
-        initialise(self.model, initial or {})
+        tensors = model_tensors(self.model)
+        for name, tensor in (initial or {}).items():
+            tensors[name].copy_(tensor)
         apply_executions(self.model, task, run, self.processes)
         self.optimiser = build_optimiser(self.model, self.settings, choose_rates(self.model, run, self.processes))
         self._unsaved = checkpoint is None
@@ -283,7 +282,7 @@ class Trainer:
         costs = [self.task.cost(rows) for rows in plan]
         items = sum(cost.items for cost in costs)
         loss = self._gradients(step, plan, items)
-        self._norm = self._clip()
+        self._norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip or math.inf)
         self._guard.note(step, loss, self._norm)
         if self.device.type == "cpu":
             self._check()
@@ -308,24 +307,14 @@ class Trainer:
             seed_dropout(self.device, self.settings.seed, step, part)
             alone = again or self._parallel is self.model or number == len(parts)
             with nullcontext() if alone else self._parallel.no_sync():  # type: ignore[operator]
-                called = self.model if again else self._called
-                total += self._backward(called, self.task.collate(part.rows), items, counts=part.counts)
+                batch = self.task.collate(part.rows).to(self.device)
+                with self._autocast():
+                    loss, _ = self.task.loss(self.model if again else self._called, batch)
+                # Data parallelism is a mean over processes where a sum is meant.
+                scaled = loss / (items / self.processes.count) if part.counts else loss * 0
+                scaled.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach() * part.counts
         return self.processes.total(total)
-
-    def _backward(self, called: nn.Module, batch: Any, items: int, *, counts: bool = True) -> Tensor:
-        """Add the gradient of a micro-batch's summed loss, divided by the step's items; return the summed loss.
-
-        Data parallelism is a mean over processes where a sum is meant, so the loss is multiplied by their number.
-        """
-        with self._autocast():
-            loss, _ = self.task.loss(called, batch.to(self.device))
-        scaled = loss / (items / self.processes.count) if counts else loss * 0
-        scaled.backward()  # type: ignore[no-untyped-call]
-        return loss.detach() * counts
-
-    def _clip(self) -> Tensor:
-        """Scale the gradients down to the norm allowed; return the norm before, on the device."""
-        return torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip or math.inf)
 
     # ------------------------------------------------------------------------------------- log, validate, save
 

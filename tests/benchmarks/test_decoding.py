@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.models import bench_engines, searcher, variants_of
+from phmctl.benchmarks.models import TorchsOwn, bench_engines, searcher, variants_of
 from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import UserError
 from phmctl.nn.convert import to_dense
@@ -38,6 +38,11 @@ def test_each_sentence_is_searched_to_its_length() -> None:
     assert [one[0].tokens for one in search(to_dense(model))()] == [one[0].tokens for one in best]
 
 
+def test_the_yardstick_takes_text_of_any_length() -> None:
+    model = TorchsOwn(TransformerSection(width=16, heads=2, feed_forward=16), 50)
+    assert model(torch.ones(1, 1100, dtype=torch.long), torch.ones(1, 9, dtype=torch.long), 0.0).isfinite()
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
@@ -53,7 +58,7 @@ def test_variants(changes: dict[str, object], names: list[str]) -> None:
     recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update=changes)})
     variants = variants_of(recipe)
     assert list(variants) == names
-    assert variants[names[-1]].model == (recipe.model if len(names) > 1 else recipe.dense_twin.model)
+    assert variants[names[-1]].model == (recipe.model if len(names) > 1 else recipe.model.dense_twin)
     if "base" in variants:
         assert variants["base"].model == RECIPE.model.dense_twin
         assert variants["base phm-n4-x2"] == RECIPE

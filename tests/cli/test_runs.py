@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.files import write_json
+from phmctl.recipe.loading import flatten
 from phmctl.runs import Run
 from phmctl.runs.summary import summarise
 from tests.calls import call, rows_of
@@ -16,9 +18,11 @@ from tests.calls import call, rows_of
 def root(tmp_path: Path, tiny_run: Run) -> Path:
     """Three runs of the miniature that differ in settings."""
     base = tmp_path / "miniature/phm-n4"
+    written = {"unmodified": dict(flatten(tiny_run.recipe.model_dump()))}
     changes = (("", ""), ("dropout: 0.1\n", "dropout: 0.4\n"), ("seed: 1\n", "seed: 2\n"))
     for number, (old, new) in enumerate(changes, 1):
         shutil.copytree(tiny_run.folder, base / f"v{number:03d}")
+        write_json(base / f"v{number:03d}/environment.json", tiny_run.environment() | written)
         recipe = base / f"v{number:03d}/recipe.yaml"
         recipe.write_text(recipe.read_text().replace(old, new, 1))
     return tmp_path

@@ -79,12 +79,6 @@ def test_outputs_and_gradients_are_those_of_torchs_encoder(
     torch.testing.assert_close(own, other)
 
 
-def test_with_labels_it_returns_the_summed_cross_entropy() -> None:
-    model, labels = build(algebra="phm", n=4), torch.tensor([2, 0, 1])
-    wanted = F.cross_entropy(model(padded(TEXTS)), labels, reduction="sum", label_smoothing=0.2)
-    torch.testing.assert_close(model(padded(TEXTS), labels=labels, smoothing=0.2), wanted)
-
-
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @settings(max_examples=20, deadline=None)
 @given(

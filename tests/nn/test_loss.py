@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from phmctl.assembly import build_rule_model
 from phmctl.nn import loss as loss_module
 from phmctl.nn.loss import label_loss, vocabulary_loss
-from phmctl.recipe.models import RuleModelSection
 
 
 @given(
@@ -125,9 +123,7 @@ def test_the_meta_device_gives_the_shapes() -> None:
     assert weight.grad.shape == (7, 5)
 
 
-def test_the_loss_of_labels_is_float32_at_least_and_that_of_a_rule_the_squared_error() -> None:
+def test_the_loss_of_labels_is_float32_at_least() -> None:
     logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     assert label_loss(logits.bfloat16(), labels).dtype == torch.float32
     assert label_loss(logits.double(), labels).dtype == torch.float64
-    model, x, y = build_rule_model(RuleModelSection(algebra="phm", n=4), 8), torch.randn(5, 8), torch.randn(5, 8)
-    torch.testing.assert_close(model(x, y), (model(x) - y).square().sum())

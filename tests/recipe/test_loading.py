@@ -173,4 +173,4 @@ def test_the_common_options_work_for_every_task(text: str) -> None:
     assert (recipe.training.seed, recipe.training.steps, recipe.training.device) == (7, 3, "cpu")
     quaternion = parse_recipe(text, where="r.yaml", overrides=common_overrides(algebra="quaternion"))
     assert (quaternion.variant, quaternion.model.n) == ("quaternion", 4)
-    assert quaternion.dense_twin.variant == "real"
+    assert quaternion.model.dense_twin.variant == "real"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.data.batches import collate
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.errors import DataError, NonFiniteError, OutputError, PhmctlError
+from phmctl.errors import NonFiniteError, OutputError, PhmctlError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
@@ -73,13 +73,6 @@ def test_dropout_depends_on_seed_step_micro_batch_and_piece_alone() -> None:
     assert len({first, *(_draw(*other) for other in others)}) == 6
 
 
-def test_an_empty_training_split_is_an_error(fit: Fit) -> None:
-    task = FakeTask()
-    task.plan = lambda epoch: []  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="holds no sentence"):
-        fit(task)
-
-
 # ------------------------------------------------------------------------------------------------------ gradients
 
 
@@ -87,12 +80,10 @@ def _trainer(task: Task, recipe: Recipe, root: Path) -> Trainer:
     return Trainer(task, Run.create(root, recipe), CPU)
 
 
-def _gradient(trainer: Trainer, *batches: Any) -> Tensor:
-    """Return a step's gradient of all parameters as one vector."""
+def _gradient(trainer: Trainer, *plan: Any) -> Tensor:
+    """Return the gradient, of all parameters as one vector, of a step of micro-batches of these rows."""
     trainer.optimiser.zero_grad()
-    tokens = sum(batch.target_tokens for batch in batches)
-    for batch in batches:
-        trainer._backward(trainer.model, batch, tokens)
+    trainer._gradients(1, plan, sum(trainer.task.cost(rows).items for rows in plan))
     return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
 
@@ -109,25 +100,28 @@ def test_a_step_of_unequal_batches_has_the_gradient_of_the_one_big_batch(
     split = task.prepared.split("train")
     sizes = (1, 9, 4, 2, 8)  # sentences a micro-batch
     rows = np.argsort(split.target.lengths, kind="stable")[:: len(split) // sum(sizes)][: sum(sizes)]
-    parts = [collate(split, part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
-    assert len({batch.target_tokens / len(batch.indices) for batch in parts}) == len(sizes)
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    assert len({task.cost(part).items / len(part) for part in parts}) == len(sizes)
     total, count = task.loss(trainer.model, collate(split, rows))
     gradients = torch.autograd.grad(total / count, list(trainer.model.parameters()))
     whole = torch.cat([gradient.flatten() for gradient in gradients])
     assert whole.dtype == torch.float64
     assert whole.norm() > 1e-3
-    for batches in ([collate(split, rows)], parts):
-        assert (_gradient(trainer, *batches) - whole).norm() <= 1e-10 * whole.norm()
-    means = sum(_gradient(trainer, batch) for batch in parts) / len(parts)
+    for plan in ([rows], parts):
+        assert (_gradient(trainer, *plan) - whole).norm() <= 1e-10 * whole.norm()
+    means = sum(_gradient(trainer, part) for part in parts) / len(parts)
     assert (means - whole).norm() > 1e-3 * whole.norm()
 
 
-def test_clipping_limits_the_norm_and_reports_the_one_before(tmp_path: Path) -> None:
+def test_clipping_limits_the_norm_and_reports_the_one_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainer = _trainer(FakeTask(dropout=0.0), make_recipe(clip=0.01), tmp_path)
-    norm = _gradient(trainer, FakeTask.make(3, 32)).norm().item()
-    assert trainer._clip().item() == pytest.approx(norm, rel=1e-5)
-    after = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
-    assert after.norm().item() == pytest.approx(0.01, rel=1e-3)
+    norm, after = _gradient(trainer, trainer.task.plan(0)[0]).norm().item(), []
+    trainer.optimiser.zero_grad()
+    gradients = list(trainer.model.parameters())
+    monkeypatch.setattr(trainer.optimiser, "step", lambda: after.extend(each.grad.flatten() for each in gradients))
+    trainer._step()
+    assert trainer._norm.item() == pytest.approx(norm, rel=1e-5)
+    assert torch.cat(after).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_logged_loss_is_the_mean_of_the_interval(fit: Fit) -> None:

@@ -79,14 +79,12 @@ class ClassificationTask:
         return collate(self.prepared.split("train"), rows)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        training = self.recipe.training
+        training, logits = self.recipe.training, model(*batch.sides)  # (B, classes)
+        own, weight = label_loss(logits, batch.labels, training.label_smoothing), training.teacher_weight
         if self._teacher is None:
-            return model(*batch.sides, labels=batch.labels, smoothing=training.label_smoothing), batch.target_tokens
-        logits, teacher = model(*batch.sides), self._teacher.to(batch.labels.device)  # (B, classes)
+            return own, batch.target_tokens
         with torch.no_grad():
-            taught = teacher(*batch.sides).softmax(1)
-        weight = training.teacher_weight
-        own = label_loss(logits, batch.labels, training.label_smoothing)
+            taught = self._teacher.to(batch.labels.device)(*batch.sides).softmax(1)
         return (1 - weight) * own + weight * label_loss(logits, taught), batch.target_tokens
 
     @cached_property
