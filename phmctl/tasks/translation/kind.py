@@ -201,9 +201,9 @@ def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path
         if len(lines) != len(texts[0]) or not lines:
             raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
     source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
-    return Text(
-        paths[0].name, texts[0], texts[1:], origin={"source_sha256": source_sha256, "references_sha256": others}
-    )
+    name = paths[0].name
+    name = f"file-{name}" if name in run.splits() else name  # a file called `test` is not the run's split
+    return Text(name, texts[0], texts[1:], origin={"source_sha256": source_sha256, "references_sha256": others})
 
 
 @dataclass(frozen=True)

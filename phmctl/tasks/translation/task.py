@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
+from phmctl.console import silence
 from phmctl.data.batches import Batch, collate, cost_of, lengths_of, plan_by_tokens
 from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
 from phmctl.data.prepared.folder import PARALLEL, PreparedData, Split
@@ -118,6 +119,7 @@ class TranslationTask:
         asked = self.recipe.training.bleu_tokenizer
         return asked or usual_tokenizer(self.prepared.manifest.get("target_language"))
 
+    @silence()  # over-long lines are the same at each validation
     def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         engine, longest = TorchEngine(model, next(model.parameters()).device), self.recipe.data.max_tokens

@@ -52,8 +52,9 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
     with pytest.raises(DataError, match="unheard"):
         phmctl.evaluate(runs[kind].folder, device="cpu", **given)
-    with pytest.raises(UserError):
-        phmctl.evaluate(runs[kind].folder, device="cpu", text=["first"])
+    for wrong in ({"text": ["first"]}, {**given, "split": "valid"}):
+        with pytest.raises(UserError):
+            phmctl.evaluate(runs[kind].folder, device="cpu", **wrong)
 
 
 def test_each_split_has_a_result_of_its_own(runs: dict[str, Run]) -> None:

@@ -51,6 +51,12 @@ def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_p
     assert KIND.answers(run, result) is None  # no split of the run
 
 
+def test_a_file_called_as_a_split_is_not_that_split(run: Run, tmp_path: Path) -> None:
+    source, reference = put(tmp_path / "test", SOURCES[:5]), put(tmp_path / "a.en", REFERENCES[:5])
+    assert evaluate(run, "--source", source, "--reference", reference)["split"] == "file-test"
+    assert not [result for result in read_results(run) if result.split == "test"]
+
+
 def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", name="other", seed=2, references=OTHERS)
     source, reference = put(tmp_path / "news.de", SOURCES), put(tmp_path / "a.en", REFERENCES)
