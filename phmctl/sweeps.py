@@ -26,14 +26,14 @@ import yaml
 from phmctl.console import Shown, Table, note
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_jobs, cores, world
-from phmctl.errors import RecipeError, UserError
+from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.exports import open_model
 from phmctl.options import EVAL, TRAIN, Option, command_line
 from phmctl.recipe.loading import COMMON, common_overrides, differences, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.find import check_tag, runs_root, select_runs
+from phmctl.runs.find import check_tag, runs_root, select_runs, versions_in
 from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, score, summarise
@@ -236,9 +236,14 @@ def look_at_training(job: Job) -> None:
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run of a recipe, its steps and its seed: what differs changes nothing that is trained."""
-    same = keys_changing(recipe, NOTHING)
-    found = (run for run in Run.versions(root, recipe) if differences(run.asked(), recipe).keys() <= same)
-    return next((summarise(run.folder) for run in found), None)
+    for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
+        try:
+            run = Run.open(folder)
+        except RunError:  # `phmctl runs` says what is wrong with it
+            continue
+        if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING):
+            return summarise(run.folder)
+    return None
 
 
 def scorings(given: Mapping[str, Any]) -> list[Cell]:

@@ -136,13 +136,9 @@ class Run:
 
     @classmethod
     def versions(cls, root: Path, recipe: Recipe) -> Iterator[Self]:
-        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not.
-
-        What cannot be opened is left out; `phmctl runs` says what is wrong with it.
-        """
+        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not."""
         for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
-            with suppress(RunError):
-                yield cls.open(folder)
+            yield cls.open(folder)
 
     @property
     def name(self) -> str:

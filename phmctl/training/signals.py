@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from contextvars import copy_context
 from types import FrameType
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ class StopRequest:
         self._insist = insist
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
+        self._context = copy_context()  # a handler runs in that of what it interrupts, which may be silent
 
     @property
     def exit_code(self) -> int | None:
@@ -56,7 +58,7 @@ class StopRequest:
             return
         self.received = signal.Signals(number)
         more = "; once more to stop at once" if self._insist else ""
-        note(f"{self.received.name}: finishing the step, then saving{more}")
+        self._context.run(note, f"{self.received.name}: finishing the step, then saving{more}")
 
 
 def follow(starter: int) -> None:

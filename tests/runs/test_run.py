@@ -100,8 +100,6 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
     assert capsys.readouterr().err == f"{failed.folder} has no checkpoint; {trained.folder} is taken\n"  # once
     assert [run.folder for run in Run.versions(tmp_path, make_recipe())] == [failed.folder, trained.folder]
     assert Run.open(failed.folder).folder == failed.folder
-    (failed.folder / "environment.json").unlink()
-    assert [run.folder for run in Run.versions(tmp_path, make_recipe())] == [trained.folder]
 
 
 def test_what_names_no_run_names_those_that_are_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

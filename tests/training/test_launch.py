@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from typer.testing import CliRunner
 
 from phmctl.cli.main import app
+from phmctl.console import silence
 from phmctl.errors import UserError
 from phmctl.runs import Run
 from phmctl.training.processes import launch, without_option
@@ -161,6 +162,15 @@ def test_the_first_signal_asks_and_the_second_insists(number: signal.Signals, co
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.received is number
     assert signal.getsignal(number) is before
+
+
+def test_it_is_said_where_what_it_interrupts_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with StopRequest(), silence():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert "SIGTERM" in capsys.readouterr().err
+    with silence(), StopRequest():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert capsys.readouterr().err == ""
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

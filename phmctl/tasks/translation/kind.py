@@ -202,7 +202,7 @@ def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path
             raise DataError(f"{source} has {len(texts[0]):,} lines, and {path} has {len(lines):,}")
     source_sha256, *others = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
     name = paths[0].name
-    name = f"file-{name}" if name in run.splits() else name  # a file called `test` is not the run's split
+    name = f"file-{name}" if name in ("test", "valid", *run.splits()) else name  # it is not that split
     return Text(name, texts[0], texts[1:], origin={"source_sha256": source_sha256, "references_sha256": others})
 
 
@@ -211,7 +211,7 @@ class Evaluation:
     """The scores of a run on a split."""
 
     run: str  # its name
-    split: str  # ``test`` or ``valid``, or the name of a file
+    split: str  # a split, or the name of a file; ``file-test`` of one called so
     checkpoint: str  # the name of the checkpoint's folder
     decoding: DecodingSection  # the settings of the search
     sentences: int  # how many were scored

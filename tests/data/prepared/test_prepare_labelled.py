@@ -87,13 +87,6 @@ def test_duplicates_are_kept_where_the_card_says_so(tmp_path):
     assert (counts["kept"], counts["noted"]) == (6, {"in_valid_or_test": 2})
 
 
-def test_the_language_that_a_recipe_tells_changes_no_text(tmp_path, capsys):
-    before = prepared(tmp_path)
-    capsys.readouterr()
-    after = prepared(tmp_path, section=SECTION.model_copy(update={"language": "en"}))
-    assert (after.folder, "up to date" in capsys.readouterr().err) == (before.folder, True)
-
-
 def test_pairs(tmp_path):
     train = [("a dog", "it barks", "yes"), ("a dog", "", "no"), ("a cat", "it sleeps", "no"), ("x", "y", "yes")]
     made = corpus(train=train, valid=[train[0], ("a cat", "it barks", "no")], test=[("b", "c", "yes")], texts=2)

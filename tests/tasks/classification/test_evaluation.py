@@ -49,12 +49,12 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     assert sorted(runs[kind].results_folder.iterdir()) == before
     own = evaluate(runs[kind])
     assert (found.accuracy, found.confusion, found.split) == (own.accuracy, own.confusion, "new.csv")
-    table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
-    with pytest.raises(DataError, match="unheard"):
-        phmctl.evaluate(runs[kind].folder, device="cpu", **given)
     for wrong in ({"text": ["first"]}, {**given, "split": "valid"}):
         with pytest.raises(UserError):
             phmctl.evaluate(runs[kind].folder, device="cpu", **wrong)
+    table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
+    with pytest.raises(DataError, match="unheard"):
+        phmctl.evaluate(runs[kind].folder, device="cpu", **given)
 
 
 def test_each_split_has_a_result_of_its_own(runs: dict[str, Run]) -> None:

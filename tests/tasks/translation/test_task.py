@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import PAD
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
+from phmctl.decoding.beam import TorchEngine
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import write_json
 from phmctl.metrics.text import Score
@@ -151,7 +153,7 @@ def test_data_that_cannot_be_trained_on_shows_before_a_run_is_made(
 
 
 def test_validation_bleu_cuts_long_sources_as_decode_does(
-    tmp_path: Path, tiny_recipe: TranslationRecipe, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_recipe: TranslationRecipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a cut, the search would go on for twice as many steps as the longest line has tokens."""
     corpus = patterned(tmp_path, "Line {} .")
@@ -162,8 +164,17 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(
     training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
     recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
     task = TranslationTask(recipe, prepare(data, corpus, root=tmp_path))
+    searched: list[int] = []
+    search = TorchEngine.search
+
+    def look(engine: TorchEngine, sources: list[list[int]], *given: Any, **options: Any) -> Any:
+        searched.extend(map(len, sources))
+        return search(engine, sources, *given, **options)
+
+    monkeypatch.setattr(TorchEngine, "search", look)
     capsys.readouterr()
     assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
+    assert max(searched) == 13  # with EOS
     assert capsys.readouterr().err == ""  # at each validation
 
 
