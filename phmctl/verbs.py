@@ -262,6 +262,8 @@ def evaluate(
         kind = kind_of(opened.recipe)
         kind.require("eval", [name for name, value in options.items() if value is not None])
         given = _taken(EVAL, options)
+        if split != "test" and (own := [name for name in ("source", "table") if name in given]):
+            raise UserError(f"--split {split} is for the run's own text, --{own[0]} for other text: give one of them")
         return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
 
 

@@ -82,8 +82,6 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         """Score a classifier on a split, and write scores and predictions into the run; of a user's table nothing."""
         run, split, against, labels = asked.run, asked.split, asked.against, labels_of(asked.run)
         table = {name: asked.options[name] for name in ("table", "text", "label") if name in asked.options}
-        if "table" in table and split != "test":
-            raise UserError(f"--split {split} is for the run's own text, --table for other text: give one of them")
         examples = _read_table(run, labels, table) if table else read_examples(run, split)
         texts, right = examples.texts, examples.labels
         if against is not None and not table:

@@ -258,8 +258,6 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
     source, references = given.pop("source", None), given.pop("reference", None)
     own = source is not None or bool(references)
     text = text_of_files(run, source, references) if own else text_of(run, asked.split)
-    if own and asked.split != "test":
-        raise UserError(f"--split {asked.split} is for the run's own text, --source for other text: give one of them")
     recipe = run.recipe_of(TranslationRecipe)
     if lowercase is None:
         lowercase = load_tokenizers(run).target.lowercase
