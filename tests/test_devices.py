@@ -18,13 +18,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 @pytest.mark.parametrize(
     ("devices", "name", "expected"),
-    [
-        (0, "auto", "cpu"),
-        (2, "auto", "cuda"),
-        (2, "cpu", "cpu"),
-        (2, "cuda", "cuda"),
-        (2, "cuda:1", "cuda:1"),
-    ],
+    [(0, "auto", "cpu"), (2, "auto", "cuda"), (2, "cpu", "cpu"), (2, "cuda", "cuda"), (2, "cuda:1", "cuda:1")],
     indirect=["devices"],
 )
 def test_the_device_of_a_name(devices: int, name: str, expected: str) -> None:

@@ -144,13 +144,7 @@ def test_the_best_probe_on_valid_is_kept_and_patience_ends_it(monkeypatch: pytes
     assert all(torch.equal(value, states[1][name]) for name, value in found.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("settings", "parameters"),
-    [
-        ((), 8 * 50 + 50 + 50 * 2 + 2),
-        (("model.hidden=0",), 8 * 2 + 2),
-    ],
-)
+@pytest.mark.parametrize(("settings", "parameters"), [((), 8 * 50 + 50 + 50 * 2 + 2), (("model.hidden=0",), 8 * 2 + 2)])
 def test_a_probe_has_a_hidden_layer_or_none(settings: tuple[str, ...], parameters: int) -> None:
     short = recipe("training.steps=300", "training.learning_rate=0.01", *settings)
     model = train_probe(short, {"train": separable(256, 1), "valid": separable(64, 2)}, 2, torch.device("cpu"))

@@ -86,9 +86,4 @@ def test_valid_and_test_keep_every_line():
     assert texts(clean) == pairs
     assert fits(clean, 50, 1)
     assert fits(clean, 1, 5)
-    assert clean.counts() == {
-        "read": 3,
-        "kept": 2,
-        "dropped": {},
-        "noted": {"empty_side": 2, "over_long": 1},
-    }
+    assert clean.counts() == {"read": 3, "kept": 2, "dropped": {}, "noted": {"empty_side": 2, "over_long": 1}}

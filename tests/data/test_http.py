@@ -102,10 +102,7 @@ def test_a_later_call_resumes(server, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "content", "seen"),
-    [
-        ("train.de.part", CONTENT + b"x", [f"bytes={len(CONTENT) + 1}-", None]),
-        ("train.de", b"old", [None]),
-    ],
+    [("train.de.part", CONTENT + b"x", [f"bytes={len(CONTENT) + 1}-", None]), ("train.de", b"old", [None])],
     ids=["too long", "of another SHA-256"],
 )
 def test_what_is_there_already(server, tmp_path, name, content, seen):

@@ -38,10 +38,7 @@ def test_tables_of_the_same_name_are_told_apart_by_their_columns(tmp_path):
         ('He said "hi"', "contradiction"),
         ("c", None),
     ]
-    assert (glue.origin, hub.origin) == (
-        "folder glue (GLUE's tables)",
-        "folder hub (the hub's rows as quoted tables)",
-    )
+    assert (glue.origin, hub.origin) == ("folder glue (GLUE's tables)", "folder hub (the hub's rows as quoted tables)")
 
 
 def test_bimpms_split_and_glues_division_of_quora(tmp_path):

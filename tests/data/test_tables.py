@@ -127,13 +127,7 @@ def test_malformed_json_lines(tmp_path, line, message):
         read(path, format="jsonl", texts=("text",), label="label")
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        {"texts": ("a",), "label": 1, "header": False},
-        {"texts": (), "label": "x"},
-    ],
-)
+@pytest.mark.parametrize("rows", [{"texts": ("a",), "label": 1, "header": False}, {"texts": (), "label": "x"}])
 def test_rows_that_cannot_be(rows):
     with pytest.raises(ValueError):
         Rows(**rows)

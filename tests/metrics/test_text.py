@@ -172,8 +172,6 @@ def test_loops(text: str, found: bool) -> None:
 def test_loops_are_told_from_one_in_a_hundred_on() -> None:
     counted = Degenerate()
     counted.add(["x"] * 100, ["go go go go", *(f"answer {number}" for number in range(99))])
-    assert list(counted.remarks()) == [
-        "1 of 100 answers repeat themselves: a few words come 4 times in a row or more",
-    ]
+    assert list(counted.remarks()) == ["1 of 100 answers repeat themselves: a few words come 4 times in a row or more"]
     counted.add(["x"], ["fine"])
     assert list(counted.remarks()) == []

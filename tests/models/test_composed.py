@@ -71,10 +71,7 @@ def test_the_run_folder_tells_them_apart() -> None:
         ({"compose_heads": "bilinear", "composition_rank": 6, "algebra": "phm", "n": 4}, "composition_rank = 6"),
         ({"compose_heads": "hierarchical", "algebra": "phm", "n": 16}, "head width = 8"),
         ({"composition_rank": 8}, "composition_rank is for compose_layers"),
-        (
-            {"compose_layers": "linear", "first_order": False},
-            "first_order is for compose_layers",
-        ),
+        ({"compose_layers": "linear", "first_order": False}, "first_order is for compose_layers"),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, Any], words: str) -> None:

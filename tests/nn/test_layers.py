@@ -10,14 +10,7 @@ from torch import Tensor
 
 from phmctl.assembly import build_transformer
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.layers import (
-    POOLINGS,
-    FeedForward,
-    Residual,
-    SinusoidalPositions,
-    _attention,
-    sinusoids,
-)
+from phmctl.nn.layers import POOLINGS, FeedForward, Residual, SinusoidalPositions, _attention, sinusoids
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
 

@@ -245,8 +245,7 @@ def test_a_checkpoint_that_is_none_is_refused_with_those_that_are(trained: Run) 
 
 @pytest.mark.parametrize("name", ["last", "best"])
 @pytest.mark.parametrize(
-    "content",
-    [None, b"\xff\xfe", b"", b"\n", b"step-000005\nstep-000010\n", b"step-000005\0", b".", b"step-000007\n"],
+    "content", [None, b"\xff\xfe", b"", b"\n", b"step-000005\nstep-000010\n", b"step-000005\0", b".", b"step-000007\n"]
 )
 def test_a_pointer_that_leads_nowhere_is_refused(trained: Run, name: str, content: bytes | None) -> None:
     path = trained.checkpoints_folder / name

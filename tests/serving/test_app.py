@@ -39,10 +39,7 @@ def error_of(response, status: int) -> str:
 
 def test_a_text_is_translated_with_the_models_own_settings() -> None:
     found = post({"text": "ein hund"}).json()
-    assert found == {
-        "model": "fake/real/v001",
-        "answers": [{"translations": [as_json("ein hund")], "cut": False}],
-    }
+    assert found == {"model": "fake/real/v001", "answers": [{"translations": [as_json("ein hund")], "cut": False}]}
 
 
 def test_texts_keep_their_order_and_options_reach_the_search() -> None:

@@ -63,11 +63,7 @@ class DoubleTask(TranslationTask):
 
 
 def translate(
-    data: Path,
-    root: Path,
-    processes: Processes | None = None,
-    old: Path | None = None,
-    **changes: Any,
+    data: Path, root: Path, processes: Processes | None = None, old: Path | None = None, **changes: Any
 ) -> tuple[Path, list[int]]:
     """Train the copying corpus; return the run and the rows that this process built."""
     recipe = copying_recipe(**(SETTINGS | changes))

@@ -85,11 +85,7 @@ def test_rises_and_falls() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "has", "expected"),
-    [
-        ("float32", True, torch.float32),
-        ("bfloat16", True, torch.bfloat16),
-        ("bfloat16", False, torch.float32),
-    ],
+    [("float32", True, torch.float32), ("bfloat16", True, torch.bfloat16), ("bfloat16", False, torch.float32)],
 )
 def test_bfloat16_where_the_device_has_it_or_float32_and_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys, precision: str, has: bool, expected: torch.dtype

@@ -263,10 +263,7 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        (
-            {"train": [("", ""), ("a " * 99, "b")]},
-            "left of 2 read \\(1 empty side, 1 over long\\); check",
-        ),
+        ({"train": [("", ""), ("a " * 99, "b")]}, "left of 2 read \\(1 empty side, 1 over long\\); check"),
         ({"train": []}, "train of 'tiny' has no pair with text on both sides"),
         ({"valid": []}, "valid of 'tiny' has no pair with text on both sides"),
         ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny' has no pair with text on both sides"),
