@@ -7,17 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from phmctl import verbs
-from phmctl.cli.main import app
 from phmctl.errors import RunError
 from phmctl.files import file_entry, write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.summary import list_runs
-from tests.data.helpers import deadline
+from tests.calls import call
+from tests.data.helpers import cut, deadline, files_below
 
 MODEL = "checkpoints/step-000006/model.safetensors"
 PIECES = {
@@ -38,47 +37,34 @@ def run(tiny_run: Run, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def empty(path: Path) -> None:
     path.write_bytes(b"")
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def cut_last_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def call(command: str, run: Path, *arguments: object) -> None:
-    given = [command, str(run), "--checkpoint", "last", *map(str, arguments)]
-    CliRunner().invoke(app, given, catch_exceptions=False)
-
-
 def refuse(command: Callable[[Path], object], run: Path, said: str) -> None:
-    before = content(run)
+    before = files_below(run)
     with pytest.raises(RunError, match=said) as caught:
         command(run)
     assert caught.value.exit_code == 2
     assert len(str(caught.value).splitlines()) <= 3
-    assert content(run) == before
+    assert files_below(run) == before
 
 
 def decode_test(run: Path) -> None:
-    call("decode", run, "--split", "test", "--output", run.parent / "out")
+    call("decode", run, "--checkpoint", "last", "--split", "test", "--output", run.parent / "out")
 
 
 def decode_file(run: Path) -> None:
     write_atomic(run.parent / "in", "Der Mann schläft.\n")
-    call("decode", run, "--input", run.parent / "in", "--output", run.parent / "out")
+    call("decode", run, "--checkpoint", "last", "--input", run.parent / "in", "--output", run.parent / "out")
 
 
 def score(run: Path) -> None:
-    call("eval", run)
+    call("eval", run, "--checkpoint", "last")
 
 
 def resume(run: Path) -> None:

@@ -2,16 +2,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import phmctl
 from phmctl import verbs
-from phmctl.cli.main import app
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.translation.kind import Evaluation
+from tests.calls import call
 from tests.tasks.translation.runs import make_run
 
 
@@ -38,7 +37,7 @@ def test_scores_are_those_of_the_command(tmp_path: Path, capfd: pytest.CaptureFi
     assert isinstance(found, Evaluation)
     assert found.decoding.beam == 1
     assert capfd.readouterr() == ("", "")
-    shown = CliRunner().invoke(app, ["eval", str(run.folder), "--beam", "1", "--json"], catch_exceptions=False)
+    shown = call("eval", run.folder, "--beam", 1, "--json")
     assert json.loads(shown.stdout) == json.loads(json.dumps(found.as_json()))
     with pytest.raises(UserError, match="--n-best: task 'translation' has no such option"):
         phmctl.evaluate(run.folder, n_best=3)

@@ -1,22 +1,23 @@
 import json
+from pathlib import Path
 
 import pytest
 
+from phmctl.data.prepared.folder import PreparedData
+from phmctl.errors import DataError
 from phmctl.shipped import shipped_names
 from tests.calls import call, rows_of
+from tests.data.helpers import put
 
 
 @pytest.fixture
 def files(tmp_path):
     train = [(f"Hund {i} läuft .", f"dog {i} runs .") for i in range(100)] + [("", "x")]
+    options = []
     for name, pairs in (("train", train), ("valid", train[:5]), ("test", [("ein Haus", "a house")])):
-        for side, suffix in enumerate(("de", "en")):
-            (tmp_path / f"{name}.{suffix}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    return [
-        part
-        for name in ("train", "valid", "test")
-        for part in (f"--{name}", str(tmp_path / f"{name}.de"), str(tmp_path / f"{name}.en"))
-    ]
+        sides = zip(("de", "en"), zip(*pairs, strict=True), strict=True)
+        options += [f"--{name}", *(put(tmp_path / f"{name}.{suffix}", *lines) for suffix, lines in sides)]
+    return options
 
 
 def prepare(tmp_path, *arguments):
@@ -66,3 +67,31 @@ def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
     assert rows["snli"][:2] == ["pair → 3", "550,152 / 10,000 / 10,000"]
     assert "* held out of train" in result.stderr
     assert "held out" not in prepare(tmp_path, "miniature", "--list").stderr
+
+
+# labelled text
+
+
+def test_a_card_with_vectors(tmp_path):
+    for name in ("train", "dev", "test"):
+        put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tgold_label", f"{name} a\tb\tneutral")
+    given = ("--source", tmp_path / "all_combined", "--vectors", put(tmp_path / "v.txt", "a 0.1 0.2"))
+    result = prepare(tmp_path, "snli-counterfactual", *given)
+    assert "2-dimensional vectors of v.txt for 1 of 3 token types; of the tokens 33.3% of train" in result.stderr
+
+
+def test_extra_columns_break_scores_down(tmp_path):
+    for name in ("train", "valid"):
+        lines = ["gold\ttext\tlength", *(f"{'yes' if n % 2 else 'no'}\t{name} {n}\t{n % 3}" for n in range(12))]
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{line}\n" for line in lines))
+    tables = [part for name in ("train", "valid") for part in ("--table", f"{name}={tmp_path / name}.tsv")]
+    columns = ["--text", "text", "--label", "gold", "--extra", "length"]
+    document = json.loads(prepare(tmp_path, "mine", *tables, *columns, "--json").stdout)
+    assert document["extras"] == ["length"]
+    split = PreparedData.open(Path(document["folder"])).split("valid")
+    assert split.extras["length"].tolist() == [n % 3 for n in range(12)]
+    with pytest.raises(DataError, match=r"no column 'lenght' \(did you mean 'length'\?\)"):
+        prepare(tmp_path, "mine", *tables, *columns[:-1], "lenght")
+    for taken in ("predicted", "label", "gold", "first_text"):
+        with pytest.raises(DataError, match=f"--extra {taken}: "):
+            prepare(tmp_path, "mine", *tables, *columns[:-1], taken)

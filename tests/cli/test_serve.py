@@ -4,18 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 
-
-from phmctl.cli.main import app
 from phmctl.decoding.translator import load_translator
-from phmctl.errors import MissingExtraError, PhmctlError
+from phmctl.errors import MissingExtraError
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from tests.calls import call
 from tests.serving.processes import Server
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -36,13 +34,6 @@ def server(run: Run) -> Iterator[Server]:
         code, said = server.end(signal.SIGTERM)
         assert code == 143
         assert said == f"serving {run.name}; Ctrl-C stops\n"
-
-
-def failure(*arguments: object) -> PhmctlError:
-    result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
-    assert isinstance(result.exception, PhmctlError), result
-    assert result.exception.exit_code == 2
-    return result.exception
 
 
 def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
@@ -74,9 +65,9 @@ def test_the_address_is_json_if_wanted(run: Run) -> None:
 
 def test_a_missing_extra_is_one_line_with_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    error = failure(run.folder, "--port", 0)
-    assert isinstance(error, MissingExtraError)
-    assert str(error) == "uvicorn is not installed; install it with: pip install 'phmctl[serve]'"
+    with pytest.raises(MissingExtraError) as refused:
+        call("serve", run.folder, "--port", 0)
+    assert str(refused.value) == "uvicorn is not installed; install it with: pip install 'phmctl[serve]'"
 
 
 # ------------------------------------------------------------------------------------------------------- exports

@@ -1,4 +1,4 @@
-"""What the data tests share: rows from pairs and back, and preparing a user's own files by one call."""
+"""What tests of files share: rows from pairs and back, files written and damaged, a user's own prepared by one call."""
 
 import gzip
 import signal
@@ -47,6 +47,23 @@ def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Change a bit of a file, in its last byte or another: the size stays."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    """Leave the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Return what each file of a folder, and of those below it, holds."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def sizes(corpus: Corpus) -> dict[str, int]:

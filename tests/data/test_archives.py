@@ -13,7 +13,7 @@ from phmctl.data.card import Hub, Url
 from phmctl.data.fetch import LARGEST, extract, fetch_all
 from phmctl.data.hub import hub_rows, load_rows
 from phmctl.errors import DataError, DownloadError, OutputError
-from tests.data.helpers import texts
+from tests.data.helpers import files_below, texts
 
 CONTENT = {"set/train.de": b"eins\n", "set/deep/train.en": b"one\n", "./readme": b"", "a..b": b"fine"}
 
@@ -43,10 +43,6 @@ def link(name, target, kind=tarfile.SYMTYPE):
     return info
 
 
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
 def test_content_comes_out(tmp_path, name):
     modes = {"a.tgz": "w:gz", "a.tar": "w", "a.tar.xz": "w:xz"}
@@ -57,7 +53,7 @@ def test_content_comes_out(tmp_path, name):
         extract(path, tmp_path / "file" / "out")
     folder = tmp_path / "out" / "set"
     extract(path, folder)
-    assert files(folder) == {name.removeprefix("./"): content for name, content in CONTENT.items()}
+    assert files_below(folder) == {name.removeprefix("./"): content for name, content in CONTENT.items()}
     assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
 
 
@@ -70,7 +66,7 @@ def test_names_that_lead_out_stop_everything(tmp_path, kind, evil):
     path = (tar if kind == "tar" else packed)(tmp_path / f"x.{kind}", members)
     with pytest.raises(DataError, match="leads out of the archive's folder; nothing was extracted"):
         extract(path, inside / "out")
-    assert files(tmp_path).keys() == {path.name}
+    assert files_below(tmp_path).keys() == {path.name}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def test_links_and_devices_are_refused(tmp_path, member):
     path = tar(tmp_path / "x.tar", {"good": b"x", member.name: member, "set/out/file": b"evil"}, "w")
     with pytest.raises(DataError, match="is a link or a device; nothing was extracted"):
         extract(path, tmp_path / "out")
-    assert files(tmp_path).keys() == {"x.tar"}
+    assert files_below(tmp_path).keys() == {"x.tar"}
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         info = zipfile.ZipInfo("out")
         info.external_attr = 0o120777 << 16
@@ -143,7 +139,7 @@ def test_a_damaged_archive_is_fetched_again_if_asked(tmp_path):
     tar(served, CONTENT)
     (cache / ".a.tgz.extracted.0123abcd.tmp").mkdir()
     fetch_all([item], cache, refetch=True)
-    assert files(cache / "a.tgz.extracted").keys() == {"set/train.de", "set/deep/train.en", "readme", "a..b"}
+    assert files_below(cache / "a.tgz.extracted").keys() == {"set/train.de", "set/deep/train.en", "readme", "a..b"}
     assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
 
 
@@ -153,9 +149,9 @@ def test_refetch_unpacks_anew(tmp_path):
     fetch_all([item], cache)
     tar(served, {"new": b"x"})
     fetch_all([item], cache)
-    assert "new" not in files(cache / "a.tgz.extracted")
+    assert "new" not in files_below(cache / "a.tgz.extracted")
     fetch_all([item], cache, refetch=True)
-    assert files(cache / "a.tgz.extracted") == {"new": b"x"}
+    assert files_below(cache / "a.tgz.extracted") == {"new": b"x"}
 
 
 COMMIT = "0123456789" * 4

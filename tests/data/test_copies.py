@@ -13,6 +13,7 @@ from phmctl.errors import RunError
 from phmctl.files import verify, write_json
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from tests.data.helpers import cut, flip
 
 
 @pytest.fixture
@@ -20,17 +21,6 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
     """A run that may be damaged."""
     shutil.copytree(tiny_run.folder, tmp_path / "run", symlinks=True)
     return Run.open(tmp_path / "run")
-
-
-def flip(path: Path) -> None:
-    """Change a letter: the size stays."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def use(run: Run, name: str) -> Any:

@@ -9,15 +9,11 @@ from phmctl.data.card import Rows, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
 from phmctl.data.hub import hub_rows
 from phmctl.errors import DataError
-from tests.data.helpers import as_given, put, sizes
+from tests.data.helpers import as_given, put, sizes, texts
 
 
 def opened(name, source, **more):
     return open_corpus(load_card(name), source, source / "cache", **more)
-
-
-def texts(corpus, split):
-    return [example.texts for example in corpus.splits[split]]
 
 
 GLUE = "index\tpairID\tsentence1\tsentence2\tgold_label"
@@ -50,7 +46,7 @@ def test_bimpms_split_and_glues_division_of_quora(tmp_path):
     assert sizes(bimpm) == {"train": 80, "valid": 3, "test": 4}
     assert not bimpm.held_out
     assert sizes(glue) == {"train": 78, "valid": 2, "test": 3}  # its own test has no labels
-    assert texts(glue, "valid") == [('"q 40', "r"), ('"q 80', "r")]
+    assert texts(glue.splits["valid"]) == [('"q 40', "r"), ('"q 80', "r")]
     assert glue.held_out == {"valid": "rows 40, 80, 120, ..."}
 
 
@@ -68,7 +64,7 @@ def test_scitails_tables(tmp_path):
         put(tmp_path / "tsv_format" / f"scitail_1.0_{name}.tsv", 'a "b\tc\tentails', "d\te\tneutral")
     corpus = opened("scitail", tmp_path)
     assert [example.label for example in corpus.splits["train"]] == ["entailment", "neutral"]
-    assert texts(corpus, "test")[0] == ('a "b', "c")
+    assert texts(corpus.splits["test"])[0] == ('a "b', "c")
 
 
 def test_dialogue_nli_with_the_verified_test(tmp_path):
@@ -80,7 +76,7 @@ def test_dialogue_nli_with_the_verified_test(tmp_path):
 def test_probing_splits_stand_in_one_file(tmp_path):
     put(tmp_path / "sent_len.txt", 'tr\t0\t"Hm .', "te\t1\tb", "tr\t1\tc", "va\t0\td")
     corpus = opened("probing-sentence-length", tmp_path)
-    assert {name: texts(corpus, name) for name in corpus.splits} == {
+    assert {name: texts(corpus.splits[name]) for name in corpus.splits} == {
         "train": [('"Hm .',), ("c",)],
         "valid": [("d",)],
         "test": [("b",)],
@@ -104,10 +100,10 @@ def test_tensor2tensors_split_of_the_agreement_table(tmp_path):
     everything = list(range(300))
     random.seed(1)
     random.shuffle(everything)  # as the original does it
-    assert {int(pair[0].split()[1]) for pair in texts(corpus, "train")} == set(everything[:27])
-    assert {int(pair[0].split()[1]) for pair in texts(corpus, "valid")} == set(everything[27:30])
+    assert {int(pair[0].split()[1]) for pair in texts(corpus.splits["train"])} == set(everything[:27])
+    assert {int(pair[0].split()[1]) for pair in texts(corpus.splits["valid"])} == set(everything[27:30])
     rest = {row for row in everything[30:] if row % 3 == row % 2}
-    assert {int(pair[0].split()[1]) for pair in texts(corpus, "test")} == rest
+    assert {int(pair[0].split()[1]) for pair in texts(corpus.splits["test"])} == rest
     assert "intervening = attractors" in corpus.held_out["test"]
 
 
@@ -134,11 +130,11 @@ def test_the_resplit_keeps_equal_prefixes_together_in_any_order_of_the_files(tmp
     assert sum(counts.values()) == 1000
     assert 60 < counts["valid"] < 140
     assert 60 < counts["test"] < 140
-    found = {name: set(texts(corpus, name)) for name in corpus.splits}
+    found = {name: set(texts(corpus.splits[name])) for name in corpus.splits}
     assert not found["train"] & (found["valid"] | found["test"])
     assert not found["valid"] & found["test"]
     assert Counter(example.extras["attractors"] for example in corpus.splits["test"]).keys() == {-1, 1, 2, 3, 4, 5}
-    assert Counter(texts(corpus, "test")) == Counter(texts(other, "test"))
+    assert Counter(texts(corpus.splits["test"])) == Counter(texts(other.splits["test"]))
 
 
 def counterfactual(folder):
@@ -173,7 +169,7 @@ def test_own_tables(tmp_path):
     extra = put(tmp_path / "c.jsonl", '{"text": "four", "label": "x"}')
     files = {"valid": valid, "train": train, "test_hard": extra}
     corpus = own_corpus("own", as_given(files), Rows(texts=("text",), label="label"))
-    assert {name: texts(corpus, name) for name in corpus.splits} == {
+    assert {name: texts(corpus.splits[name]) for name in corpus.splits} == {
         "train": [("one, two",)],
         "valid": [('"three',)],
         "test_hard": [("four",)],

@@ -24,6 +24,7 @@ from phmctl.models import plain
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
+from tests.data.helpers import flip
 from tests.export.conftest import needs
 from tests.tasks.translation.runs import SOURCES, evaluate, make_run
 
@@ -286,9 +287,7 @@ def test_a_damaged_export_is_refused(exported: Exported, tmp_path: Path, name: s
     folder = copy_of(exported, tmp_path)
     path = folder / name
     if how == "flipped":
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(bytes(content))
+        flip(path, path.stat().st_size // 2)
     else:
         path.unlink()
     with pytest.raises(RunError, match=rf"{Path(name).name} is (damaged|missing)|{Path(name).name} cannot be read"):

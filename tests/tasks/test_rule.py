@@ -29,6 +29,8 @@ from phmctl.tasks.rule import (
     read_truth,
 )
 from phmctl.training.train import train_task
+from tests.calls import call
+from tests.data.helpers import flip
 from tests.references import kronecker_sum_reference, multiply
 
 PRODUCTS = ["rotation-3d", "hamilton", "octonion"]
@@ -229,6 +231,9 @@ def test_the_result_is_written_into_the_run(tmp_path: Path) -> None:
         assert result.report == found.as_json()
         assert result.scores == {"map_error": found.map_error, "loss": found.loss}
         assert found.split == split
+    found, shown = evaluate_rule(run), call("eval", run.folder, "--checkpoint", "best").stdout
+    assert all(f"{error:.1e}" in shown for error in (found.map_error, found.rule.relative_error))
+    assert not run.text_folder.exists()
     assert evaluate_rule(run, "test").loss != evaluate_rule(run, "valid").loss
     with pytest.raises(UserError, match=r"no split 'tst' \(did you mean 'test'\?\)"):
         evaluate_rule(run, "tst")
@@ -251,10 +256,7 @@ def test_a_run_keeps_the_true_map_to_the_last_bit_and_is_not_continued_with_anot
 
 def test_a_damaged_true_map_is_named(tmp_path: Path) -> None:
     run = furnished(tmp_path, RuleTask(rule_recipe()))
-    path = run.folder / TRUTH
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    for damage in (lambda: path.write_bytes(content), path.unlink):
-        damage()
+    for damage in (flip, Path.unlink):
+        damage(run.folder / TRUTH)
         with pytest.raises(RunError, match=r"truth\.safetensors"):
             read_truth(run)

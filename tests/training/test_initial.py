@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from phmctl.checkpoints import model_tensors, read_checkpoint
-from phmctl.cli.main import app
 from phmctl.errors import RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
@@ -19,6 +17,7 @@ from phmctl.runs.results import read_metrics
 from phmctl.tasks.registry import kind_of
 from phmctl.training.initial import Start, find_start
 from phmctl.training.train import train
+from tests.calls import call
 from tests.conftest import TINY
 from tests.tasks.test_rule import rule_recipe
 
@@ -174,12 +173,11 @@ OPTIONS = ["train", "miniature", *(part for each in SHORT for part in ("--set", 
 
 def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
     for data in (miniature_data, tmp_path):  # prepared, and not
-        given = [*OPTIONS, "--dry-run", "--data", str(data), "--init"]
-        missing = CliRunner().invoke(app, [*given, str(tmp_path / "nowhere")])
-        assert isinstance(missing.exception, RunError)
-        assert "nowhere" in str(missing.exception)
+        given = [*OPTIONS, "--dry-run", "--data", data, "--init"]
+        with pytest.raises(RunError, match="nowhere"):
+            call(*given, tmp_path / "nowhere")
         words = "tensors taken from" if data == miniature_data else "vocabulary"
-        assert words in CliRunner().invoke(app, [*given, str(tiny_run.folder)]).output
+        assert words in call(*given, tiny_run.folder).output
 
 
 def test_a_lower_rank_begins_with_the_strongest_terms(tmp_path: Path) -> None:

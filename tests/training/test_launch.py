@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from typer.testing import CliRunner
 
-from phmctl.cli.main import app
 from phmctl.console import silence
 from phmctl.errors import UserError
 from phmctl.runs import Run
 from phmctl.training.processes import launch, without_option
 from phmctl.training.signals import StopRequest
+from tests.calls import call
 from tests.training.jobs import ROOT
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -111,11 +110,10 @@ def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.Mon
     for name, value in PLACE.items():
         monkeypatch.setenv(name, value)
     for command in ("count-params", "decode"):
-        result = CliRunner().invoke(app, [command, "miniature"])
-        assert isinstance(result.exception, UserError)
-        assert str(result.exception) == f"{command} works in one process; start it without torchrun"
-    result = CliRunner().invoke(app, ["train", "miniature", "--dry-run"])
-    assert "--dry-run works in one process" in str(result.exception)
+        with pytest.raises(UserError, match=f"^{command} works in one process; start it without torchrun$"):
+            call(command, "miniature")
+    with pytest.raises(UserError, match="--dry-run works in one process"):
+        call("train", "miniature", "--dry-run")
     with pytest.raises(UserError, match="torchrun has started several processes already"):
         launch(["train"], 2)
     for name in PLACE:

@@ -15,7 +15,7 @@ from phmctl.data.prepared.provenance import CARD, changed_sources, changes
 from phmctl.data.readers import tables
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
-from tests.data.helpers import parallel, prepare_files
+from tests.data.helpers import flip, parallel, prepare_files, put
 
 TRAIN = [(f"ein Hund sieht Haus {i} .", f"a dog sees house {i} .") for i in range(300)]
 TRAIN += [("", "empty"), ("das ist ein Test", "this is a test"), ("lang " * 60, "long"), ("ein Hund " * 5, "dog")]
@@ -31,19 +31,14 @@ def corpus(train=TRAIN, **others):
 
 
 def write_files(folder: Path) -> dict[str, tuple[Path, Path]]:
-    folder.mkdir(exist_ok=True)
     for name, pairs in (("train", TRAIN[:300]), ("valid", VALID), ("test", TEST)):
         for side, suffix in enumerate(("de", "en")):
-            (folder / f"{name}.{suffix}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+            put(folder / f"{name}.{suffix}", *(pair[side] for pair in pairs))
     return {name: (folder / f"{name}.de", folder / f"{name}.en") for name in ("train", "valid", "test")}
 
 
 def content(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
-def files_below(root: Path) -> list[str]:
-    return [path.name for path in root.rglob("*") if path.is_file()]
 
 
 def test_everything_is_counted_and_stored(tmp_path):
@@ -167,13 +162,6 @@ def test_what_is_other_is_named_and_prepared_anew(tmp_path, capsys, before, afte
     assert prepared.split("test").texts[0][0] == next(iter(after.splits["test"])).texts[0].strip()
 
 
-def flip(path: Path) -> None:
-    """Change the last byte: the size stays."""
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-
-
 def replaced(path: Path) -> None:
     path.write_bytes(b"{}")
 
@@ -207,7 +195,7 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, error,
         patched.setattr(preparation, where, fail)
         with pytest.raises((KeyboardInterrupt, DataError, OSError, OutputError)):
             prepare(SECTION, corpus(), CLEANING, root=tmp_path)
-    assert [name for name in files_below(tmp_path) if not name.endswith(".lock")] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
     with pytest.raises(DataError, match="not prepared"):
         PreparedData.find(SECTION, tmp_path)
     assert len(prepare(SECTION, corpus(), CLEANING, root=tmp_path).split("train")) == 300
@@ -295,13 +283,11 @@ def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
 
 
 def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
-    folder = tmp_path / "raw"
-    folder.mkdir()
     for side, language in enumerate(("en", "mk")):
-        lines = "".join(f"{TRAIN[number % 300][side]} {number}\n" for number in range(250))
-        (folder / f"SETIMES.en-mk.{language}").write_text(lines, encoding="utf-8")
+        lines = (f"{TRAIN[number % 300][side]} {number}" for number in range(250))
+        put(tmp_path / "raw" / f"SETIMES.en-mk.{language}", *lines)
     section = ParallelSection(card="setimes-en-mk", vocabulary=300)
-    prepared = prepare(section, root=tmp_path, source=folder)
+    prepared = prepare(section, root=tmp_path, source=tmp_path / "raw")
     assert prepared.manifest["held_out"] == {"valid": "rows 100, 200, 300, ...", "test": "rows 50, 150, 250, ..."}
     assert [counts["read"] for counts in prepared.manifest["splits"].values()] == [245, 2, 3]
     said = "setimes-en-mk has no valid and test of its own: valid is rows 100, 200, 300, ...; test is rows 50"

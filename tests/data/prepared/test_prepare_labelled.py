@@ -14,6 +14,7 @@ from phmctl.data.prepared.prepare import choose_section, prepare
 from phmctl.data.rows import Row
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection
+from tests.data.helpers import put
 
 SECTION = LabelledSection(card="own", vocabulary=60, max_tokens=5)
 
@@ -175,13 +176,8 @@ def test_an_empty_split(tmp_path, split, rows):
             prepared(tmp_path, corpus(**{split: rows}, labels=labels))
 
 
-def glove(path, *rows):
-    path.write_text("".join(f"{row}\n" for row in rows))
-    return path
-
-
 def test_vectors(tmp_path, capsys):
-    file = glove(tmp_path / "v.txt", "the 1 2", "dog 3 4", "unseen 9 9")
+    file = put(tmp_path / "v.txt", "the 1 2", "dog 3 4", "unseen 9 9")
     data = prepared(tmp_path, vectors=file)
     assert data.vectors.shape == (data.tokenizers.source.size, 2)
     assert data.vectors.dtype == torch.float32
@@ -195,7 +191,7 @@ def test_vectors(tmp_path, capsys):
     capsys.readouterr()
     assert prepared(tmp_path).vectors is not None  # they stay
     assert "up to date" in capsys.readouterr().err
-    glove(file, "the 5 6")
+    put(file, "the 5 6")
     assert prepared(tmp_path, vectors=file).vectors[row].tolist() == [5, 6]  # all others are the mean
     assert prepared(tmp_path, force=True).vectors is None
     assert "without the vectors of v.txt" in capsys.readouterr().err
@@ -204,7 +200,7 @@ def test_vectors(tmp_path, capsys):
 def test_vectors_that_cannot_be(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*nowhere"):
         prepared(tmp_path, vectors=tmp_path / "nowhere")
-    file = glove(tmp_path / "v.txt", "the 1 2")
+    file = put(tmp_path / "v.txt", "the 1 2")
     bpe = SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300})
     with pytest.raises(DataError, match="word vectors want --tokenizer word, not bpe"):
         prepared(tmp_path, section=bpe, vectors=file)

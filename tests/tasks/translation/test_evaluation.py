@@ -12,6 +12,7 @@ from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import kind as module
+from tests.data.helpers import files_below
 from tests.tasks.translation.runs import REFERENCES, SOURCES, evaluate, make_run
 
 
@@ -128,18 +129,14 @@ def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_pa
     assert plain.report == {**found.as_json(), "against": None, "paired_bootstrap": []}
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str]) -> None:
     """Its scores were made with other settings, and stay; what the comparison needs is kept with the system."""
     other = make_run(tmp_path, name="other", seed=2)
     evaluate(other)
-    before = content(other.folder)
+    before = files_below(other.folder)
     greedy = change_decoding(run.recipe.decoding, beam=1)
     first = evaluate(run, against=other, beam=1)
-    assert content(other.folder) == before
+    assert files_below(other.folder) == before
     assert len(decodings) == 3
     (baseline,) = run.results_folder.glob("against.other-real-v001.test.step-000002.*.hyp")
     by_greedy = [found[0].text for found in load_translator(other, "best", "cpu", greedy).translate(SOURCES)]
@@ -151,11 +148,11 @@ def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str])
 def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, run: Run, decodings: list[str]) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     own = translations(other)
-    before = content(other.folder)
+    before = files_below(other.folder)
     found = evaluate(run, against=other)
     assert found.paired_bootstrap[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
     assert len(decodings) == 2
-    assert content(other.folder) == before
+    assert files_below(other.folder) == before
     assert not list(run.results_folder.glob("against*"))
 
 

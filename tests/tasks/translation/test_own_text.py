@@ -15,6 +15,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation.kind import KIND
 from tests.calls import call
+from tests.data.helpers import put
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
 
 OTHERS = ["something else .", *REFERENCES[1:]]
@@ -25,19 +26,14 @@ def run(tmp_path: Path) -> Run:
     return make_run(tmp_path)
 
 
-def put(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 def evaluate(run: Run, *arguments: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(call("eval", run.folder, *arguments, "--device", "cpu", "--json").stdout)
     return found
 
 
 def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_path: Path) -> None:
-    source, one = put(tmp_path / "news.de", SOURCES[:5]), put(tmp_path / "a.en", REFERENCES[:5])
-    two = put(tmp_path / "b.en", OTHERS[:5])
+    source, one = put(tmp_path / "news.de", *SOURCES[:5]), put(tmp_path / "a.en", *REFERENCES[:5])
+    two = put(tmp_path / "b.en", *OTHERS[:5])
     found = evaluate(run, "--source", source, "--reference", one, "--reference", two)
     translations = [best[0].text for best in load_translator(run, "best", "cpu").translate(SOURCES[:5])]
     expected = all_scores(translations, REFERENCES[:5], others=[OTHERS[:5]])
@@ -52,14 +48,14 @@ def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_p
 
 
 def test_a_file_called_as_a_split_is_not_that_split(run: Run, tmp_path: Path) -> None:
-    source, reference = put(tmp_path / "test", SOURCES[:5]), put(tmp_path / "a.en", REFERENCES[:5])
+    source, reference = put(tmp_path / "test", *SOURCES[:5]), put(tmp_path / "a.en", *REFERENCES[:5])
     assert evaluate(run, "--source", source, "--reference", reference)["split"] == "file-test"
     assert not [result for result in read_results(run) if result.split == "test"]
 
 
 def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", name="other", seed=2, references=OTHERS)
-    source, reference = put(tmp_path / "news.de", SOURCES), put(tmp_path / "a.en", REFERENCES)
+    source, reference = put(tmp_path / "news.de", *SOURCES), put(tmp_path / "a.en", *REFERENCES)
     found = evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
     assert found["against"] == other.name
     assert {one["name"] for one in found["paired_bootstrap"]} == {"BLEU", "chrF2"}
@@ -68,10 +64,10 @@ def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
 
 def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path) -> None:
     write_json(run.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
-    source, reference = put(tmp_path / "s", [" a &amp; b"]), put(tmp_path / "r", ["c &quot; d  "])
+    source, reference = put(tmp_path / "s", " a &amp; b"), put(tmp_path / "r", "c &quot; d  ")
     text = phmctl.evaluate(run.folder, source=source, reference=[reference], device="cpu")
     assert text.split == "s"
-    plain = put(tmp_path / "p", ["a & b"]), put(tmp_path / "q", ['c " d'])
+    plain = put(tmp_path / "p", "a & b"), put(tmp_path / "q", 'c " d')
     same = phmctl.evaluate(run.folder, source=plain[0], reference=[plain[1]], device="cpu")
     assert same.scores == text.scores
 
@@ -88,7 +84,7 @@ def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path
 )
 def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], message: str) -> None:
     for name, lines in (("s", ["a", "b"]), ("r", ["c", "d"]), ("short", ["c"]), ("empty", [])):
-        put(tmp_path / name, lines)
+        put(tmp_path / name, *lines)
     options: dict[str, Any] = {"reference": [tmp_path / name for name in given.get("reference", ())]}
     options |= {"source": tmp_path / given["source"]} if "source" in given else {}
     with pytest.raises(DataError, match=message):

@@ -25,6 +25,7 @@ from phmctl.runs import Run
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.train import train_task
 from tests.calls import call
+from tests.data.helpers import flip
 from tests.tasks.translation.runs import evaluate
 
 
@@ -115,14 +116,9 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
     assert "case:mixed" in evaluate(run, "test", "last", lowercase=False).scores[0].signature
 
 
-def copied(run: Run, folder: Path) -> Run:
-    shutil.copytree(run.folder, folder)
-    return Run.open(folder)
-
-
 def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: TranslationTask, tmp_path: Path) -> None:
     """The manifests agree, and so do the sizes: two merges have changed places."""
-    run = copied(tiny_run, tmp_path / "run")
+    run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     task.check_run(run)
     tokenizer = TokenizerPair.load(run.tokenizer_folder).source
     merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
@@ -140,9 +136,7 @@ def test_data_that_cannot_be_trained_on_shows_before_a_run_is_made(
     prepared, recipe = PreparedData.find(tiny_recipe.data, tmp_path / "data"), tiny_recipe
     path = prepared.folder / "train.arrow"
     if fault == "damage":
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1  # among the tokens: nothing but the SHA-256 tells
-        path.write_bytes(content)
+        flip(path, path.stat().st_size // 2)  # among the tokens: nothing but the SHA-256 tells
         told = r"train\.arrow is damaged.*; run: phmctl prepare-data miniature .* --force$"
     else:
         training = recipe.training.model_copy(update={"batch_tokens": 5})
