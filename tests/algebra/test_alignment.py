@@ -129,7 +129,6 @@ def test_determined_terms_are_the_independent_components() -> None:
     S = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(1))
     S[3] = S[0] - 2 * S[1]
     assert determined_terms(S) == 3
-    assert math.prod(S.shape[1:]) > 3
 
 
 # --- known algebras

@@ -130,13 +130,10 @@ def test_with_labels_it_returns_both_sums_of_its_hidden_states() -> None:
     torch.testing.assert_close(found[1], wanted.detach())
 
 
-def test_initial_outputs_have_one_scale_whatever_n() -> None:
+def test_initial_maps_have_one_scale_whatever_n() -> None:
     """A Transformer at its start is no hotter for being hypercomplex."""
     spreads = []
     for n in (1, 2, 4, 8):
         model = build(algebra="phm" if n > 1 else "real", n=n, width=64, feed_forward=128)
-        source = sentences(8, 12)
-        spreads.append(model.encode(source).states.std().item())
-        layer = model.encoder[0].feed_forward.expand  # type: ignore[union-attr]
-        spreads[-1] = layer.weight.std().item()  # type: ignore[union-attr]
+        spreads.append(model.encoder[0].feed_forward.expand.weight.std().item())  # type: ignore[union-attr]
     assert max(spreads) < 1.25 * min(spreads)

@@ -177,31 +177,6 @@ def test_a_composition_can_begin_as_what_it_replaces(kind: str, algebra: str, n:
     assert all((own.weight if own.n == 1 else own.S).grad.abs().max() > 0 for own in maps)
 
 
-@pytest.mark.parametrize(("algebra", "n"), CHOICES)
-def test_the_extended_form_is_second_order_and_linear_and_constant(algebra: str, n: int) -> None:
-    model, parts = build("bilinear", algebra, n), parts_of("bilinear")
-    u, v = (nn.init.normal_(own.maps[0].bias) for own in (model.U, model.V))  # type: ignore[union-attr,index]
-    with torch.no_grad():
-        whole = model(parts)
-        u0, v0 = u.clone(), v.clone()
-        u.zero_()
-        v.zero_()
-        second, Ux, Vx = model(parts), model.U(parts), model.V(parts)  # type: ignore[operator]
-        linear, constant = model.P(u0 * Vx + v0 * Ux), model.P(u0 * v0)  # type: ignore[operator]
-    torch.testing.assert_close(whole, second + linear + constant)
-    for term in (second, linear, constant):
-        assert term.abs().max() > 1e-3
-
-
-def test_without_first_order_features_it_is_even() -> None:
-    """Only products of two: the sign of all parts does not matter."""
-    parts = parts_of("bilinear")
-    negative = [-part for part in parts]
-    second, both = build("second-order"), build("bilinear")
-    torch.testing.assert_close(second(negative), second(parts))
-    assert (both(negative) - both(parts)).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("execution", ["dense", "rank"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_executions_agree(kind: str, execution: str) -> None:
