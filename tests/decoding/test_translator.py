@@ -67,12 +67,6 @@ def test_a_spelt_line_break_stays_on_its_line(kit: Kit) -> None:
     assert kit.translator()._detokenise(Hypothesis(ids, 0.0, 0.0)).text == "a  b c"
 
 
-def test_progress_counts_every_line_with_words(kit: Kit) -> None:
-    done = []
-    kit.translator(batch_tokens=20).answer([*TEXT[:6], ""], advance=done.append)
-    assert sum(done) == 7
-
-
 @given(lengths=st.lists(st.integers(0, 30), max_size=40), batch_tokens=st.integers(1, 90))
 @settings(max_examples=60, deadline=None)
 def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
