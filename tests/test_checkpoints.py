@@ -25,7 +25,7 @@ from phmctl.checkpoints import (
     write_checkpoint,
 )
 from phmctl.errors import OutputError, RunError
-from phmctl.files import clear, seal
+from phmctl.files import seal
 from tests.training.fake import FakeModel
 
 CPU = torch.device("cpu")
@@ -117,12 +117,6 @@ def aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_sole_checkpoint_survives_a_crash_while_it_is_replaced(aside: Path) -> None:
-    clear(aside.with_name("*"))
-    assert read_checkpoint(aside, ["model"]).state["step"] == 10
-    assert [entry.name for entry in aside.parent.iterdir()] == ["step-000010"]
-
-
 def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Path.rename
 
@@ -199,20 +193,6 @@ def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
         read_checkpoint(folder, ["model"])
 
 
-def test_a_truncated_file_is_noticed(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunError, match=r"model\.safetensors"):
-        read_checkpoint(folder, ["model"])
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
-def test_a_missing_file_is_named(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with pytest.raises(RunError, match=f"{name} is missing"):
-        read_checkpoint(folder, ["model"])
-
-
 @pytest.mark.parametrize("content", ["{", '{"files": [{"name": "state.json"}]}', '{"files": []}'])
 def test_a_damaged_manifest_is_noticed(folder: Path, content: str) -> None:
     (folder / MANIFEST).write_text(content)
@@ -224,14 +204,6 @@ def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
     write_checkpoint(aside.with_name("step-000020"), {}, {})
     assert saved_steps(aside.parent) == [10, 20]
     assert read_checkpoint(aside, ["model"]).state["step"] == 10
-
-
-def test_an_old_one_whose_place_is_taken_is_removed(folder: Path) -> None:
-    folder.with_name(".step-000010.0123abcd.old").mkdir()
-    clear(folder.with_name("*"))
-    assert read_checkpoint(folder, []).state["step"] == 10
-    write_checkpoint(folder.with_name("step-000020"), {}, {})
-    assert sorted(entry.name for entry in folder.parent.iterdir()) == ["step-000010", "step-000020"]
 
 
 def test_nothing_is_pickled(folder: Path) -> None:

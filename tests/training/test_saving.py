@@ -9,9 +9,7 @@ import torch
 
 from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
 from phmctl.errors import RunError
-from phmctl.runs.results import read_metrics
 from phmctl.training.saving import TrainingState, average_checkpoints, averaged_steps
-from tests.training.conftest import Fit
 
 NAN = math.nan
 WRONG = {"step": None, "epoch": True, "position": -2, "best_score": "x", "order": 0}
@@ -73,13 +71,3 @@ def test_the_mean_is_taken_and_integers_are_the_newest(tmp_path: Path) -> None:
     assert torch.equal(average_checkpoints(tmp_path, [1])["w"], torch.full((2,), 0.1))
     with pytest.raises(RunError, match="step-000004"):
         average_checkpoints(tmp_path, [1, 4])
-
-
-def test_a_training_averages_its_last_checkpoints_and_measures_them(fit: Fit) -> None:
-    run = fit(steps=20, keep=3, average=2).run
-    assert averaged_steps(run.checkpoints_folder) == [15, 20]
-    entry = read_metrics(run.metrics_path)[-1]
-    assert (entry["event"], entry["checkpoints"]) == ("average", 2)
-    parts = [read_checkpoint(run.checkpoint(str(step)), ["model"]).tensors["model"] for step in (15, 20)]
-    mean = read_checkpoint(run.checkpoint("average"), ["model"]).tensors["model"]
-    assert torch.allclose(mean["last.bias"], (parts[0]["last.bias"] + parts[1]["last.bias"]) / 2)

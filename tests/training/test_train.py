@@ -13,7 +13,7 @@ from torch import nn
 from phmctl import PHMLinear
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device
-from phmctl.errors import DataError, RecipeError, RunError
+from phmctl.errors import RecipeError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
@@ -36,12 +36,6 @@ def test_a_tiny_transformer_learns_a_dictionary(copying_data: Path, tmp_path: Pa
     result = _train(copying_recipe(n=n), copying_data, tmp_path)
     losses = [entry["loss"] for entry in read_metrics(result.run.metrics_path) if entry["event"] == "validation"]
     assert losses[-1] < 0.15 < 0.5 < losses[0]
-
-
-def test_unprepared_data_names_the_command_and_leaves_no_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="phmctl prepare-data copying"):
-        _train(copying_recipe(), tmp_path / "nothing", tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_generators_threads_and_environment_are_left_as_they_were(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.data.batches import collate
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.errors import NonFiniteError, OutputError, PhmctlError
+from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
@@ -327,17 +327,3 @@ def test_trace_names_the_gradient() -> None:
         return loss
 
     assert trace(model, replay) == "the gradient of b.0.weight"
-
-
-def test_keep_counts_the_interval_only(fit: Fit) -> None:
-    run = fit(steps=40, validate_every=8, save_every=10, keep=3).run
-    assert saved_steps(run.checkpoints_folder) == [20, 30, 40]
-
-
-def test_a_disk_that_fills_up_is_an_output_error(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("phmctl.files.sync", full)
-    with pytest.raises(OutputError, match="No space left on device; choose a folder"):
-        fit(steps=10)
