@@ -46,11 +46,6 @@ def test_variants_are_counted(args: str, variants: list[str], parameters: list[i
     assert parameters in (None, [variant["totals"]["parameters"] for variant in found])
 
 
-def test_a_published_table_is_named_in_place_of_a_recipe() -> None:
-    content = json.loads(call("count-params", "--paper", "table5", "--json").stdout)
-    assert [row["figure"] for row in content["published"][0]["rows"]] == ["400K", "100K", "200K", "101K", "56K"]
-
-
 def test_decode_answers_by_an_export_as_by_the_run(run: Run, tmp_path: Path) -> None:
     done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--form", "dense", "--json")
     document = json.loads(done.stdout)

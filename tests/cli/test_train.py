@@ -23,13 +23,6 @@ def _invoke(*arguments: object) -> Result:
     return call("train", *arguments)
 
 
-def test_the_run_is_printed_on_stdout(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
-    result = _invoke(copying_file, "--data", copying_data, "--runs", tmp_path / "runs")
-    assert result.exit_code == 0
-    assert result.stdout == f"{tmp_path}/runs/copying/phm-n2/v001\n"
-    assert "4 steps in" in result.stderr
-
-
 def test_options_reach_the_recipe(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
     options += ["--execution", "rank"]
@@ -65,10 +58,6 @@ def test_resume_takes_a_run_a_recipe_or_nothing(copying_data: Path, copying_file
         assert _invoke(*arguments, *where, "--steps", 4).stdout == first
     with pytest.raises(UserError, match=r"RECIPE.* --resume RUN"):
         _invoke(*where, "--resume")
-    with pytest.raises(UserError, match=r"RECIPE"):
-        _invoke(*where)
-    with pytest.raises(RunError, match=r"no run at .*v009"):
-        _invoke("--resume", tmp_path / "runs/copying/phm-n2/v009")
 
 
 def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
