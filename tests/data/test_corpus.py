@@ -53,16 +53,6 @@ def numbered(path: Path, first: str, second: str, count: int) -> None:
         put(path / name, *(f"{name[-2:]} {number}" for number in range(1, count + 1)))
 
 
-def test_a_set_without_dev_and_test_is_divided(tmp_path):
-    numbered(tmp_path, "SETIMES.en-mk.en", "SETIMES.en-mk.mk", 260)
-    corpus = open_corpus(load_card("setimes-en-mk"), tmp_path, tmp_path / "cache")
-    assert sizes(corpus) == {"train": 255, "valid": 2, "test": 3}
-    assert texts(corpus.splits["valid"]) == [("en 100", "mk 100"), ("en 200", "mk 200")]
-    assert [one for one, _ in texts(corpus.splits["test"])] == ["en 50", "en 150", "en 250"]
-    assert corpus.held_out == {"valid": "rows 100, 200, 300, ...", "test": "rows 50, 150, 250, ..."}
-    assert "OPUS, Moses format" in corpus.origin
-
-
 def test_a_split_that_is_there_is_not_made(tmp_path):
     numbered(tmp_path, "train.en", "train.mk", 200)
     numbered(tmp_path, "dev.en", "dev.mk", 3)
@@ -277,9 +267,8 @@ def test_a_layout_is_found_in_subfolders(tmp_path, below):
 
 
 def test_the_shallowest_folder_wins(tmp_path):
-    names = [f"{split}.{side}" for split in ("train", "valid", "test") for side in ("de", "en")]
-    place(tmp_path / "set", *names)
-    place(tmp_path / "set" / "tmp", *names)
+    place(tmp_path / "set", *NAMES)
+    place(tmp_path / "set" / "tmp", *NAMES)
     assert find_files(load_card("iwslt14-de-en"), tmp_path).folder == tmp_path / "set"
 
 

@@ -173,9 +173,6 @@ def test_sgm_yields_its_segments(tmp_path, text, segments):
     assert list(read_sentences(path, "iwslt-xml")) == segments
 
 
-# Real data
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
 def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding, name):
