@@ -290,7 +290,7 @@ def test_answers(
     found = difference(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given), margin=margin)
     if len(baseline) > 1 or len(system) > 1:
         return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
-    method, p_value = by.paired(metric, baseline[0], system[0])
+    method, p_value = by.paired(found, baseline[0], system[0])
     return Test(metric, f"{method}; {ONE_SEED}", replace(found, p_value=p_value))
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from phmctl.metrics.classification import Part, mcnemar
-from phmctl.metrics.text import How, bleu_by, length_parts, paired_bootstrap, sentence_chrf, text_scorer
+from phmctl.metrics.text import How, bleu_by, length_parts, sentence_chrf, text_scorer
 
 if TYPE_CHECKING:
-    from phmctl.metrics.significance import Scorer
+    from phmctl.metrics.significance import Difference, Scorer
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
@@ -49,7 +49,7 @@ ONE_SEED = "one seed each: valid for these two trainings only"
 
 
 class TextComparer:
-    """How translations are compared: by BLEU and chrF, and sacrebleu's paired bootstrap (Koehn 2004)."""
+    """How translations are compared: by BLEU and chrF, and the paired bootstrap (Koehn 2004)."""
 
     figure, own = "BLEU", "words of the source"  # of a breakdown: what it shows, and by what it divides first
 
@@ -57,10 +57,9 @@ class TextComparer:
         """Return what scores a model's trainings on samples of the items."""
         return text_scorer(metric, [run.given for run in runs], runs[0].right, **runs[0].how)
 
-    def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
-        """Compare one training a side by the task's own test: its name, and p."""
-        found = paired_bootstrap(baseline.given, system.given, system.right, **system.how)
-        return "paired bootstrap", next(one.p_value for one in found if one.name == metric)
+    def paired(self, found: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
+        """Return the name and p of the task's own test of one training a side; `found` is what the bootstrap found."""
+        return "paired bootstrap", found.p_value
 
     def item_scores(self, run: Answers) -> list[float]:
         """Return a score of each item by itself, in per cent: by these, samples are chosen."""
@@ -84,7 +83,7 @@ class LabelComparer:
 
         return accuracy_scorer([list(map(str.__eq__, run.given, run.right)) for run in runs])
 
-    def paired(self, metric: str, baseline: Answers, system: Answers) -> tuple[str, float]:
+    def paired(self, found: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
         return "McNemar's exact test", mcnemar(baseline.given, system.given, system.right).p_value
 
     def item_scores(self, run: Answers) -> list[float]:

@@ -33,7 +33,7 @@ from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result, Setting, write_result
-from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, signed, within
+from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, within
 from phmctl.tasks.base import USUAL_COMMANDS, Asked
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
 
@@ -244,11 +244,12 @@ class Evaluation:
             for one in self.paired_bootstrap:
                 both = (one.baseline, one.baseline_interval), (one.system, one.system_interval)
                 scores = [within(value, max(value - half, 0.0), value + half) for value, half in both]
-                cells.append([one.name, *scores, signed(one.difference), p_words(one.p_value)])
+                change, half = one.difference, one.difference_interval
+                cells.append(
+                    [one.name, *scores, within(change, change - half, change + half, "+.2f"), p_words(one.p_value)]
+                )
             columns = ["metric", "baseline", "this run", "difference", "p"]
-            title = f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}"
-            signatures = [f"{one.name}: {one.signature}" for one in self.paired_bootstrap]
-            yield Table(title, columns, cells, below=signatures)
+            yield Table(f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}", columns, cells)
 
 
 def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
