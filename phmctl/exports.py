@@ -35,6 +35,7 @@ _ADVICE = "copy the export again, or make it anew with: phmctl export"
 @dataclass(frozen=True)
 class Export(Run):
     manifest: dict[str, Any]
+    asked_as: str = AUTO  # the name of its checkpoint in the run that it was made of in passing
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -87,7 +88,7 @@ class Export(Run):
     def checkpoint(self, name: str = "best") -> Path:
         """The export's folder, which holds the weights of one checkpoint; RunError for another's name."""
         own = self.manifest["checkpoint"]
-        if name not in (AUTO, "best", own):
+        if name not in (AUTO, "best", own, self.asked_as):
             raise RunError(
                 f"{self.folder} holds {own} of {self.manifest['run']} and no checkpoint {name!r}; "
                 "leave --checkpoint out, or export that one from the run"

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from phmctl.console import Shown, Table, note
+from phmctl.console import Shown, Table, note, warn
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_jobs, cores, world
 from phmctl.errors import RecipeError, RunError, UserError
@@ -220,6 +220,8 @@ def training_jobs(cells: Sequence[Cell]) -> list[Job]:
         jobs[key] = Job(cell.label, words, [*listed, "--jobs", "1"], about)
         if run is not None and run.state in ("finished", "running"):
             jobs[key].state = run.state
+        if run is not None and given["tag"] not in (None, run.run.environment().get("tag")):
+            warn(f"{run.run.folder} is no new run: --tag {given['tag']} does not name it")
     return list(jobs.values())
 
 

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from phmctl.errors import RunError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
+from phmctl.runs.find import find_run
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
@@ -209,7 +211,7 @@ def compare(
     for each in splits_asked([one.run for one in summaries], split):
         check_asked(summaries, each, checkpoint)
         trained = settle(summaries, each, checkpoint)
-        bare = [one.run for one in trained if one.result is None] if score else []
+        bare = [one.run for one in trained if score and one.result is None and each in (one.run.splits() or [each])]
         for run in bare:
             kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
         if bare:
@@ -240,10 +242,13 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
 def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:
     if wanted is None:
         return next((one for one in variants if one.first.run.recipe.model.algebra == "real"), variants[0])
+    folder = Path(wanted).resolve()
+    with suppress(RunError):  # a label of several words is no run
+        folder = find_run(wanted).resolve()
     for variant in variants:
         runs = [one.run for one in variant.runs] + list(variant.doubles)
         names = {variant.label, variant.first.run.recipe.variant, *(run.name for run in runs)}
-        if wanted in names or Path(wanted).resolve() in {run.folder.resolve() for run in runs}:
+        if wanted in names or folder in {run.folder.resolve() for run in runs}:
             return variant
     labels = [variant.label for variant in variants]
     raise RunError(f"--baseline {wanted}: none of these{nearest(wanted, labels)}; there are {', '.join(labels)}")
@@ -259,6 +264,9 @@ def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> 
     for folder, own in items:
         if own != items[0][1]:
             raise RunError(f"{folder} has other {split} text than {items[0][0]}; leave one out: scores do not compare")
+    ways = {one.run.folder: one.answers.how for one in runs if one.answers}
+    if unlike := [folder for folder, how in ways.items() if how != ways[items[0][0]]]:
+        raise RunError(f"{unlike[0]} was not scored by the case and the tokenizer of {items[0][0]}: score both alike")
 
 
 def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[Test]]:

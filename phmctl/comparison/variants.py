@@ -138,8 +138,8 @@ def mean_and_spread(values: Sequence[float]) -> str:
     if not values:
         return "–"
     middle, deviation = statistics.fmean(values), spread(values)
-    shown = f"{middle:.2f}" if abs(middle) >= 0.01 or not middle else f"{middle:.1e}"
-    return shown if deviation is None else f"{shown} ± {deviation:.2f}"
+    form = ".2f" if abs(middle) >= 0.01 or not middle else ".1e"
+    return f"{middle:{form}}" if deviation is None else f"{middle:{form}} ± {deviation:{form}}"
 
 
 def conditions(variants: Iterable[Variant]) -> list[str]:
@@ -171,7 +171,7 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         if checkpoint is not None:
             with suppress(RunError):  # a name may be one of several of a checkpoint: the best is often the last, too
                 folder = one.run.checkpoint(checkpoint).name
-        fitting = [each for each in one.results if each.split == split and each.against is None]
+        fitting = [each for each in one.results if each.split == split and each.against is None and _stands(one, each)]
         fitting = [each for each in fitting if checkpoint is None or each.checkpoint in (checkpoint, folder)]
         found.append([Trained(one, each, checkpoint) for each in fitting])
     shared = Counter(key for each in found for key in set(map(_key, each)))
@@ -183,6 +183,13 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         return shared[_key(one)], one.checkpoint == "best", not result_differences(usual, settings), written
 
     return [max(each, key=worth, default=Trained(one, None)) for one, each in zip(summaries, found, strict=True)]
+
+
+def _stands(one: Summary, result: Result) -> bool:
+    """Whether a result is of the weights that bear its checkpoint's name today, or of a checkpoint that is gone."""
+    with suppress(RunError):
+        return one.run.weights(result.checkpoint).sha256 == result.checkpoint_sha256
+    return True
 
 
 def _key(one: Trained) -> str:
@@ -275,6 +282,8 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
         alike.append((_value(one, key), one, one.best))
     if not models:
         raise RunError("no run has a validation to choose by; train one")
+    if all(len({value for value, *_ in members}) == 1 for members in models):
+        raise RunError(f"--best-of {key}: no two of the runs differ in nothing but its value and the seed")
     tried = []  # of each model the runs that are kept, and its trials but for the name
     for members in models:
         found: dict[float | str, dict[int, float]] = {}  # by value, by seed

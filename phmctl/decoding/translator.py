@@ -334,7 +334,7 @@ def open_engine(
     from phmctl.nn.convert import to_dense
 
     target, generator = pick_device(device), "tied" if section.generator == "tied" else "dense"
-    settings = {"projections": "separate", "embeddings": "dense", "generator": generator}
+    settings = {"projections": "separate", "embeddings": "dense", "embedding_width": None, "generator": generator}
     twin = section.dense_twin.model_copy(update=settings)
     model = build_transformer(twin, tokenizers.source.size, tokenizers.target.size, "meta")
     load_model(model, plain.read(folder)[1], folder, target)

@@ -1,5 +1,6 @@
 """Trained runs in the forms that other programs read. An export that exists already is found here without torch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from phmctl.console import note
@@ -49,14 +50,16 @@ def with_engine(
     name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
     folder = run.folder / "exports" / name
     if kept := _kept(folder, weights):
-        return kept
+        return replace(kept, asked_as=checkpoint)
     from phmctl.export.verb import export
 
     with locked(folder.parent / f".{name}.lock"):
-        if kept := _kept(folder, weights):  # another process was faster
-            return kept
-        note(f"exporting to {engine}; it is kept in {folder}")
-        return export(run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING).export
+        kept = _kept(folder, weights)  # another process may have been faster
+        if kept is None:
+            note(f"exporting to {engine}; it is kept in {folder}")
+            made = export(run, engine, folder, checkpoint=checkpoint, quantize=quantize, force=True, texts=PASSING)
+            kept = made.export
+        return replace(kept, asked_as=checkpoint)
 
 
 def _kept(folder: Path, weights: Weights) -> Export | None:

@@ -8,7 +8,7 @@ were used, are new, or were left.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import nearest_sum
+from phmctl.algebra.bilinear import Factors, recompose
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
+from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.schema import Recipe
@@ -86,8 +88,9 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     heads = {}
     if getattr(recipe.model, "composition_start", None) == "base":  # the names that a bilinear composition gives them
         heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
-    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes), **_nearest_sums(theirs, model)}
+    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes)}
     used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
+    _take_sums(used, offered, model, shapes.keys(), run.recipe.model.algebra)
     if not used:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
     ids = {id(tensor) for tensor in used.values()}
@@ -103,17 +106,37 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     return Start(used, noted)
 
 
-def _nearest_sums(theirs: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return A and S of the maps and tables whose weight is dense in the source, nearest to that weight."""
-    found: dict[str, Tensor] = {}
+def _take_sums(
+    used: dict[str, Tensor], theirs: Mapping[str, Tensor], model: nn.Module, names: Set[str], algebra: str
+) -> None:
+    """Take A and S nearest to the source's weight where a map or table has another kind of rule than the source's.
+
+    S means nothing without its rule: where neither its own rule is used nor a sum is found, it begins at random. A
+    rule that several maps share is among the `names` of the model's tensors once.
+    """
     for name, module in model.named_modules():
-        weight = theirs.get(f"{name}.weight")
-        if not isinstance(module, KroneckerWeight) or module.n == 1 or module.holds_factors or weight is None:
+        if not isinstance(module, KroneckerWeight) or module.n == 1:
             continue
-        fits = weight.shape == (module.n * module.S.shape[1], module.n * module.S.shape[2])
-        if fits and module.owns_rule:
-            found[f"{name}.A"], found[f"{name}.S"], _ = nearest_sum(weight, module.n, module.algebra)
-    return found
+        own, its = ({part for part in "AWUV" if f"{name}.{part}" in given} for given in (names, theirs))
+        if own == its and f"{name}.weight" not in theirs and all(f"{name}.{part}" in used for part in own):
+            continue
+        used.pop(f"{name}.S", None)
+        weight, shape = _weight(theirs, name, algebra), (module.n * module.S.shape[1], module.n * module.S.shape[2])
+        if weight is not None and weight.shape == shape and module.owns_rule and not module.holds_factors:
+            A, used[f"{name}.S"], _ = nearest_sum(weight, module.n, module.algebra)
+            used |= {f"{name}.A": A} if "A" in own else {}
+
+
+def _weight(tensors: Mapping[str, Tensor], name: str, algebra: str) -> Tensor | None:
+    """Return the weight of a map or table, dense or the sum that its rule and components make; None: it has none."""
+    S, A = tensors.get(f"{name}.S"), tensors.get(f"{name}.A")
+    if S is None:
+        return tensors.get(f"{name}.weight")
+    if f"{name}.W" in tensors:
+        A = recompose(Factors(*(tensors[f"{name}.{part}"] for part in "WUV")))
+    elif A is None and algebra in FIXED_DIMENSION:
+        A = fixed_rule(algebra, dtype=S.dtype)
+    return None if A is None or len(A) != len(S) else kronecker_sum(A, S)
 
 
 def _strongest_terms(theirs: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

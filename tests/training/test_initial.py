@@ -193,3 +193,26 @@ def test_a_lower_rank_begins_with_the_strongest_terms(tmp_path: Path) -> None:
     kept = sorted(range(6), key=lambda r: terms[r].norm().item())[2:]
     rule = torch.einsum("ir,ar,rb->iab", *(start.tensors[f"{layer}{part}"] for part in "WUV"))
     torch.testing.assert_close(rule, torch.stack([terms[r] for r in kept]).sum(dim=0))
+
+
+RULE, FIXED, SHARED = (), ("model.algebra=quaternion",), ("model.rules=model",)
+TERMS = ("model.parametrization=factors", "model.rank=7")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(FIXED, RULE), (TERMS, RULE), (RULE, TERMS), (RULE, SHARED), (SHARED, RULE), (SHARED, SHARED)]
+)
+def test_components_are_taken_with_their_rule_or_not_at_all(
+    miniature_data: Path, tmp_path: Path, one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    source = train(load_recipe("miniature", [*SHORT, *one]), data=miniature_data, runs=tmp_path, quiet=True).run
+    recipe, weights = changed(source.folder, *other), []
+    for each, tensors in ((source.recipe, tensors_of(source)), (recipe, start_of(recipe, miniature_data).tensors)):
+        model = kind_of(each).open(each, miniature_data).build_model(torch.device("cpu"))
+        for name, tensor in tensors.items():
+            model_tensors(model)[name].copy_(tensor)
+        weights.append(model.get_submodule("encoder.0.feed_forward.expand").weight.detach())
+    if (one, other) in ((FIXED, RULE), (TERMS, RULE), (SHARED, SHARED)):
+        torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)  # the same map
+    else:
+        assert "encoder.0.feed_forward.expand.S" in start_of(recipe, miniature_data).noted["new"]
