@@ -182,8 +182,12 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
     assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
     assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs"))
 
-    again = call("train", copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2")
+    again = call(
+        "train", copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2", "--tag", "two"
+    )
     assert again.exit_code == 0, again.stderr
+    assert again.stderr.count("--tag two does not name it") == 1
+    assert {run.tag for run in list_runs((), tmp_path / "runs")} == {"grid", "two"}
     assert "1 of 2 cells: nothing to do" in again.stderr
     assert "[2/2] seed=2: finished" in again.stderr
     rows = [line.split() for line in again.stdout.splitlines() if line.startswith("seed=")]

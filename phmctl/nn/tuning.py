@@ -62,10 +62,14 @@ def relative_rates(model: nn.Module) -> dict[str, float]:
     return {name: rates.get(each, 1.0) for name, each in model.named_parameters() if each.requires_grad}
 
 
-def grouped(model: nn.Module, rates: Mapping[str, float], lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Return a parameter group for each rate and decay; :func:`parameter_groups` says what decays."""
+def grouped(
+    model: nn.Module, rates: Mapping[str, float], lr: float, weight_decay: float, *, one: bool = False
+) -> list[dict[str, Any]]:
+    """Return a parameter group for each rate and decay; :func:`parameter_groups` says what decays.
+
+    `one`: all weights have one rate, dense maps too.
+    """
     decays: dict[Tensor, float] = {}  # AdamW multiplies by the group's rate
-    one = all(rate == 1.0 for rate in rates.values())  # a dense map has it too
     for weight in _weights(model):
         for factor in weight.factors:
             decays.setdefault(factor, (1.0 if one else weight.rate) if factor is weight.factors[-1] else 0.0)

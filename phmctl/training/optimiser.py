@@ -50,7 +50,7 @@ def build_optimiser(
     rates = build_rates(model, settings) if rates is None else rates
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return kind(
-        grouped(model, rates, settings.learning_rate, settings.weight_decay),
+        grouped(model, rates, settings.learning_rate, settings.weight_decay, one=settings.rates == "one"),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,

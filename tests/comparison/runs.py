@@ -111,12 +111,13 @@ def score(
     references: Sequence[str],
     decoding: Mapping[str, Any],
     copy: Mapping[str, float] | None = None,
+    lowercase: bool = False,
 ) -> None:
     """Write a result as eval does."""
     from phmctl.metrics.text import all_scores
 
     own = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding)
-    setting = Setting("test", run.weights("best"), {"decoding": own, "lowercase": False}, f"beam-{own['beam']}")
+    setting = Setting("test", run.weights("best"), {"decoding": own, "lowercase": lowercase}, f"beam-{own['beam']}")
     path = setting.path(run, "hyp")
     write_atomic(path, "".join(f"{line}\n" for line in hypotheses))
     found = all_scores(hypotheses, references)

@@ -172,6 +172,7 @@ def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(
 def test_a_run_that_diverged_has_no_spread_and_stands_in_the_table() -> None:
     assert mean_and_spread([math.inf, 1.0]) == "inf ± nan"
     assert mean_and_spread([1.0, 2.0]) == "1.50 ± 0.71"
+    assert mean_and_spread([1e-4, 5e-4]) == "3.0e-04 ± 2.8e-04"
 
 
 def test_other_test_sets_are_refused(tmp_path: Path) -> None:
@@ -218,8 +219,8 @@ def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:
 
 
 def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
-    for name in ("phm-n4", "miniature/phm-n4/v001"):
-        found = compare_runs([str(root)], baseline=name)
+    for name in ("phm-n4", "miniature/phm-n4/v001", root / "miniature" / "phm-n4" / "v001"):
+        found = compare_runs([str(root)], baseline=str(name))
         assert (found.baseline.label, list(found.tests)) == ("phm-n4", ["real"])
 
 
@@ -283,6 +284,10 @@ def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: P
     assert [one.checkpoint for one in variant.runs] == ["average"] * 3
     (variant,) = compare_runs([str(tmp_path)], checkpoint="last").variants  # which the best is, too
     assert [one.checkpoint for one in variant.runs] == ["last", "last", None]
+    with (third.checkpoint("average") / "manifest.json").open("a") as file:  # an average of other checkpoints
+        file.write(" ")
+    found = compare_runs([str(tmp_path)], checkpoint="average")
+    assert list(found.missing()) == [f"phmctl eval {third.folder} --checkpoint average"]
 
 
 def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
@@ -296,6 +301,15 @@ def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
     assert not [line for line in found.differences() if "beam" in line]
     assert found.variants[0].first.result is not None
     assert found.variants[0].first.result.settings["decoding"]["beam"] == 1
+
+
+def test_scores_of_another_case_are_refused(tmp_path: Path) -> None:
+    from tests.comparison.runs import score
+
+    make_run(tmp_path, settings=REAL)
+    score(make_run(tmp_path, settings=PHM, hypotheses=None), REFERENCES, REFERENCES, {}, lowercase=True)
+    with pytest.raises(RunError, match="phm-n4/v001 was not scored by the case"):
+        compare_runs([str(tmp_path)])
 
 
 def test_answers_that_are_gone_are_said(tmp_path: Path) -> None:
@@ -331,6 +345,6 @@ def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> Non
     other = make_run(tmp_path, settings=PHM, hypotheses=None)
     for path in [*other.text_folder.glob("test.*")]:
         path.rename(path.with_name(path.name.replace("test", "test_a")))
-    found = compare_runs(recipe="miniature", runs=tmp_path)
+    found = compare_runs(recipe="miniature", runs=tmp_path, score=True)
     assert list(found.missing()) == []
     assert any("test_a" in line for line in found.notes())

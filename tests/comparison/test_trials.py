@@ -85,6 +85,8 @@ def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_
     make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.001"], seed=2, loss=9.0)  # the other rate has no seed 2
     _, trial = compare_runs(recipe="miniature", runs=tmp_path, best=KEY).trials
     assert trial.scores == {1e-3: 1e-3, 2e-3: 2e-3}
+    with pytest.raises(RunError, match=r"model\.n"):  # of which each model has one value
+        compare_runs(recipe="miniature", runs=tmp_path, best="model.n")
 
 
 def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:

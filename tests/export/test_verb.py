@@ -106,6 +106,13 @@ def test_how_a_recipe_has_its_run_decoded_is_not_asked_of_an_export(
     assert phmctl.load(made.export.folder, device="cpu").translate(SOURCES)
 
 
+def test_narrow_tables_are_exported_as_full_ones(tmp_path: Path) -> None:
+    run = make_run(tmp_path, maps={"embedding_width": 16, "algebra": "phm", "n": 4})
+    made = export(run, exports.SAFETENSORS, tmp_path / "export")
+    assert made.verification.largest < 1e-4
+    assert load_translator(made.export, device="cpu").translate(SOURCES)
+
+
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     made = export(run, exports.SAFETENSORS, tmp_path / "export").export
@@ -130,7 +137,8 @@ def test_an_engine_for_a_run_is_made_once_and_made_anew_when_it_is_stale(tmp_pat
     assert theirs == ours
     write_json(made, json.loads(made.read_text()) | {"checkpoint_sha256": "of another"})
     assert with_engine(run, CT2).manifest["checkpoint_sha256"] == run.weights().sha256
-    assert with_engine(run, CT2, "last").folder != first.folder
+    last = with_engine(run, CT2, "last")
+    assert (last.checkpoint("last"), last.folder != first.folder) == (last.folder, True)
     assert with_engine(run, "torch") is run
     with pytest.raises(UserError, match="--engine ctranslate2 has --quantize bfloat16"):
         with_engine(run, CT2, precision="bfloat16")

@@ -35,19 +35,20 @@ def test_the_recipe_chooses_kind_and_settings_and_a_shared_parameter_is_one() ->
     assert not any("shared" in name for name in names)
 
 
+@pytest.mark.parametrize(("rates", "share"), [("structured", 64 / 128), ("one", 1.0)])
 @pytest.mark.parametrize("options", [{}, {"parametrization": "factors"}, {"algebra": "quaternion"}])
-def test_h_decays_as_the_dense_weight_does(options: dict[str, str]) -> None:
+def test_h_decays_as_the_dense_weight_does(options: dict[str, str], rates: str, share: float) -> None:
     """Were the rule to decay beside the components, H would decay twice as fast, or four times."""
-    settings = make_recipe(optimizer="adamw", weight_decay=0.5, learning_rate=0.1).training
+    settings = make_recipe(optimizer="adamw", weight_decay=0.5, learning_rate=0.1, rates=rates).training
     left = []
-    for layer in (PHMLinear(8, 8, n=1), PHMLinear(8, 8, n=4, **options)):
+    for layer in (PHMLinear(128, 8, n=1), PHMLinear(128, 8, n=4, **options)):
         before = layer.weight.detach().clone()
         optimiser = build_optimiser(layer, settings)
         for parameter in layer.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimiser.step()
         left.append((layer.weight.detach().norm() / before.norm()).item())
-    assert left == pytest.approx([0.95, 0.95], rel=1e-5)
+    assert left == pytest.approx([1 - 0.05 * share] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(("rates", "expected"), [("structured", 3.99), ("one", 1.0)])
