@@ -180,7 +180,8 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         own, settings = getattr(one.run.recipe, "decoding", None), one.result.settings if one.result else {}
         usual = {} if own is None else {"decoding": own.model_dump(exclude=keys_changing(own, NOTHING))}
         written = one.result.path.stat().st_mtime if one.result else 0.0
-        return shared[_key(one)], one.checkpoint == "best", not result_differences(usual, settings), written
+        found = {name: settings[name] for name in usual if name in settings}
+        return shared[_key(one)], one.checkpoint == "best", not result_differences(usual, found), written
 
     return [max(each, key=worth, default=Trained(one, None)) for one, each in zip(summaries, found, strict=True)]
 

@@ -273,10 +273,10 @@ def difference_lines(found: Mapping[str, tuple[Any, Any]], one: str = "the basel
 
 
 def result_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """In which settings two results differ, such as ``decoding.beam``; a setting that is not known is none."""
+    """In which settings two results differ, such as ``decoding.beam``; one that is not there has its default, none."""
     left, right = dict(flatten(one)), dict(flatten(other))
-    both = (name for name in left if name in right)
-    return {name: (left[name], right[name]) for name in both if left[name] != right[name]}
+    pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _data_digest(run: Run) -> str:

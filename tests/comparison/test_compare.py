@@ -105,7 +105,7 @@ def test_tables_say_under_what_their_figures_were_found(root: Path) -> None:
 def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     changes = ("model.dropout=0.3", "training.steps=900")
-    make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1}, data="b")
+    make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1, "precision": "bfloat16"}, data="b")
     lines = list(compare_runs(recipe="miniature", runs=tmp_path).differences())
     for n in (2, 8):
         make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=900"))
@@ -115,6 +115,7 @@ def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
     assert "phm-n4: model.dropout: 0.3; 0.1 in the baseline" in lines
     assert "phm-n4: training.steps: 900; 1,800 in the baseline" in lines
     assert "phm-n4: decoding.beam: 1; 5 in the baseline" in lines
+    assert "phm-n4: decoding.precision: bfloat16; none in the baseline" in lines
     assert any(re.fullmatch(r"phm-n4: data: [0-9a-f]{8}; [0-9a-f]{8} in the baseline", line) for line in lines)
     assert not [line for line in lines if "seed" in line or "model.n:" in line or "algebra" in line]
 
