@@ -126,16 +126,16 @@ def _taught_corpus(
     recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
     beam = recipe.decoding.beam if beam is None else beam
     by = "" if engine in (None, "torch") else f" {engine}"
-    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam} {references}{by}".encode()).hexdigest()[:8]
-    name = f"{recipe.data.card}-taught-{mark}"
-    folder = root / "taught" / name
+    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam}{by}".encode()).hexdigest()[:8]
+    folder = root / "taught" / f"{recipe.data.card}-taught-{mark}"
+    name = folder.name if references else f"{folder.name}-alone"
     files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
     splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
     if not files["teacher"].exists():
         prepared = PreparedData.find(recipe.data, root)
         pair, train, found = prepared.tokenizers, prepared.split("train"), list[str]()
         rows = [(train.source[row], train.target[row]) for row in range(len(train))]
-        if unknown := sum(UNK in source or (references and UNK in target) for source, target in rows):
+        if unknown := sum(UNK in source or UNK in target for source, target in rows):
             raise RunError(
                 f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks "
                 "and that are lost; take a teacher with data.tokenizer: bpe"

@@ -38,8 +38,12 @@ def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) 
     assert taught > 85  # at random it begins too far off: 56 to 75
 
     before = (folder / "train.teacher").stat().st_mtime_ns
-    other = phmctl.distil(teacher.folder, n=2, steps=1, data=copying_data, runs=tmp_path)
-    assert other.run.recipe.data == student.data  # the teacher translates once for all its students
+    other, alone = (
+        phmctl.distil(teacher.folder, n=2, steps=1, references=each, data=copying_data, runs=tmp_path).run.recipe
+        for each in (True, False)
+    )
+    assert other.data == student.data  # the teacher translates once for all its students
+    assert len(PreparedData.find(alone.data, copying_data).split("train")) <= 900
     assert (folder / "train.teacher").stat().st_mtime_ns == before
 
 
