@@ -135,7 +135,7 @@ def _taught_corpus(
         prepared = PreparedData.find(recipe.data, root)
         pair, train, found = prepared.tokenizers, prepared.split("train"), list[str]()
         rows = [(train.source[row], train.target[row]) for row in range(len(train))]
-        if unknown := sum(UNK in source or UNK in target for source, target in rows):
+        if unknown := sum(UNK in source or (references and UNK in target) for source, target in rows):
             raise RunError(
                 f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks "
                 "and that are lost; take a teacher with data.tokenizer: bpe"
@@ -144,13 +144,16 @@ def _taught_corpus(
         sources = [pair.source.decode(source) for source, _ in rows]
         note(f"{run.name} translates its {len(sources):,} training lines, beam {beam} ...")
         _write(files["source"], sources)
-        _write(files["reference"], [pair.target.decode(target) for _, target in rows])
+        if not any(UNK in target for _, target in rows):
+            _write(files["reference"], [pair.target.decode(target) for _, target in rows])
         with progress("translating", len(sources)) as advance:
             for begin in range(0, len(sources), _SLICE):
                 part = sources[begin : begin + _SLICE]
                 found += [answers[0].text for answers in model.translate(part, beam=beam)]
                 advance(len(part))
         _write(files["teacher"], found)
+    if references and not files["reference"].exists():
+        raise RunError(f"the training text of {run.folder} has words that its vocabulary lacks: give --no-references")
     for split, sides in splits.items():
         for path in sides:
             _write(path, read_text(run, split, path.suffix[1:]))

@@ -220,7 +220,7 @@ def training_jobs(cells: Sequence[Cell]) -> list[Job]:
         jobs[key] = Job(cell.label, words, [*listed, "--jobs", "1"], about)
         if run is not None and run.state in ("finished", "running"):
             jobs[key].state = run.state
-        if run is not None and given["tag"] not in (None, run.run.environment().get("tag")):
+        if run is not None and given["tag"] not in (None, run.tag):
             warn(f"{run.run.folder} is no new run: --tag {given['tag']} does not name it")
     return list(jobs.values())
 

@@ -24,7 +24,7 @@ from phmctl.comparison.variants import (
     within_budget,
 )
 from phmctl.console import Table, progress
-from phmctl.errors import RunError, check_known, nearest
+from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
@@ -217,7 +217,7 @@ def compare(
         if bare:
             trained = settle(list_runs([one.run.folder for one in trained], root), each, checkpoint)
         variants = group(trained)
-        first = _find_baseline(variants, baseline)
+        first = _find_baseline(variants, baseline, root)
         if budget is not None:
             variants = within_budget(variants, first, budget)
         _check_alike(variants, first, each)
@@ -239,12 +239,12 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
         check_known("checkpoint", folder_name(checkpoint), known)
 
 
-def _find_baseline(variants: Sequence[Variant], wanted: str | None) -> Variant:
+def _find_baseline(variants: Sequence[Variant], wanted: str | None, root: Path | None) -> Variant:
     if wanted is None:
         return next((one for one in variants if one.first.run.recipe.model.algebra == "real"), variants[0])
     folder = Path(wanted).resolve()
-    with suppress(RunError):  # a label of several words is no run
-        folder = find_run(wanted).resolve()
+    with suppress(UserError):  # a label of several words is no run
+        folder = find_run(root / wanted if root and (root / wanted).is_dir() else wanted).resolve()
     for variant in variants:
         runs = [one.run for one in variant.runs] + list(variant.doubles)
         names = {variant.label, variant.first.run.recipe.variant, *(run.name for run in runs)}

@@ -114,11 +114,13 @@ def _take_sums(
     S means nothing without its rule: where neither its own rule is used nor a sum is found, it begins at random. A
     rule that several maps share is among the `names` of the model's tensors once.
     """
+    lost = any(name.rpartition(".")[2] in tuple("AWUV") and name not in used for name in names)  # a rule of the model
     for name, module in model.named_modules():
         if not isinstance(module, KroneckerWeight) or module.n == 1:
             continue
         own, its = ({part for part in "AWUV" if f"{name}.{part}" in given} for given in (names, theirs))
-        if own == its and f"{name}.weight" not in theirs and all(f"{name}.{part}" in used for part in own):
+        alike = own == its and bool(own or (module.algebra == algebra and (module.owns_rule or not lost)))
+        if alike and f"{name}.weight" not in theirs and all(f"{name}.{part}" in used for part in own):
             continue
         used.pop(f"{name}.S", None)
         weight, shape = _weight(theirs, name, algebra), (module.n * module.S.shape[1], module.n * module.S.shape[2])

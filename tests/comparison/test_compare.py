@@ -220,8 +220,8 @@ def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:
 
 
 def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
-    for name in ("phm-n4", "miniature/phm-n4/v001", root / "miniature" / "phm-n4" / "v001"):
-        found = compare_runs([str(root)], baseline=str(name))
+    for name in ("phm-n4", "miniature/phm-n4/v001", "miniature/phm-n4", root / "miniature" / "phm-n4" / "v001"):
+        found = compare_runs([str(root)], runs=root, baseline=str(name))
         assert (found.baseline.label, list(found.tests)) == ("phm-n4", ["real"])
 
 

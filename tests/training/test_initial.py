@@ -200,7 +200,8 @@ TERMS = ("model.parametrization=factors", "model.rank=7")
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(FIXED, RULE), (TERMS, RULE), (RULE, TERMS), (RULE, SHARED), (SHARED, RULE), (SHARED, SHARED)]
+    ("one", "other"),
+    [(FIXED, RULE), (TERMS, RULE), (RULE, TERMS), (RULE, SHARED), (SHARED, RULE), (SHARED, SHARED), (FIXED, SHARED)],
 )
 def test_components_are_taken_with_their_rule_or_not_at_all(
     miniature_data: Path, tmp_path: Path, one: tuple[str, ...], other: tuple[str, ...]
