@@ -260,13 +260,13 @@ def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> 
     for one in runs:
         if one.run.recipe.task != task:
             raise RunError(f"{one.run.folder} is of task {one.run.recipe.task!r}, not {task!r}: scores do not compare")
-    items = [(one.run.folder, (one.answers.asked, one.answers.right)) for one in runs if one.answers]
-    for folder, own in items:
-        if own != items[0][1]:
-            raise RunError(f"{folder} has other {split} text than {items[0][0]}; leave one out: scores do not compare")
-    ways = {one.run.folder: one.answers.how for one in runs if one.answers}
-    if unlike := [folder for folder, how in ways.items() if how != ways[items[0][0]]]:
-        raise RunError(f"{unlike[0]} was not scored by the case and the tokenizer of {items[0][0]}: score both alike")
+    answered = [(one.run.folder, one.answers) for one in runs if one.answers]
+    for folder, own in answered:
+        first, its = answered[0]
+        if (own.asked, own.right) != (its.asked, its.right):
+            raise RunError(f"{folder} has other {split} text than {first}; leave one out: scores do not compare")
+        if own.how != its.how:
+            raise RunError(f"{folder} was not scored by the case and the tokenizer of {first}: score both alike")
 
 
 def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[Test]]:

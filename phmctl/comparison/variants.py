@@ -171,9 +171,9 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         if checkpoint is not None:
             with suppress(RunError):  # a name may be one of several of a checkpoint: the best is often the last, too
                 folder = one.run.checkpoint(checkpoint).name
-        fitting = [each for each in one.results if each.split == split and each.against is None and _stands(one, each)]
+        fitting = [each for each in one.results if each.split == split and each.against is None]
         fitting = [each for each in fitting if checkpoint is None or each.checkpoint in (checkpoint, folder)]
-        found.append([Trained(one, each, checkpoint) for each in fitting])
+        found.append([Trained(one, each, checkpoint) for each in fitting if _stands(one, each)])
     shared = Counter(key for each in found for key in set(map(_key, each)))
 
     def worth(one: Trained) -> tuple[int, bool, bool, float]:

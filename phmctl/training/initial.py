@@ -1,10 +1,10 @@
 """``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
 
-Every tensor of the same name and shape is used; where the source has a dense weight and the model a rule and
-components, the nearest sum of Kronecker products; with ``model.composition_start: base`` also attention's output maps,
-by the compositions of heads that begin as these; and of rules held as factors, where the model has a lower rank, the
-terms of the largest norm. The new run's environment keeps the source run, its checkpoint and SHA-256, and which tensors
-were used, are new, or were left.
+Every tensor of the same name and shape is used; where the source has a dense weight or another kind of rule and the
+model a rule and components, the nearest sum of Kronecker products; with ``model.composition_start: base`` also
+attention's output maps, by the compositions of heads that begin as these; and of rules held as factors, where the model
+has a lower rank, the terms of the largest norm. The new run's environment keeps the source run, its checkpoint and
+SHA-256, and which tensors were used, are new, or were left.
 """
 
 import re
@@ -114,7 +114,7 @@ def _take_sums(
     S means nothing without its rule: where neither its own rule is used nor a sum is found, it begins at random. A
     rule that several maps share is among the `names` of the model's tensors once.
     """
-    lost = any(name.rpartition(".")[2] in tuple("AWUV") and name not in used for name in names)  # a rule of the model
+    lost = any(name.rpartition(".")[2] in {*"AWUV"} and name not in used for name in names)  # a rule of the model
     for name, module in model.named_modules():
         if not isinstance(module, KroneckerWeight) or module.n == 1:
             continue
