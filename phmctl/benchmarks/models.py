@@ -37,12 +37,12 @@ from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
-from phmctl.nn.tuning import dense_rate, tune
+from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.registry import kind_of
-from phmctl.training.optimiser import build_rates, mean_loss, stepper
+from phmctl.training.optimiser import build_rates, fastest_executions, mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
 _NEVER = -1e4  # added to the logit of EOS
@@ -79,7 +79,7 @@ def bench_training(
     for name, each in variants_of(recipe).items():
         model = models[name] = kind.open(each, data).build_model(device)
         if each.model.execution == "auto":
-            executions[name] = tune(model, task.cost(chosen[0]).tokens)
+            executions[name] = fastest_executions(model, task, chosen[0], training)
         steps[name] = stepper(model, partial(mean_loss, task), training, sample, device)
     if isinstance(recipe, TranslationRecipe):
         sizes = task.prepared.tokenizers

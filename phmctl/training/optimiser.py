@@ -30,7 +30,7 @@ from phmctl.timing import alternate
 from phmctl.training.processes import Processes
 
 if TYPE_CHECKING:
-    from phmctl.tasks.base import Task
+    from phmctl.tasks.base import Rows, Task
 
 EXECUTIONS = "executions.json"  # in the run: module name -> dense or rank
 RATES = "rates.json"  # in the run: parameter name -> its rate as a multiple of the recipe's
@@ -134,7 +134,7 @@ def steps_within(minutes: float, task: "Task", execution: str, training: Trainin
         chosen = [plan[number * len(plan) // _BATCHES] for number in range(_BATCHES)]
         model = task.build_model(device)
         if execution == "auto":
-            tune(model, task.cost(chosen[0]).tokens)
+            fastest_executions(model, task, chosen[0], training)
         sample = [task.collate(rows).to(device) for rows in chosen]
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
         taken = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after once to warm up
@@ -185,11 +185,16 @@ def apply_executions(model: nn.Module, task: "Task", run: Run, processes: Proces
     if run.recipe.model.execution != "auto":
         return
 
-    def measure() -> dict[str, Any]:
-        plan = task.plan(0)
-        return tune(model, tokens=task.cost(plan[0]).tokens)
+    def measure() -> dict[str, str]:
+        return fastest_executions(model, task, task.plan(0)[0], run.recipe.training)
 
     set_executions(model, _kept(run, EXECUTIONS, measure, processes))
+
+
+def fastest_executions(model: nn.Module, task: "Task", rows: "Rows", training: TrainingSection) -> dict[str, str]:
+    """Set the faster execution of each map for a batch of these rows, in the training's precision, and return them."""
+    with build_autocast(next(model.parameters()).device, training.precision)():
+        return tune(model, task.cost(rows).tokens)
 
 
 def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, float]:

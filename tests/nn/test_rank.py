@@ -120,7 +120,11 @@ def test_tune_times_each_shape_and_sets_what_is_faster(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("phmctl.nn.tuning.alternate", alternate)
     net = nn.Sequential(by_rank(24, 24, execution="dense"), by_rank(24, 24), by_rank(24, 48), PHMLinear(48, 8, n=4))
-    assert phmctl.tune(net, tokens=5) == {"0": "rank", "1": "rank", "2": "rank"}
+    precisions = []
+    net[0].register_forward_hook(lambda *seen: precisions.append(seen[2].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert phmctl.tune(net, tokens=5) == {"0": "rank", "1": "rank", "2": "rank"}
+    assert precisions == [torch.bfloat16] * 2
     assert timed == [["dense", "rank"]] * 2
     assert [layer.execution for layer in net] == ["rank", "rank", "rank", "dense"]
     assert all(parameter.grad is None for parameter in net.parameters())

@@ -86,21 +86,24 @@ def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
 def test_a_run_keeps_the_executions_that_were_measured_and_goes_on_with_them(
     miniature_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(measured, "takes_bfloat16", lambda *_: True)
+
     def tuned(model: nn.Module, tokens: int) -> dict[str, str]:
-        assert tokens > 1
+        assert tokens > 1 and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
         names = [name for name, module in model.named_modules() if isinstance(module, PHMLinear)]
         return dict.fromkeys(names, "rank") | {names[0]: "dense"}
 
     monkeypatch.setattr(measured, "tune", tuned)
     factors = ("model.algebra=phm", "model.n=4", "model.parametrization=factors", "training.keep=9")
-    recipe = load_recipe("miniature", [*factors, *TINY, "training.steps=3"])
+    recipe = load_recipe("miniature", [*factors, *TINY, "training.steps=3", "training.precision=bfloat16"])
     run = train(recipe, data=miniature_data, runs=tmp_path, quiet=True).run
     kept = json.loads((run.folder / measured.EXECUTIONS).read_text())
     assert set(kept.values()) == {"rank", "dense"}
     monkeypatch.setattr(measured, "tune", lambda *_, **__: pytest.fail("it is in the run"))
     applied: list[dict[str, str]] = []
     monkeypatch.setattr(measured, "set_executions", lambda model, names: applied.append(names))
-    train(load_recipe("miniature", [*factors, *TINY, "training.steps=5"]), data=miniature_data, run=run, quiet=True)
+    longer = [*factors, *TINY, "training.steps=5", "training.precision=bfloat16"]
+    train(load_recipe("miniature", longer), data=miniature_data, run=run, quiet=True)
     assert applied == [kept]
 
 
