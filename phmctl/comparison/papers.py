@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from phmctl.accounting.ledger import ledger_for_recipe
@@ -41,8 +42,8 @@ class Cell:
             return []
         if self.column.metric == SPEED:  # the median of the log
             logs = [read_metrics(one.run.metrics_path) for one in self.variant.runs]
-            steps = [sorted(value for _, value in series(log, "train", "seconds_per_step")) for log in logs]
-            return [100 * each[len(each) // 2] for each in steps if each]
+            steps = [[value for _, value in series(log, "train", "seconds_per_step")] for log in logs]
+            return [100 * median(each) for each in steps if each]
         if self.column.metric == "seconds":
             kept = [one.report.get("decoding_seconds") for one in self.variant.results]
             return [float(seconds) for seconds in kept if seconds is not None]

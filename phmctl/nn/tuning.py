@@ -140,7 +140,8 @@ def _rms(tensor: Tensor) -> float:
 def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
     """Time ``dense`` against ``rank`` once for each shape of map, forward and backward, and set the faster one.
 
-    Within ``torch.autocast`` they are timed in its precision, which is to be that of the training. Maps without factors (a learned rule held as A) have nothing to choose and are left out.
+    Within ``torch.autocast`` they are timed in its precision, which is to be that of the training. Maps without factors
+    (a learned rule held as A) have nothing to choose and are left out.
 
     Args:
         model: any module with :class:`~phmctl.PHMLinear` maps, on its device.

@@ -89,7 +89,8 @@ def test_a_run_keeps_the_executions_that_were_measured_and_goes_on_with_them(
     monkeypatch.setattr(measured, "takes_bfloat16", lambda *_: True)
 
     def tuned(model: nn.Module, tokens: int) -> dict[str, str]:
-        assert tokens > 1 and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert tokens > 1
+        assert torch.is_autocast_enabled("cpu")
         names = [name for name, module in model.named_modules() if isinstance(module, PHMLinear)]
         return dict.fromkeys(names, "rank") | {names[0]: "dense"}
 
