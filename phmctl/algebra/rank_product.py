@@ -55,7 +55,7 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
 
 def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
     """Return the same for x (N, d) by operations that torch has every rule for, all tokens at once: (N, k)."""
-    mixed = V @ x.view(x.shape[0], V.shape[1], -1)  # (N, R, d/n)
+    mixed = V @ x.view(x.shape[0], V.shape[1], x.shape[1] // V.shape[1])  # (N, R, d/n)
     products = torch.bmm(mixed.transpose(0, 1), T.transpose(1, 2)).transpose(0, 1)  # (N, R, k/n)
     y = (U @ products).flatten(1)  # (N, k)
     return y if bias is None else y + bias
@@ -89,7 +89,8 @@ class _RankLinear(torch.autograd.Function):
         x, T, U, V, bias, kept = ctx.saved_tensors
         wants_x, wants_T, wants_U, wants_V, wants_bias, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradient will be differentiated
-            inputs = (x, T, U, V, bias)
+            # views, so that the gradient ends at them: x may itself come of U, V and the bias
+            inputs: Any = [None if part is None else part.view_as(part) for part in (x, T, U, V, bias)]
             leaves = [part for part, wanted in zip(inputs, ctx.needs_input_grad, strict=False) if wanted]
             grads = iter(torch.autograd.grad(_plain(*inputs), leaves, gradient, create_graph=True))
             return *(next(grads) if wanted else None for wanted in ctx.needs_input_grad[:5]), None

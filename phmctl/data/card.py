@@ -166,7 +166,8 @@ class Cleaning(Section):
     lowercase: bool = False
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
     normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
-    max_ratio: float = 0.0  # longer text / shorter text in tokens, so at least 1, train only; 0 is off
+    # longer text / shorter text in tokens, so at least 1, train only; 0 is off
+    max_ratio: Annotated[float, Field(ge=0)] = 0.0
     min_count: PositiveInt | None = None  # of a word, or of a pair that BPE joins; None: 1 of a word, 2 of a pair
     duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text stands in valid or test
     keep: Literal["start", "end"] = "start"  # which tokens stay of a labelled text of valid or test that is too long

@@ -355,7 +355,7 @@ def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool =
         )
     check_columns(path, own)
     found = tables([path], own)
-    if own.label is None and (first := next(iter(found), None)):
+    if own.label is None and (first := next((row for row in found if row.whole), None)):
         pair = f"{first.texts[0][:60]!r} → {first.texts[1][:60]!r}"
         note(f"the first pair of {path.name} is {pair}{'' if own.header else ' (if that is a header: --header)'}")
     return found

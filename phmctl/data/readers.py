@@ -43,8 +43,8 @@ _SEPARATOR = {"tsv": "\t", "csv": ","}
 _LONGEST_TEXT = 1 << 28  # characters of a file that is read at once
 _BEGINNING = 1 << 12  # bytes that tell an array from objects
 _BEFORE_JSON = BOM_UTF8 + BOM_UTF32_LE + BOM_UTF32_BE + b" \t\r\n"
-_WHOLE = range(-(2**31), 2**31)  # what an extra can be
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_WHOLE = range(UNKNOWN, 2**31)  # what an extra can be
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half of a surrogate pair
 
 
 # ------------------------------------------------------------------------------------------------- lines
@@ -234,7 +234,9 @@ def _whole(value: str, column: Column, where: str) -> int:
     try:
         return _WHOLE.start + _WHOLE.index(int(value))
     except ValueError as error:
-        raise DataError(f"{where}: column {column!r} holds {value!r}, not a whole number of 32 bits") from error
+        raise DataError(
+            f"{where}: column {column!r} holds {value!r}, not a whole number from {UNKNOWN} (not known) on"
+        ) from error
 
 
 def named_label(value: str, naming: Rows | Hub) -> str | None:
@@ -245,7 +247,7 @@ def named_label(value: str, naming: Rows | Hub) -> str | None:
 
 def first_record(path: Path, rows: Rows) -> list[str]:
     """Return a table's first row, be it a header or not, or the keys of the first JSON object."""
-    _, record = next(_records(path, rows.model_copy(update={"odd_rows": "refuse"})), (1, list[str]()))
+    record = next((record for _, record in _records(path, rows) if record not in ([BAD], {})), list[str]())
     if isinstance(record, list):
         return record
     nested = (name for name in map(str, rows.columns) if name not in record and field_of(record, name) is not None)
@@ -285,20 +287,23 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
     """Return what stands in a column of a table's row, or in a field of a JSON object."""
     if isinstance(record, list):
         place = column if isinstance(column, int) else places[column]
-        if place < len(record):
-            return record[place]
         if record == [""]:
             raise DataError(f"{where} is empty; remove the empty lines")
-        raise DataError(f"{where}: {len(record)} columns, but column {place + 1} is wanted ({place}, counted from 0)")
-    value = field_of(record, str(column))
-    if value is None and column not in record:
-        guess = nearest(str(column), map(str, record))
-        raise DataError(f"{where}: no key {column!r}{guess}; there are {', '.join(record)}")
-    if not isinstance(value, (str, int)):
-        raise DataError(f"{where}: {column!r} holds {value!r}, neither text nor a whole number")
-    if isinstance(value, str) and _HALF_PAIR.search(value):
-        raise DataError(f"{where}: {column!r} holds half of a surrogate pair, which is no character")
-    return str(value)
+        if place >= len(record):
+            wanted = f"column {place + 1} is wanted ({place}, counted from 0)"
+            raise DataError(f"{where}: {len(record)} columns, but {wanted}")
+        text = record[place]
+    else:
+        value = field_of(record, str(column))
+        if value is None and column not in record:
+            guess = nearest(str(column), map(str, record))
+            raise DataError(f"{where}: no key {column!r}{guess}; there are {', '.join(record)}")
+        if not isinstance(value, (str, int)):
+            raise DataError(f"{where}: {column!r} holds {value!r}, neither text nor a whole number")
+        text = str(value)
+    if _NO_TEXT.search(text):
+        raise DataError(f"{where}: {column!r} holds NUL or half of a surrogate pair, which is no character")
+    return text
 
 
 def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Any]]:
@@ -309,7 +314,7 @@ def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
     """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
     separator = _SEPARATOR[rows.format]
     if rows.quoted:
-        yield from _quoted(path, separator)
+        yield from _quoted(path, separator, rows.odd_rows == "drop")
         return
     mere_pairs = rows.label is None and not rows.header
     for number, line in enumerate(read_lines(path, skip=rows.odd_rows == "drop"), start=1):
@@ -317,8 +322,8 @@ def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
             yield number, line.split(separator)
 
 
-def _quoted(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((f"{line}\n" for line in read_lines(path)), delimiter=separator, strict=True)
+def _quoted(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((f"{line}\n" for line in read_lines(path, skip=skip)), delimiter=separator, strict=True)
     cells: list[str] | None = []
     while cells is not None:
         begun, before = reader.line_num + 1, csv.field_size_limit(LONGEST_LINE)  # of all readers in the process

@@ -92,12 +92,15 @@ def difference(
     value = float(other.mean() - one.mean())
     error, freedom = _standard_error(drawn_other - drawn_one, one, other)
     p_value = 1.0 if not value else two_sided_t(value / error, freedom) if error else 0.0
+    inferior = 0.0 if margin is None else _above(value + margin, error, freedom)
+    if items < 2 and not error:  # one item and one seed a side say nothing of others
+        p_value = inferior = 1.0
     return Difference(
         _interval(float(one.mean()), *_standard_error(drawn_one, one)),
         _interval(float(other.mean()), *_standard_error(drawn_other, other)),
         _interval(value, error, freedom),
         max(p_value, 1 / (samples + 1)),
-        None if margin is None else max(_above(value + margin, error, freedom), 1 / (samples + 1)),
+        None if margin is None else max(inferior, 1 / (samples + 1)),
     )
 
 

@@ -111,7 +111,8 @@ class Transformer(nn.Module):
 
     def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
         """Map ids (B, T) to (B, T, d)."""
-        return embedding(ids) * math.sqrt(self.width) + positions(0, ids.shape[1], self.width)
+        x = embedding(ids) * math.sqrt(self.width)
+        return x + positions(0, ids.shape[1], self.width).to(x)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Map source ids (B, S) to states (B, S, d) and their mask."""
@@ -144,9 +145,10 @@ class EncoderClassifier(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map ids (B, S), 0 behind each text, to logits (B, classes)."""
         mask = tokens != PAD  # (B, S)
-        x = self.embedding(tokens) * math.sqrt(self.width) + positions(0, tokens.shape[1], self.width)
+        x = self.embedding(tokens) * math.sqrt(self.width)
+        x = x + positions(0, tokens.shape[1], self.width).to(x)
         # A text without tokens attends to its first position, and is pooled to zeros.
-        seen = mask | (torch.arange(tokens.shape[1]) == 0)
+        seen = mask | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         for layer in self.encoder:
             x = layer(x, seen[:, None, None])
         return self.output(self.pool(self.encoder_norm(x), mask.to(x.dtype)))

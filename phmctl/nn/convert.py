@@ -159,9 +159,9 @@ def convert(
     for name, module in model.named_modules():
         for part in module.parameters(recurse=False):
             users.setdefault(id(part), []).append((name, id(module)))
-    converting = {id(owner) for _, module in chosen for owner, _ in _weights(module)}
+    converting = {id(owner) for _, module in chosen if not _unfit(module) for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
-    for name, module in chosen:
+    for name, module in sorted(chosen, key=lambda each: not isinstance(each[1], nn.Embedding)):  # a padding row first
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
     report.after = sum(part.numel() for part in model.parameters())
     return model, report
@@ -186,7 +186,7 @@ def _convert(
     weights = {(owner, key): getattr(owner, key) for owner, key in _weights(module)}
     before = sum(weight.numel() for weight in weights.values())
     row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
+    if _unfit(module):
         return Converted(*row, before, None, "a PHM table has no max_norm and no sparse gradient")
     if any(parametrize.is_parametrized(owner, key) for owner, key in weights):
         return Converted(*row, before, None, "its weight has a parametrization already")
@@ -219,6 +219,10 @@ def _convert(
         if isinstance(owner, (nn.LSTM, nn.MultiheadAttention)):
             _build_once_a_forward(owner)
     return Converted(*row, int(after), (left / whole) ** 0.5 if whole else 0.0)
+
+
+def _unfit(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse)
 
 
 def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
@@ -366,6 +370,12 @@ class BlockLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
         return rank_linear(x, self.T, self.U, self.V, self.bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix that it is, (k, d), for modules that read the weights of their maps."""
+        H = torch.einsum("ar,rb,rst->asbt", self.U, self.V, self.T)  # (n, k/n, n, d/n)
+        return H.reshape(self.out_features, self.in_features)
 
 
 def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:

@@ -232,7 +232,7 @@ class TransformerSection(StackSection):
     """The encoder-decoder Transformer."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: Annotated[int, Field(ge=0, le=1000)] = 6  # number of encoder layers
+    encoder_layers: Layers = 6  # number of encoder layers
     decoder_layers: Layers = 6  # number of decoder layers
     embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
     # map to the vocabulary; tied: the weight of the target embedding

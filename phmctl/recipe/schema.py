@@ -157,7 +157,7 @@ class DecodingSection(Section):
     """Beam search."""
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 5  # beam size; 1 is greedy
-    alpha: Annotated[float, Field(ge=0, le=100)] = 0.6  # exponent of the length penalty ((5 + |Y|) / 6)^alpha
+    alpha: Annotated[float, Field(ge=0, le=10)] = 0.6  # exponent of the length penalty ((5 + |Y|) / 6)^alpha
     max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # longest output = max_ratio × source tokens + max_extra
     max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20  # see max_ratio
     batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens of a batch, padding included

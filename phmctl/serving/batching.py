@@ -53,7 +53,7 @@ class Classify(Body, Generic[T]):
 
 class Translate(Classify[Line]):
     beam: Annotated[int, Field(ge=1)] | None = None
-    alpha: Annotated[float, Field(ge=0, le=100)] | None = None
+    alpha: Annotated[float, Field(ge=0, le=10)] | None = None
     n_best: Annotated[int, Field(ge=1)] = 1
 
 
@@ -246,8 +246,8 @@ class Service:
             place = ".".join(map(str, first["loc"]))
             raise RequestError(f"{place}: {first['msg']}" if place else first["msg"]) from None
         texts, options = body.asked(), body.model_dump(include=_OPTIONS)
-        if len(texts) > limits.texts:
-            raise RequestError(f"{len(texts)} texts are more than the {limits.texts} of a request", 413)
+        if len(texts) > (most := min(limits.texts, limits.queue)):
+            raise RequestError(f"{len(texts)} texts are more than the {most} of a request", 413)
         sides = [[text] if isinstance(text, str) else text for text in texts]
         _refuse_longer("characters", [max(map(len, each)) for each in sides], limits.characters, "split it")
         widest = max(limits.beam, self.about.get("decoding", {}).get("beam", 0))

@@ -42,6 +42,7 @@ class Cost:
 
     items: int  # that the loss sums over, the batch's ``target_tokens``
     tokens: int  # real ones of all sides, padding not counted; for speeds
+    rows: int  # that a map sees: real tokens of the side that has most
 
 
 class Share:

@@ -69,7 +69,7 @@ class TextKind(TaskKind[R]):
                 own = replace(own, train_text=True)  # probes read it by the encoder's own tokenizer
             more = {"rows": rows.model_dump(mode="json")} if rows else {}
             more |= {"skip_bad_lines": True} if skip else {}
-            more |= {"languages": how["languages"]} if "languages" in how else {}
+            more |= {"languages": list(how["languages"])} if "languages" in how else {}
         asked |= {"own": own, "settings": more, "vocabulary": vocabulary, "vectors": options.get("vectors")}
         return prepare(section, **asked)
 

@@ -90,10 +90,16 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
         heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
     offered = {**heads, **theirs, **_strongest_terms(theirs, shapes)}
     used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
-    _take_sums(used, offered, model, shapes.keys(), run.recipe.model.algebra)
+    shared = [getattr(each.model, "rules", None) for each in (run.recipe, recipe)]
+    _take_sums(used, offered, model, shapes.keys(), run.recipe.model.algebra, shared[0] == shared[1])
     if not used:
         raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
     ids = {id(tensor) for tensor in used.values()}
+
+    def summed(name: str) -> bool:  # a sum's S is taken of all parts of the source's weight
+        layer, _, part = name.rpartition(".")
+        return part in {"weight", *"AWUVS"} and f"{layer}.S" in used
+
     noted = {
         "run": str(run.folder.resolve()),
         "checkpoint": folder.name,
@@ -101,20 +107,28 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
         "sha256": checkpoint_digest(folder, "model"),
         "taken": list(used),
         "new": [name for name in shapes if name not in used],
-        "left": [name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used],
+        "left": [
+            name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used and not summed(name)
+        ],
     }
     return Start(used, noted)
 
 
 def _take_sums(
-    used: dict[str, Tensor], theirs: Mapping[str, Tensor], model: nn.Module, names: Set[str], algebra: str
+    used: dict[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    model: nn.Module,
+    names: Set[str],
+    algebra: str,
+    same_sharing: bool,
 ) -> None:
     """Take A and S nearest to the source's weight where a map or table has another kind of rule than the source's.
 
     S means nothing without its rule: where neither its own rule is used nor a sum is found, it begins at random. A
-    rule that several maps share is among the `names` of the model's tensors once.
+    rule that several maps share is among the `names` of the model's tensors once; a map that does not own its rule has
+    the source's only where the same maps share rules there (`same_sharing`) and none is lost.
     """
-    lost = any(name.rpartition(".")[2] in {*"AWUV"} and name not in used for name in names)  # a rule of the model
+    lost = not same_sharing or any(name.rpartition(".")[2] in {*"AWUV"} and name not in used for name in names)
     for name, module in model.named_modules():
         if not isinstance(module, KroneckerWeight) or module.n == 1:
             continue

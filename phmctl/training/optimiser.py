@@ -194,7 +194,7 @@ def apply_executions(model: nn.Module, task: "Task", run: Run, processes: Proces
 def fastest_executions(model: nn.Module, task: "Task", rows: "Rows", training: TrainingSection) -> dict[str, str]:
     """Set the faster execution of each map for a batch of these rows, in the training's precision, and return them."""
     with build_autocast(next(model.parameters()).device, training.precision)():
-        return tune(model, task.cost(rows).tokens)
+        return tune(model, task.cost(rows).rows)
 
 
 def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, float]:

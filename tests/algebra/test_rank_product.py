@@ -59,6 +59,18 @@ def test_gradients(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradgradcheck(function, tuple(parts.values()))
 
 
+def test_a_gradient_that_is_differentiated_ends_at_the_layer() -> None:
+    """A map that is applied twice: its input comes of U, V and the bias, too."""
+    x, S, factors = draw(2, 3, 2, 2, tokens=4)
+    parts = [S, *factors, torch.arange(4.0).double()]
+    for part in parts:
+        part.requires_grad_()
+    y = apply(apply(x, S, factors, parts[-1]).tanh(), S, factors, parts[-1]).square().sum()
+    torch.testing.assert_close(
+        torch.autograd.grad(y, parts, retain_graph=True), torch.autograd.grad(y, parts, create_graph=True)
+    )
+
+
 def test_a_tile_fits_into_a_cuda_grid() -> None:
     assert max(module.TILE.values()) <= 65_535  # one small product a token, all in one batch
 

@@ -42,6 +42,7 @@ PREPARE = [
     ("mine --table train", "wants SPLIT=FILE"),
     ("mine --table train=a --table train=b", "--table train is given twice"),
     ("mine --table train=t.tsv --text a", "--label COLUMN"),
+    ("mine --table valid=t.tsv --text a --label b", "--table of both, are needed"),
     ("mine --table train=t.tsv --text a --label a", "column 'a' is named twice"),
     ("mine --train t.tsv --valid t.tsv --vocabulary-of RUN --tokenizer word", "was made with 'bpe'"),
     ("mine --train t.tsv --valid t.tsv --vocabulary-of RUN --lowercase", "--lowercase: the vocabulary of"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from phmctl.data.card import load_card
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import TranslationRecipe
@@ -117,7 +118,7 @@ def test_cleaning_is_an_option(tmp_path: Path) -> None:
     assert plain.manifest["splits"]["train"]["dropped"] == {}
 
 
-def test_cleaning_overrides_a_cards(tmp_path: Path) -> None:
+def test_cleaning_overrides_a_cards(tmp_path: Path, tiny_run: Run) -> None:
     for split in ("train", "val", "test_2016_flickr"):
         sides(tmp_path, split, [(f"{split} {source}", f"{split} {target}") for source, target in PAIRS])
     given = ["multi30k-de-en", "--source", tmp_path, "--data", tmp_path / "data", *SMALL]
@@ -126,6 +127,12 @@ def test_cleaning_overrides_a_cards(tmp_path: Path) -> None:
     assert " hund" in PreparedData.open(Path(document["folder"])).tokenizers.source.vocabulary
     with pytest.raises(DataError, match="--entities x"):
         call("prepare-data", *given, "--entities", "x")
+    card = load_card("multi30k-de-en").model_dump(mode="json", exclude_defaults=True)
+    card |= {"id": "escaped", "cleaning": {"entities": "decode", "lowercase": True}}
+    file = put(tmp_path / "escaped.yaml", json.dumps(card))
+    document = json.loads(call("prepare-data", file, *given[1:5], "--vocabulary-of", tiny_run.folder, "--json").stdout)
+    cleaning = document["settings"]["cleaning"]
+    assert (cleaning["entities"], cleaning["lowercase"]) == ("decode", False)  # of the vocabulary
 
 
 def test_the_vocabulary_of_a_run_for_training_it_further(
@@ -148,6 +155,16 @@ def test_the_vocabulary_of_a_run_for_training_it_further(
     assert run.data()["settings"]["vocabulary_of"] == settings["vocabulary_of"]
     again = prepare(tmp_path, *given[:-1], str(prepared.folder), "--force")
     assert again.manifest["settings"] == settings
+
+
+def test_tokenizers_keep_their_languages_where_the_direction_turns(tmp_path: Path) -> None:
+    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "de,en"]
+    first = prepare(tmp_path, *given, *SMALL, "--separate")
+    before = first.folder.stat()
+    assert prepare(tmp_path, *given, *SMALL, "--separate").folder.stat() == before  # nothing has changed
+    turned = prepare(tmp_path, *given, "--vocabulary-of", str(first.folder), "--reverse")
+    assert turned.tokenizers.source.vocabulary == first.tokenizers.target.vocabulary
+    assert turned.manifest["splits"]["train"]["source"]["unknown"] == 0
 
 
 def test_a_vocabulary_is_taken_of_a_preparation_that_has_one(tmp_path: Path, tiny_run: Run) -> None:

@@ -99,6 +99,8 @@ def test_equal_and_wholly_different_systems() -> None:
     assert (found.difference.value, found.p_value) == (0, 1)
     found = difference(accuracy_scorer([[False] * 40]), accuracy_scorer([[True] * 40]), 40, samples=99)
     assert (found.difference.value, found.p_value) == (100, 1 / 100)  # the smallest that so few samples can tell
+    found = difference(accuracy_scorer([[False]]), accuracy_scorer([[True]]), 1, margin=1, samples=99)
+    assert (found.p_value, found.p_not_inferior) == (1, 1)  # one item says nothing of others
 
 
 def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:

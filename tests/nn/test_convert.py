@@ -158,6 +158,18 @@ def test_half_of_what_is_tied_is_left() -> None:
     assert converted.out.weight is converted.words.weight
 
 
+@pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 1.0}, {"padding_idx": 0}])
+def test_a_table_and_the_map_that_is_tied_to_it_stay_one(options: dict[str, Any]) -> None:
+    net = nn.ModuleDict({"out": nn.Linear(8, 16, bias=False), "words": nn.Embedding(16, 8, **options)})
+    net["out"].weight = net["words"].weight
+    with torch.no_grad():
+        net["words"].weight[0] = 0
+    converted, report = phmctl.convert(net, 4)
+    assert torch.equal(converted["out"].weight, converted["words"].weight)
+    assert report.after == sum(part.numel() for part in net.parameters()) or "padding_idx" in options
+    assert not converted["words"](torch.tensor(0)).any()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -143,6 +143,13 @@ def test_a_frozen_model_keeps_its_blocks() -> None:
     torch.testing.assert_close(frozen(x), net(x), rtol=1e-4, atol=1e-5)
     assert isinstance(net[0], PHMLinear)
     assert not list(frozen[0].parameters())
+    torch.testing.assert_close(frozen[0].weight, net[0].weight)
+
+
+def test_a_frozen_lstm_answers_the_same() -> None:
+    lstm, x = phmctl.PHMLSTM(8, 8, n=4, algebra="quaternion"), torch.randn(3, 5, 8)
+    set_executions(lstm, {name: "rank" for name, part in lstm.named_modules() if isinstance(part, PHMLinear)})
+    torch.testing.assert_close(phmctl.freeze(lstm)(x)[0], lstm(x)[0])
 
 
 def bytes_saved(forward: Callable[[], object]) -> int:

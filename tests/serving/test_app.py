@@ -206,7 +206,17 @@ def test_a_failure_of_the_model_is_500_and_is_said(capsys: pytest.CaptureFixture
 
 
 def test_a_full_queue_is_503_with_a_time() -> None:
-    found = post({"texts": ["b", "c", "d"]}, served=service(limits=Limits(queue=2)))
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model, limits=Limits(queue=2))
+    assert "3 texts are more than the 2" in error_of(post({"texts": ["b", "c", "d"]}, served=served), 413)
+    with client(served) as http, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(http.post, "/translate", json={"text": "first"})
+        assert model.entered.wait(SECONDS)
+        served.batcher.submit("x", ["a"], [1])
+        found = http.post("/translate", json={"texts": ["b", "c"]})
+        model.gate.set()
+        assert first.result(SECONDS).status_code == 200
     assert "the queue is full" in error_of(found, 503)
     assert int(found.headers["retry-after"]) >= 1
 

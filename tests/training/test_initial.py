@@ -195,13 +195,13 @@ def test_a_lower_rank_begins_with_the_strongest_terms(tmp_path: Path) -> None:
     torch.testing.assert_close(rule, torch.stack([terms[r] for r in kept]).sum(dim=0))
 
 
-RULE, FIXED, SHARED = (), ("model.algebra=quaternion",), ("model.rules=model",)
+RULE, FIXED, SHARED, SOME = (), ("model.algebra=quaternion",), ("model.rules=model",), ("model.rules=sublayer",)
 TERMS = ("model.parametrization=factors", "model.rank=7")
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(FIXED, RULE), (TERMS, RULE), (RULE, TERMS), (RULE, SHARED), (SHARED, RULE), (SHARED, SHARED), (FIXED, SHARED)],
+    [(FIXED, RULE), (TERMS, RULE), (RULE, TERMS), (RULE, SHARED), (SHARED, RULE), (SHARED, SHARED), (SOME, SHARED)],
 )
 def test_components_are_taken_with_their_rule_or_not_at_all(
     miniature_data: Path, tmp_path: Path, one: tuple[str, ...], other: tuple[str, ...]
@@ -215,5 +215,6 @@ def test_components_are_taken_with_their_rule_or_not_at_all(
         weights.append(model.get_submodule("encoder.0.feed_forward.expand").weight.detach())
     if (one, other) in ((FIXED, RULE), (TERMS, RULE), (SHARED, SHARED)):
         torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)  # the same map
+        assert not start_of(recipe, miniature_data).noted["left"]
     else:
         assert "encoder.0.feed_forward.expand.S" in start_of(recipe, miniature_data).noted["new"]

@@ -34,7 +34,7 @@ from phmctl.data.prepared.folder import (
     write_manifest,
     write_split,
 )
-from phmctl.data.prepared.provenance import CARD, Vocabulary, build, changes, provenance
+from phmctl.data.prepared.provenance import CARD, OF_VOCABULARY, Vocabulary, build, changes, provenance
 from phmctl.data.readers import read_lines
 from phmctl.data.rows import UNKNOWN, RowSource
 from phmctl.data.special import PAD, SPECIAL_TOKENS, UNK
@@ -98,7 +98,9 @@ def prepare(
     if vectors is not None and data.tokenizer != "word":
         raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
     of = load_card(data.card) if own is None else own
-    usual = vocabulary.cleaning if vocabulary else of.cleaning if isinstance(of, Card) else Cleaning()
+    usual = of.cleaning if isinstance(of, Card) else vocabulary.cleaning if vocabulary else Cleaning()
+    if vocabulary is not None:  # what it was made by is its own
+        usual = usual.model_copy(update={key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY})
     chosen = change(usual, cleaning or {}, DataError)
     if vocabulary is not None:
         vocabulary.check(data, chosen)
@@ -112,6 +114,9 @@ def prepare(
         if isinstance(data, ParallelSection):
             corpus = reversed_corpus(corpus) if data.direction == "reverse" else corpus
             corpus = copied_corpus(corpus) if data.copies else corpus
+        if [*corpus.splits][:2] != ["train", "valid"]:
+            names = ", ".join(corpus.splits) or "none"
+            raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
         made = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
@@ -169,7 +174,7 @@ def _write(
     if vocabulary is None:
         tokenizers, told = _learn(corpus, splits["train"], data, cleaning)
     else:
-        tokenizers, told = vocabulary.tokenizers, {"vocabulary_from": vocabulary.origin}
+        tokenizers, told = vocabulary.pair(data), {"vocabulary_from": vocabulary.origin}
     tokenizers.save(folder)
     extras = sorted({name for rows in corpus.splits.values() for row in islice(rows, 1) for name in row.extras})
     columns = LABELLED[: corpus.texts] if corpus.labelled else PARALLEL
@@ -212,9 +217,6 @@ def labels_of(train: RowSource) -> list[str]:
 def _clean_splits(
     corpus: Corpus, cleaning: Cleaning, max_tokens: int, labels: Sequence[str] | None
 ) -> dict[str, CleanRows]:
-    if [*corpus.splits][:2] != ["train", "valid"]:
-        names = ", ".join(corpus.splits) or "none"
-        raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name, rows in corpus.splits.items():
         if not any(row.label is not None if corpus.labelled else all(map(str.strip, row.texts)) for row in rows):

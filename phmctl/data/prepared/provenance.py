@@ -97,6 +97,7 @@ def changes(folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any]) 
 
 
 _DECIDES = ("tokenizer", "vocabulary", "joint")  # settings that a vocabulary was made by
+OF_VOCABULARY = ("lowercase", "normalise", "min_count")  # and of the cleaning
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,12 @@ class Vocabulary:
         """Return the settings of a data section that tell of the vocabulary and of how long a text may be."""
         made = {"joint": self.tokenizers.joint, **self.settings}  # of labelled text the settings do not name it
         return {key: made[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
+
+    def pair(self, data: Section) -> TokenizerPair:
+        """Return the tokenizers of the data's sides, which may be turned round."""
+        pair = self.tokenizers
+        turned = self.settings.get("direction", "forward") != getattr(data, "direction", "forward")
+        return TokenizerPair(pair.target, pair.source) if turned and not pair.joint else pair
 
     def check(self, data: Section, cleaning: Cleaning) -> None:
         if not hasattr(data, "joint") and not self.tokenizers.joint:

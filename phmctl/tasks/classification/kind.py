@@ -76,7 +76,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         return load_classifier(asked.run, asked.checkpoint, asked.device, **how)
 
     def split_lines(self, run: Run, split: str) -> list[str]:
-        return ["\t".join(" ".join(text.split()) for text in texts) for texts in read_examples(run, split).texts]
+        return ["\t".join(text.replace("\t", " ") for text in texts) for texts in read_examples(run, split).texts]
 
     def evaluate(self, asked: Asked) -> ClassifierReport:
         """Score a classifier on a split, and write scores and predictions into the run; of a user's table nothing."""
@@ -258,6 +258,8 @@ def _answers(
         return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned, execution=execution)
 
     weights, classifier = run.use(asked.checkpoint, load)
+    if len(texts[0]) != classifier.texts:
+        raise UserError(f"{run.name} reads {classifier.texts} texts an example, not {len(texts[0])}; see --text")
     with progress(f"labelling with {run.name}", len(texts)) as advance:
         return weights, classifier.label(texts, advance)
 

@@ -73,7 +73,8 @@ class ClassificationTask:
         return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
 
     def cost(self, rows: Rows) -> Cost:
-        return Cost(len(rows), sum(int(side.lengths[rows].sum()) for side in self.prepared.split("train").sides))
+        sides = [int(side.lengths[rows].sum()) for side in self.prepared.split("train").sides]
+        return Cost(len(rows), sum(sides), max(sides))
 
     def collate(self, rows: Rows) -> Batch:
         return collate(self.prepared.split("train"), rows)
@@ -292,6 +293,7 @@ def load_classifier(
     run.recipe_of(ClassificationRecipe)
     if isinstance(run, Export):
         check_export(run, checkpoint, device, execution=execution)
+        device = "cpu" if run.to == exports.ONNX else device  # onnxruntime's
         model = exported_model(run.to, run.folder, device=device, threads=threads)
     else:
         model = answering(trained_classifier(run, checkpoint, device), execution)

@@ -271,7 +271,9 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
 
     They are those that it keeps, or new ones; a baseline's are kept with the system beside it.
     """
-    lines = text.source if text.origin else text_of(run, text.name).source
+    lines = text.source
+    if run is not asked.run and not (text.origin and load_cleaning(run) == load_cleaning(asked.run)):
+        lines = _read(replace(asked, run=run))[0].source  # cleaned as the baseline's own data was
 
     def find_or_make(name: str) -> tuple[Setting, list[str], float]:
         search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)

@@ -48,7 +48,7 @@ class TranslationTask:
     def cost(self, rows: Rows) -> Cost:
         split = self.prepared.split("train")
         source, target = (int(side.lengths[rows].sum()) + len(rows) for side in (split.source, split.target))
-        return Cost(target, source + target)
+        return Cost(target, source + target, max(source, target))
 
     def collate(self, rows: Rows) -> Batch:
         return collate(self.prepared.split("train"), rows)

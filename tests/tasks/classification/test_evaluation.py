@@ -49,7 +49,8 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     assert sorted(runs[kind].results_folder.iterdir()) == before
     own = evaluate(runs[kind])
     assert (found.accuracy, found.confusion, found.split) == (own.accuracy, own.confusion, "new.csv")
-    for wrong in ({"text": ["first"]}, {**given, "split": "valid"}):
+    other = columns[:1] if len(columns) == 2 else [*columns, "gold"]
+    for wrong in ({"text": ["first"]}, {**given, "split": "valid"}, {**given, "text": other, "label": "same"}):
         with pytest.raises(UserError):
             phmctl.evaluate(runs[kind].folder, device="cpu", **wrong)
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))

@@ -18,11 +18,20 @@ from phmctl.export.verb import export
 from phmctl.exports import open_model
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.kind import KIND, read_examples
+from phmctl.tasks.classification.kind import KIND, Examples, read_examples
 from phmctl.tasks.classification.task import TextClassifier, load_classifier
 from tests.tasks.classification.conftest import evaluate
 
+
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
+
+
+def test_decode_labels_the_texts_that_eval_labels(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = Examples([("a  b\u00a0c",), ("d\te ",)], [], {})
+    monkeypatch.setattr("phmctl.tasks.classification.kind.read_examples", lambda *_: examples)
+    assert KIND.split_lines(runs["encoder"], "test") == ["a  b\u00a0c", "d e "]
+
+
 PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
 KINDS = pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 

@@ -72,6 +72,16 @@ def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path
     assert same.scores == text.scores
 
 
+def test_a_baseline_reads_files_cleaned_as_its_own_data_was(run: Run, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", name="other", seed=2)
+    write_json(other.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
+    source, reference = put(tmp_path / "s", "a &amp; b", "c"), put(tmp_path / "r", "d", "e")
+    evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
+    (kept,) = run.results_folder.glob("against.*.hyp")
+    found = load_translator(other, "best", "cpu", cleaned=True).translate(["a & b", "c"])
+    assert kept.read_text(encoding="utf-8").split("\n")[:-1] == [best[0].text for best in found]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
