@@ -22,18 +22,15 @@ from phmctl.tasks.classification.kind import KIND, Examples, read_examples
 from phmctl.tasks.classification.task import TextClassifier, load_classifier
 from tests.tasks.classification.conftest import evaluate
 
-
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
+PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
+KINDS = pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 
 
 def test_decode_labels_the_texts_that_eval_labels(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     examples = Examples([("a  b\u00a0c",), ("d\te ",)], [], {})
     monkeypatch.setattr("phmctl.tasks.classification.kind.read_examples", lambda *_: examples)
     assert KIND.split_lines(runs["encoder"], "test") == ["a  b\u00a0c", "d e "]
-
-
-PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
-KINDS = pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 
 
 @pytest.fixture(scope="module")
