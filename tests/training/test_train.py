@@ -148,13 +148,17 @@ def test_resuming_the_real_task_is_exact(copying_data: Path, tmp_path: Path) -> 
     assert_equal(second.run, whole.run)
 
 
-def test_more_time_is_more_steps(copying_data: Path) -> None:
+def test_more_time_is_more_steps(copying_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, cpu = _timed(1.0), pick_device("cpu")
     task = kind_of(recipe).open(recipe, copying_data)
     one, ten = (measured.steps_within(minutes, task, "dense", recipe.training, cpu) for minutes in (1.0, 10.0))
     assert 3 < ten / one < 33
     with pytest.raises(RecipeError):
         measured.steps_within(1e-9, task, "dense", recipe.training, cpu)
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    measured.steps_within(1.0, task, "dense", recipe.training.model_copy(update={"compile": True}), cpu)
+    assert len(compiled) == 1
 
 
 def test_the_run_needs_nothing_else(copying_data: Path, tmp_path: Path) -> None:
