@@ -255,7 +255,7 @@ class PHMLinear(KroneckerWeight):
         ).to_empty(device=self.S.device).train(self.training)  # fmt: skip
         state = dict(zip("WUVS", (*factors, self.S), strict=True))
         layer.load_state_dict(state if self.bias is None else state | {"bias": self.bias})
-        return layer
+        return layer.requires_grad_(self.S.requires_grad)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""

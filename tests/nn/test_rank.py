@@ -51,6 +51,7 @@ def test_to_factors_is_the_same_function() -> None:
         x = torch.randn(5, 24, dtype=torch.float64)
         for found.execution in ("dense", "rank"):
             torch.testing.assert_close(found(x), layer(x))
+        assert not any(part.requires_grad for part in layer.requires_grad_(False).to_factors().parameters())
     with pytest.raises(RankError):
         PHMLinear(24, 16, n=1).to_factors()
 
