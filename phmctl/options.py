@@ -332,7 +332,7 @@ LISTED = (
 )
 
 COUNT = (
-    replace(RECIPE, help="Recipe: a path or a shipped name; with --paper also a table: table1, 2, 4, 5, ni, or all."),
+    replace(RECIPE, help="Recipe: a path or a shipped name; with --paper also table1, table2, table4, table5 or ni."),
     Option("n", "One n, or several to compare: 1,2,4,8,16."),
     Option("algebra", "One algebra, or several to compare: phm,quaternion."),
     Option("paper", "Print the published figures beside ours.", bool),

@@ -79,7 +79,7 @@ def probe(
     """
     encoders = [Encoder(place, checkpoint, device) for place in (run, against) if place is not None]
     own, root, scores = encoders[0], data or data_root(), {}
-    there = _prepared(root, [*settings, f"training.device={device}"])
+    there = _prepared(root, [f"training.device={device}", *settings])
     languages = {recipe.data.language for recipe in there.values()} - {None}
     for each in encoders:
         theirs = each.run.data().get("source_language")

@@ -26,14 +26,14 @@ import yaml
 from phmctl.console import Shown, Table, note, warn
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_jobs, cores, world
-from phmctl.errors import RecipeError, RunError, UserError
+from phmctl.errors import RecipeError, UserError
 from phmctl.exports import open_model
 from phmctl.options import EVAL, TRAIN, Option, command_line
 from phmctl.recipe.loading import COMMON, common_overrides, differences, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.find import check_tag, runs_root, select_runs, versions_in
+from phmctl.runs.find import check_tag, runs_root, select_runs
 from phmctl.runs.results import scores_of, tests_of
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, score, summarise
@@ -160,7 +160,8 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
             output.seek(0)
             job.answer = output.read()
         del running[job]
-        job.state = "finished" if job.code == 0 else "stopped" if job.code in _STOPPED else "failed"
+        told_to_stop = job.code in _STOPPED or 128 - job.code in _STOPPED  # before it could save, or after
+        job.state = "finished" if job.code == 0 else "stopped" if told_to_stop else "failed"
         tell(job, None)
 
     with StopRequest() as stop, ThreadPoolExecutor(at_once) as pool:
@@ -238,14 +239,12 @@ def look_at_training(job: Job) -> None:
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run of a recipe, its steps and its seed: what differs changes nothing that is trained."""
-    for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
-        try:
-            run = Run.open(folder)
-        except RunError:  # `phmctl runs` says what is wrong with it
-            continue
-        if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING):
-            return summarise(run.folder)
-    return None
+    fitting = (
+        summarise(run.folder)
+        for run in Run.versions(root, recipe)
+        if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING)
+    )
+    return next(fitting, None)
 
 
 def scorings(given: Mapping[str, Any]) -> list[Cell]:
@@ -255,9 +254,18 @@ def scorings(given: Mapping[str, Any]) -> list[Cell]:
             raise UserError("--probing is for one run: its probes are many already; name one run")
         return cells_of(EVAL, given)
     opened = [open_model(run) for run in (select_runs(given["names"]) if given["every"] else given["names"])]
-    own = given["source"] is None and given["table"] is None
-    split = ",".join(splits_asked(opened, given["split"])) if own else given["split"]
-    return cells_of(EVAL, {**given, "names": [run.folder for run in opened], "split": split, "every": False})
+    cells = []
+    for run in opened:
+        split = given["split"]
+        if given["source"] is None and given["table"] is None:
+            splits = (name for part in split_values(split) for name in splits_asked([run], part))
+            split = ",".join(dict.fromkeys(splits))
+        own = cells_of(EVAL, {**given, "names": [run.folder], "split": split, "every": False})
+        name = [str(run.folder)] if len(opened) > 1 else []
+        for cell in own:
+            label = [cell.label] if len(own) > 1 or not name else []
+            cells.append(Cell(" ".join([*name, *label]), cell.given))
+    return cells
 
 
 def look_at_scoring(job: Job) -> None:
@@ -320,7 +328,7 @@ def carry_out(jobs: Sequence[Job], at_once: int, look: Callable[[Job], None]) ->
             due[job] = time.monotonic() + _EVERY
             note(f"{job.label}: {line}")
 
-    code = run_jobs(todo, at_once, changed) or int(any(job.state == "failed" for job in jobs))
+    code = run_jobs(todo, at_once, changed) or int(any(job.state in ("failed", "stopped") for job in jobs))
     names = list(dict.fromkeys(name for job in jobs for name in job.figures))
     rows = [(job.label, job.state, *(job.figures.get(name, "–") for name in names)) for job in jobs]
     told = [{"cell": job.label, "state": job.state, "problem": job.problem, **job.found} for job in jobs]

@@ -22,7 +22,7 @@ from phmctl.recipe.documents import compose
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
-from phmctl.sweeps import Job, cells_of, run_jobs, split_values, threads_each
+from phmctl.sweeps import Job, carry_out, cells_of, run_jobs, split_values, threads_each
 from phmctl.tasks.answers import ONE_SEED, p_words
 from phmctl.training.train import train
 from tests.calls import call
@@ -104,6 +104,8 @@ def test_an_error_in_what_looks_at_them_stops_what_runs_and_what_waits(
     with pytest.raises(ZeroDivisionError):
         run_jobs(jobs, 1, changed)
     assert [job.code for job in jobs] == [code, None]
+    assert jobs[0].state == ("stopped" if code else "finished")
+    assert carry_out(jobs[:1], 1, lambda job: None).code == (1 if code else 0)
 
 
 def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +163,11 @@ def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> No
     asked = (("second",), (good.recipe.name, "--all"))
     listed = [call("eval", *names, "--list").stdout.splitlines() for names in asked]
     assert [[Path(shlex.split(line)[2]) for line in lines] for lines in listed] == [[other], [good.folder, other]]
+    for side in ("source", "target"):  # of which one run has other test sets
+        other.joinpath("text", f"test.{side}").rename(other / "text" / f"test_b.{side}")
+    for split, sets in (("test", ["test", "test_b"]), ("all,test", ["test", "test_b"])):
+        lines = call("eval", good.folder, other, "--split", split, "--list").stdout.splitlines()
+        assert [line.partition("--split ")[2] or "test" for line in lines] == sets
 
 
 def known(root: Path) -> dict[tuple[int, int], Summary]:

@@ -88,9 +88,9 @@ class Ledger:
             groups.setdefault((_LAYER.sub(".*.", row.component), row.kind, row.shape), []).append(row)
         folded = []
         for rows in groups.values():
-            layers = sorted({int(number) for row in rows for number in _LAYER.findall(row.component)})
-            span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else "".join(map(str, layers))
-            name = _LAYER.sub(f".{span}.", rows[0].component)
+            places = zip(*(map(int, _LAYER.findall(row.component)) for row in rows), strict=True)
+            spans = [f"{min(each)}-{max(each)}" if len({*each}) > 1 else f"{each[0]}" for each in places]
+            name = _LAYER.sub(".{}.", rows[0].component).format(*spans)
             folded.append(replace(rows[0], component=name, copies=len(rows), **_sums(rows)))
         return folded
 

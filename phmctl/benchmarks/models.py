@@ -40,7 +40,7 @@ from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
-from phmctl.runs import Run
+from phmctl.runs import AUTO, Run
 from phmctl.tasks.registry import kind_of
 from phmctl.training.optimiser import build_rates, fastest_executions, mean_loss, stepper
 
@@ -273,8 +273,8 @@ def bench_engines(
         engine, _, quantize = name.partition(":")
         if quantize and engine != CTRANSLATE2:
             raise UserError(f"{name}: only ctranslate2 has types; write {engine}")
-        chosen = with_engine(run, engine, "best", quantize or None)
-        translators[name] = load_translator(chosen, "best", "cpu", cleaned=True, threads=torch.get_num_threads())
+        chosen = with_engine(run, engine, AUTO, quantize or None)
+        translators[name] = load_translator(chosen, AUTO, "cpu", cleaned=True, threads=torch.get_num_threads())
     found: dict[str, list[list[Translation]]] = {}
 
     def candidate(name: str, translator: Translator) -> Callable[[], object]:

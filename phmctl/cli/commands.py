@@ -299,8 +299,8 @@ def report(names: Sequence[str] | None, output: Path, **given: Any) -> Shown:
     """
     from phmctl.reports.report import write_report
 
-    found = write_report(names or (), output, **given)
-    return Shown({"report": str(output), **found.as_json()}, text=f"{output}\n")
+    told = [each.as_json() for each in write_report(names or (), output, **given)]
+    return Shown({"report": str(output), **(told[0] if len(told) == 1 else {"comparisons": told})}, text=f"{output}\n")
 
 
 def compare(
@@ -419,6 +419,9 @@ def bench_decode(
         from phmctl.benchmarks.models import bench_engines
         from phmctl.runs import Run
 
+        changed = {**given, "data": data, "against": None if against == "dense" else against}
+        if wrong := [name for name, value in changed.items() if value and (name, value) != ("device", "auto")]:
+            raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is")
         return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))
     from phmctl.benchmarks.models import bench_decoding
     from phmctl.tasks.registry import kind_of
@@ -443,4 +446,4 @@ def _names(text: str | None) -> list[str]:
 
 
 def _integers(name: str, text: str) -> list[int]:
-    return [replace(N, name=name).read(part) for part in _names(text)]
+    return [replace(N, name=name).read(part) for part in _names(text) or [text]]

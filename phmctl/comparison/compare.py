@@ -23,12 +23,12 @@ from phmctl.comparison.variants import (
     spread,
     within_budget,
 )
-from phmctl.console import Table, progress
+from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
-from phmctl.runs.find import find_run
+from phmctl.runs.find import find_run, runs_root
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
@@ -64,7 +64,7 @@ class Comparison:
     @cached_property
     def same_machine(self) -> bool:
         """Whether all trained on the same processor with as many threads, so that their speeds compare."""
-        return len({_machine(one) for variant in self.variants for one in variant.runs}) == 1
+        return len({each for variant in self.variants for one in variant.runs for each in _machines(one)}) == 1
 
     def differences(self) -> Iterator[str]:
         """A line for each thing besides n and the seed in which a variant differs from the baseline."""
@@ -83,7 +83,8 @@ class Comparison:
         if self.margin is not None and not self.tests:
             yield f"no difference is tested, so nothing is known of a margin of {self.margin:g}"
         if not self.same_machine:
-            where = {f"{variant.label} on {_machine(one)}" for variant in self.variants for one in variant.runs}
+            runs = [(variant.label, one) for variant in self.variants for one in variant.runs]
+            where = {f"{label} on {machine}" for label, one in runs for machine in _machines(one)}
             yield "speeds do not compare: " + "; ".join(sorted(where))
 
     def missing(self) -> Iterator[str]:
@@ -92,7 +93,8 @@ class Comparison:
         options += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
         for variant in self.variants:
             for one in variant.runs:
-                if one.result is None and self.split in (one.run.splits() or [self.split]):
+                scored = one.result is not None or not one.run.checkpoint_names()
+                if not scored and self.split in (one.run.splits() or [self.split]):
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
     def said(self) -> list[str]:
@@ -200,7 +202,8 @@ def compare(
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
-    wanted += [baseline] if names and baseline is not None and Path(baseline).is_dir() else []
+    if baseline is not None and any((base / baseline).is_dir() for base in (Path(), root or runs_root())):
+        wanted.append(baseline)
     if margin is not None and not 0 <= margin < math.inf:
         raise RunError(f"--margin {margin}: expected a number of points, 0 or more")
     summaries = list_runs(wanted, root)
@@ -213,7 +216,10 @@ def compare(
         trained = settle(summaries, each, checkpoint)
         bare = [one.run for one in trained if score and one.result is None and each in (one.run.splits() or [each])]
         for run in bare:
-            kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
+            try:
+                kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
+            except UserError as error:
+                warn(f"{run.name} is not scored: {error}")
         if bare:
             trained = settle(list_runs([one.run.folder for one in trained], root), each, checkpoint)
         variants = group(trained)
@@ -348,9 +354,12 @@ def copy_notes(variants: Iterable[Variant]) -> list[str]:
     return list(dict.fromkeys(str(copy) for copy in copies if copy.one_language))
 
 
-def _machine(one: Trained) -> str:
-    environment = one.run.environment()
-    graphics = environment.get("device") not in (None, "cpu")
-    processor = environment.get("device_name" if graphics else "processor") or environment.get("device_name")
-    threads = environment.get("threads")
-    return f"{processor}, {threads} {'thread' if threads == 1 else 'threads'}, {environment.get('precision')}"
+def _machines(one: Trained) -> set[str]:
+    """What a run was trained on, in words: where it began, and where it was resumed."""
+    first, found = one.run.environment(), set()
+    for each in (first, *first.get("resumed", ())):
+        at = {**first, **each}
+        processor = at.get("processor" if at.get("device") in (None, "cpu") else "device_name") or at.get("device_name")
+        threads = at.get("threads")
+        found.add(f"{processor}, {threads} {'thread' if threads == 1 else 'threads'}, {at.get('precision')}")
+    return found

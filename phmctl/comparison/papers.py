@@ -30,6 +30,7 @@ class Cell:
     variant: Variant | None  # what was trained here of it; None where nothing was
     count: int | None  # its parameters, counted as the table counts them
     root: Path | None = None  # the folder of runs that was asked for; None is the usual one
+    checkpoint: str | None = None  # the only one whose results were asked for
 
     @property
     def recipe(self) -> str:
@@ -60,12 +61,11 @@ class Cell:
         """What fills the cell; None where it is filled, or where no training does."""
         if self.values:
             return None
-        if self.variant is not None and self.column.metric not in (SPEED, "seconds"):
+        if self.variant is not None and self.column.metric != SPEED:
             split = split_of(self.column)
             where = [] if split == "test" else ["--split", split]
+            where += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
             return shlex.join(["phmctl", "eval", str(self.variant.first.run.folder), *where])
-        if self.column.metric == "seconds":
-            return shlex.join(["phmctl", "bench", "decode", self.recipe, *self.row.options])
         place = [] if self.root is None else ["--runs", str(self.root)]  # where it is looked for
         return shlex.join(["phmctl", "train", self.recipe, *self.row.options, *place])
 
@@ -193,7 +193,7 @@ def compare_papers(
     check_asked(summaries, "test", checkpoint)
     splits = dict.fromkeys(split_of(column) for table in tables for column in table.columns)
     variants = {split: group(settle(summaries, split, checkpoint)) for split in splits}
-    return [_compare(table, variants, root) for table in tables]
+    return [_compare(table, variants, root, checkpoint) for table in tables]
 
 
 def split_of(column: Column) -> str:
@@ -202,7 +202,9 @@ def split_of(column: Column) -> str:
     return split if name == "accuracy" and split else "test"
 
 
-def _compare(printed: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None) -> PaperComparison:
+def _compare(
+    printed: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None, checkpoint: str | None
+) -> PaperComparison:
     columns = []
     for column in printed.columns:
         cells = []
@@ -212,7 +214,7 @@ def _compare(printed: PublishedTable, variants: Mapping[str, Sequence[Variant]],
                 count = printed.measure(ledger_for_recipe(variant.first.run.recipe))
             elif variant is not None and variant.parameters is not None:
                 count = variant.parameters.total
-            cells.append(Cell(row, column, published, variant, count, root))
+            cells.append(Cell(row, column, published, variant, count, root, checkpoint))
         columns.append(tuple(cells))
     return PaperComparison(printed, tuple(columns))
 

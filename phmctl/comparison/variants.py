@@ -181,7 +181,7 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         usual = {} if own is None else {"decoding": own.model_dump(exclude=keys_changing(own, NOTHING))}
         written = one.result.path.stat().st_mtime if one.result else 0.0
         found = {name: settings[name] for name in usual if name in settings}
-        return shared[_key(one)], one.checkpoint == "best", not result_differences(usual, found), written
+        return shared[_key(one)], one.checkpoint == one.run.choice(), not result_differences(usual, found), written
 
     return [max(each, key=worth, default=Trained(one, None)) for one, each in zip(summaries, found, strict=True)]
 
@@ -273,6 +273,8 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     """
     if unscored := [one.run.name for one in summaries if one.best is None]:
         warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
+    if early := [one.run.name for one in summaries if one.best is not None and one.state != "finished"]:
+        warn(f"not finished, so their best values may rise: {', '.join(early)}")
     models: list[list[tuple[float | str, Summary, Best]]] = []
     for one in summaries:
         if one.best is None:
@@ -287,8 +289,9 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
         raise RunError(f"--best-of {key}: no two of the runs differ in nothing but its value and the seed")
     tried = []  # of each model the runs that are kept, and its trials but for the name
     for members in models:
-        found: dict[float | str, dict[int, float]] = {}  # by value, by seed
-        for value, one, own in sorted(members, key=lambda each: (isinstance(each[0], str), each[0])):
+        found: dict[float | str, dict[int, float]] = {}  # by value, by seed; of a finished run if there is one
+        order = sorted(members, key=lambda each: (isinstance(each[0], str), each[0], each[1].state == "finished"))
+        for value, one, own in order:
             found.setdefault(value, {})[one.recipe.training.seed] = own.value
         common = set.intersection(*map(set, found.values()))
         shared = {value: [each[seed] for seed in each if seed in (common or each)] for value, each in found.items()}
@@ -303,6 +306,8 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
 
 def _value(one: Summary, key: str) -> float | str:
     keys = dict(flatten(one.run.asked().model_dump()))
+    if key == "training.seed":
+        raise RecipeError(f"--best-of {key}: the best of several seeds tells nothing of a model; name a setting")
     if key not in keys:
         raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
     return keys[key] if type(keys[key]) in (int, float) else str(keys[key])

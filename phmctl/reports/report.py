@@ -60,13 +60,13 @@ _NARROW = 5  # matrices that a narrow tile shows well
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 
 
-def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> Comparison:
+def write_report(names: Sequence[str | Path], output: Path, **options: Any) -> list[Comparison]:
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # first of all: is matplotlib there?
         found, *others = compare(names, **options)
         write_atomic(output, render(found, *others))
-    return found
+    return [found, *others]
 
 
 def render(found: Comparison, *others: Comparison) -> str:

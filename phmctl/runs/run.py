@@ -136,9 +136,14 @@ class Run:
 
     @classmethod
     def versions(cls, root: Path, recipe: Recipe) -> Iterator[Self]:
-        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not."""
+        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not.
+
+        One that cannot be opened is left out: ``phmctl runs`` says what is wrong with it.
+        """
         for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
-            yield cls.open(folder)
+            with suppress(RunError):
+                run = cls.open(folder)
+                yield run
 
     @property
     def name(self) -> str:

@@ -261,4 +261,5 @@ def finish(run: Run, recipe: Recipe, step: int) -> bool:
     """
     clear_leftovers(run)
     derive(run, run.recipe.training)
-    return saved_steps(run.checkpoints_folder)[-1:] == [step] and recipe == run.recipe
+    same = differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING)
+    return saved_steps(run.checkpoints_folder)[-1:] == [step] and same

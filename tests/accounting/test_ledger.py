@@ -71,6 +71,9 @@ def test_folding_equal_layers_keeps_the_sums():
     names = [row.component for row in folded]
     assert "decoder.0-1.feed_forward.expand" in names
     assert "encoder.0.feed_forward.expand" in names
+    composed = ledger_for_settings(small(encoder_layers=3, compose_heads="hierarchical"), 16, 16).folded()
+    parts = [row.component for row in composed if "nodes" in row.component]
+    assert len(parts) == len({*parts})
 
 
 def test_rows_of_counts_any_model():

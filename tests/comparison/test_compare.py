@@ -18,6 +18,7 @@ from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
 from phmctl.runs.results import Setting, write_result
 from phmctl.tasks.answers import ONE_SEED
+from phmctl.tasks.base import Asked
 from tests.calls import call
 from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
 from tests.references import compare_runs
@@ -149,10 +150,17 @@ def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
 
     bare, asked = make_run(tmp_path, settings=REAL, hypotheses=None), list[str]()
     kind = type(kind_of(bare.recipe))
-    monkeypatch.setattr(kind, "evaluate", lambda self, given: asked.append(given.checkpoint))
+
+    def evaluate(self: object, given: Asked) -> None:
+        asked.append(given.checkpoint)
+        raise RunError("one that cannot be scored stops no other")
+
+    monkeypatch.setattr(kind, "evaluate", evaluate)
     compare_runs(recipe="miniature", runs=tmp_path, score=True)
     compare_runs(recipe="miniature", runs=tmp_path, score=True, checkpoint="last")
     assert asked == ["auto", "last"]
+    shutil.rmtree(bare.checkpoints_folder)
+    assert not list(compare_runs(recipe="miniature", runs=tmp_path).missing())
 
 
 def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(tmp_path: Path) -> None:

@@ -107,8 +107,9 @@ def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: 
     run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
     (found,) = compare_papers("3", root=tmp_path)
     cell = cell_of(found.cells, "Transformer", "inference s")
-    assert (cell.values, cell.command) == ([], "phmctl bench decode table3-iwslt14-de-en --n 1")
-    assert cell_of(found.cells, "PHM n=8", "inference s").command == "phmctl bench decode table3-iwslt14-de-en --n 8"
+    assert (cell.values, cell.command) == ([], f"phmctl eval {run.folder}")
+    (other,) = compare_papers("3", root=tmp_path, checkpoint="last")
+    assert cell_of(other.cells, "Transformer", "inference s").command == f"phmctl eval {run.folder} --checkpoint last"
     (result,) = read_results(run)
     setting = Setting("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)
     write_result(run, setting, {**result.report, "decoding_seconds": 41.5}, result.scores)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.errors import RunError
+from phmctl.errors import RecipeError, RunError
 from tests.comparison.runs import REFERENCES, make_run, worse
 from tests.references import compare_runs
 
@@ -85,6 +85,11 @@ def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_
     make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.001"], seed=2, loss=9.0)  # the other rate has no seed 2
     _, trial = compare_runs(recipe="miniature", runs=tmp_path, best=KEY).trials
     assert trial.scores == {1e-3: 1e-3, 2e-3: 2e-3}
+    early = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.001"], loss=8.0)  # newer, but it failed
+    (early.folder / "attempt.json").write_text('{"error": "it failed"}')
+    assert compare_runs(recipe="miniature", runs=tmp_path, best=KEY).trials[1].scores == {1e-3: 1e-3, 2e-3: 2e-3}
+    with pytest.raises(RecipeError):
+        compare_runs(recipe="miniature", runs=tmp_path, best="training.seed")
     with pytest.raises(RunError, match=r"model\.n"):  # of which each model has one value
         compare_runs(recipe="miniature", runs=tmp_path, best="model.n")
 

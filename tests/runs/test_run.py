@@ -99,6 +99,8 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
         assert Run.open(path).folder == trained.folder
     assert capsys.readouterr().err == f"{failed.folder} has no checkpoint; {trained.folder} is taken\n"  # once
     assert [run.folder for run in Run.versions(tmp_path, make_recipe())] == [failed.folder, trained.folder]
+    (failed.folder.parent / "v009").mkdir()  # no complete run
+    assert len(list(Run.versions(tmp_path, make_recipe()))) == 2
     assert Run.open(failed.folder).folder == failed.folder
 
 
