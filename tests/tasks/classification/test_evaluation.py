@@ -41,16 +41,16 @@ def test_scores_are_those_of_the_predictions(runs: dict[str, Run]) -> None:
 @pytest.mark.parametrize(("kind", "columns"), [("encoder", ["first"]), ("lstm-pair", ["first", "second"])])
 def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kind, columns) -> None:
     examples, table = read_examples(runs[kind], "test"), tmp_path / "new.csv"
-    lines = [",".join([*texts, label]) for texts, label in zip(examples.texts, examples.labels, strict=True)]
-    table.write_text("\n".join([",".join([*columns, "gold"]), *lines]) + "\n")
+    lines = [",".join([*texts, label, "x"]) for texts, label in zip(examples.texts, examples.labels, strict=True)]
+    table.write_text("\n".join([",".join([*columns, "gold", "more"]), *lines]) + "\n")
     before = sorted(runs[kind].results_folder.iterdir())
     given = {"table": table, "text": columns, "label": "gold"}
     found = phmctl.evaluate(runs[kind].folder, device="cpu", **given)
     assert sorted(runs[kind].results_folder.iterdir()) == before
     own = evaluate(runs[kind])
     assert (found.accuracy, found.confusion, found.split) == (own.accuracy, own.confusion, "new.csv")
-    other = columns[:1] if len(columns) == 2 else [*columns, "gold"]
-    for wrong in ({"text": ["first"]}, {**given, "split": "valid"}, {**given, "text": other, "label": "same"}):
+    other = columns[:1] if len(columns) == 2 else [*columns, "more"]
+    for wrong in ({"text": ["first"]}, {**given, "split": "valid"}, {**given, "text": other}):
         with pytest.raises(UserError):
             phmctl.evaluate(runs[kind].folder, device="cpu", **wrong)
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
