@@ -253,7 +253,8 @@ def scorings(given: Mapping[str, Any]) -> list[Cell]:
         if given["every"] or len(given["names"]) > 1:
             raise UserError("--probing is for one run: its probes are many already; name one run")
         return cells_of(EVAL, given)
-    opened = [open_model(run) for run in (select_runs(given["names"]) if given["every"] else given["names"])]
+    named = [open_model(run) for run in (select_runs(given["names"]) if given["every"] else given["names"])]
+    opened = list({run.folder.resolve(): run for run in named}.values())
     cells = []
     for run in opened:
         split = given["split"]
@@ -261,10 +262,9 @@ def scorings(given: Mapping[str, Any]) -> list[Cell]:
             splits = (name for part in split_values(split) for name in splits_asked([run], part))
             split = ",".join(dict.fromkeys(splits))
         own = cells_of(EVAL, {**given, "names": [run.folder], "split": split, "every": False})
-        name = [str(run.folder)] if len(opened) > 1 else []
         for cell in own:
-            label = [cell.label] if len(own) > 1 or not name else []
-            cells.append(Cell(" ".join([*name, *label]), cell.given))
+            label = f"{run.folder} {cell.label}" if len(own) > 1 else str(run.folder)
+            cells.append(Cell(cell.label if len(opened) == 1 else label, cell.given))
     return cells
 
 

@@ -419,9 +419,11 @@ def bench_decode(
         from phmctl.benchmarks.models import bench_engines
         from phmctl.runs import Run
 
-        changed = {**given, "data": data, "against": None if against == "dense" else against}
-        if wrong := [name for name, value in changed.items() if value and (name, value) != ("device", "auto")]:
-            raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is")
+        device = None if given.pop("device") in (None, "auto", "cpu") else "other"
+        changed = {"set": given.pop("settings"), **given, "device": device, "data": data}
+        changed["against"] = None if against == "dense" else against
+        if wrong := [f"--{name}" for name, value in changed.items() if value]:
+            raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
         return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))
     from phmctl.benchmarks.models import bench_decoding
     from phmctl.tasks.registry import kind_of

@@ -24,11 +24,11 @@ from phmctl.comparison.variants import (
     within_budget,
 )
 from phmctl.console import Table, progress, warn
-from phmctl.errors import RunError, UserError, check_known, nearest
+from phmctl.errors import DataError, RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.runs import AUTO
-from phmctl.runs.find import find_run, runs_root
+from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
@@ -93,8 +93,7 @@ class Comparison:
         options += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
         for variant in self.variants:
             for one in variant.runs:
-                scored = one.result is not None or not one.run.checkpoint_names()
-                if not scored and self.split in (one.run.splits() or [self.split]):
+                if one.bare(self.split):
                     yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
 
     def said(self) -> list[str]:
@@ -202,8 +201,10 @@ def compare(
     wanted = [*names, *([recipe] if recipe else [])]
     if not wanted:
         raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
-    if baseline is not None and any((base / baseline).is_dir() for base in (Path(), root or runs_root())):
-        wanted.append(baseline)
+    if baseline is not None:
+        with suppress(UserError):  # a label is no run
+            select_runs([baseline], root)
+            wanted.append(baseline)
     if margin is not None and not 0 <= margin < math.inf:
         raise RunError(f"--margin {margin}: expected a number of points, 0 or more")
     summaries = list_runs(wanted, root)
@@ -214,11 +215,11 @@ def compare(
     for each in splits_asked([one.run for one in summaries], split):
         check_asked(summaries, each, checkpoint)
         trained = settle(summaries, each, checkpoint)
-        bare = [one.run for one in trained if score and one.result is None and each in (one.run.splits() or [each])]
+        bare = [one.run for one in trained if score and one.bare(each)]
         for run in bare:
             try:
                 kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
-            except UserError as error:
+            except (RunError, DataError) as error:
                 warn(f"{run.name} is not scored: {error}")
         if bare:
             trained = settle(list_runs([one.run.folder for one in trained], root), each, checkpoint)
@@ -357,8 +358,8 @@ def copy_notes(variants: Iterable[Variant]) -> list[str]:
 def _machines(one: Trained) -> set[str]:
     """What a run was trained on, in words: where it began, and where it was resumed."""
     first, found = one.run.environment(), set()
-    for each in (first, *first.get("resumed", ())):
-        at = {**first, **each}
+    for each in ({}, *first.get("resumed", ())):
+        at = {**first, **each} if isinstance(each, dict) else first
         processor = at.get("processor" if at.get("device") in (None, "cpu") else "device_name") or at.get("device_name")
         threads = at.get("threads")
         found.add(f"{processor}, {threads} {'thread' if threads == 1 else 'threads'}, {at.get('precision')}")

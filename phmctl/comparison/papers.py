@@ -61,7 +61,7 @@ class Cell:
         """What fills the cell; None where it is filled, or where no training does."""
         if self.values:
             return None
-        if self.variant is not None and self.column.metric != SPEED:
+        if self.variant is not None and self.variant.first.run.checkpoint_names() and self.column.metric != SPEED:
             split = split_of(self.column)
             where = [] if split == "test" else ["--split", split]
             where += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]

@@ -76,6 +76,10 @@ class Trained:
                     return name
         return self.result.checkpoint
 
+    def bare(self, split: str) -> bool:
+        """Whether it has no result, and could be scored on the split."""
+        return self.result is None and bool(self.run.checkpoint_names()) and split in (self.run.splits() or [split])
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -163,7 +167,7 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
     """Choose the result of each run: on the split, of the checkpoint if one is named, without a comparison.
 
     Of several the one that the most runs have in common is taken, so that all were decoded alike from the same kind of
-    checkpoint; then that of the recipe's own decoding; then the newest.
+    checkpoint; then that of the checkpoint that ``auto`` is; then that of the recipe's own decoding; then the newest.
     """
     found = []
     for one in summaries:
@@ -271,10 +275,10 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean, over
     the seeds that all values have in common (if any), of the validation that chose each run's best checkpoint.
     """
+    if key == "training.seed":
+        raise RecipeError(f"--best-of {key}: the best of several seeds tells nothing of a model; name a setting")
     if unscored := [one.run.name for one in summaries if one.best is None]:
         warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
-    if early := [one.run.name for one in summaries if one.best is not None and one.state != "finished"]:
-        warn(f"not finished, so their best values may rise: {', '.join(early)}")
     models: list[list[tuple[float | str, Summary, Best]]] = []
     for one in summaries:
         if one.best is None:
@@ -287,18 +291,23 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
         raise RunError("no run has a validation to choose by; train one")
     if all(len({value for value, *_ in members}) == 1 for members in models):
         raise RunError(f"--best-of {key}: no two of the runs differ in nothing but its value and the seed")
-    tried = []  # of each model the runs that are kept, and its trials but for the name
+    tried, early = [], list[str]()  # of each model the runs that are kept, and its trials but for the name
     for members in models:
-        found: dict[float | str, dict[int, float]] = {}  # by value, by seed; of a finished run if there is one
+        found: dict[float | str, dict[int, tuple[Summary, Best]]] = {}  # by value, by seed; a finished run if there is
         order = sorted(members, key=lambda each: (isinstance(each[0], str), each[0], each[1].state == "finished"))
         for value, one, own in order:
-            found.setdefault(value, {})[one.recipe.training.seed] = own.value
+            found.setdefault(value, {})[one.recipe.training.seed] = one, own
+        early += [one.run.name for each in found.values() for one, _ in each.values() if one.state != "finished"]
         common = set.intersection(*map(set, found.values()))
-        shared = {value: [each[seed] for seed in each if seed in (common or each)] for value, each in found.items()}
+        shared = {
+            value: [each[seed][1].value for seed in each if seed in (common or each)] for value, each in found.items()
+        }
         scores = {value: statistics.fmean(each) for value, each in shared.items()}
         chosen = (min if own.metric == "loss" else max)(scores, key=lambda value: scores[value])
         trial = partial(Trials, key=key, scores=scores, metric=own.metric, best=chosen)
-        tried.append(([one for value, one, _ in members if value == chosen], trial))
+        tried.append(([one for one, _ in found[chosen].values()], trial))
+    if early:
+        warn(f"not finished, so their best values may change: {', '.join(early)}")
     labels = _labels([Trained(kept[0], None) for kept, _ in tried])
     named = [trial(label) for label, (_, trial) in zip(labels, tried, strict=True)]
     return [one for kept, _ in tried for one in kept], named
@@ -306,8 +315,6 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
 
 def _value(one: Summary, key: str) -> float | str:
     keys = dict(flatten(one.run.asked().model_dump()))
-    if key == "training.seed":
-        raise RecipeError(f"--best-of {key}: the best of several seeds tells nothing of a model; name a setting")
     if key not in keys:
         raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
     return keys[key] if type(keys[key]) in (int, float) else str(keys[key])

@@ -207,7 +207,7 @@ def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterat
         header: Sequence[str] = ()
         if rows.header and rows.format != "jsonl":
             header = check_columns(path, rows)
-            next(records)
+            next(record for record in records if record[1] != [BAD])
         places = {name: place for place, name in enumerate(header)}
         for number, record in records:
             where = f"{path}, line {number}"
@@ -235,7 +235,7 @@ def _whole(value: str, column: Column, where: str) -> int:
         return _WHOLE.start + _WHOLE.index(int(value))
     except ValueError as error:
         raise DataError(
-            f"{where}: column {column!r} holds {value!r}, not a whole number from {UNKNOWN} (not known) on"
+            f"{where}: column {column!r} holds {value!r}, not a whole number of 32 bits from {UNKNOWN} (not known) on"
         ) from error
 
 

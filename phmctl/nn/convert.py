@@ -161,8 +161,12 @@ def convert(
             users.setdefault(id(part), []).append((name, id(module)))
     converting = {id(owner) for _, module in chosen if not _unfit(module) for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
-    for name, module in sorted(chosen, key=lambda each: not isinstance(each[1], nn.Embedding)):  # a padding row first
+    for name, module in sorted(
+        chosen, key=lambda each: getattr(each[1], "padding_idx", None) is None
+    ):  # that row counts
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
+    places = [name for name, _ in chosen]
+    report.rows.sort(key=lambda row: places.index(row.name))
     report.after = sum(part.numel() for part in model.parameters())
     return model, report
 

@@ -68,7 +68,7 @@ def claim_version(temporary: Path, parent: Path) -> Path:
         return target
 
 
-_note_once = functools.cache(note)  # a command opens a run several times
+note_once = functools.cache(note)  # a command opens a run several times
 
 
 def find_run(path: Path | str) -> Path:
@@ -92,9 +92,9 @@ def find_run(path: Path | str) -> Path:
         )
     chosen = next((run for run in reversed(found) if saved_steps(run / CHECKPOINTS)), found[-1])
     if chosen != found[-1]:
-        _note_once(f"{found[-1]} has no checkpoint; {chosen} is taken")
+        note_once(f"{found[-1]} has no checkpoint; {chosen} is taken")
     elif len(found) > 1:
-        _note_once(f"{chosen} is the newest of {len(found)} versions in {chosen.parent}")
+        note_once(f"{chosen} is the newest of {len(found)} versions in {chosen.parent}")
     return chosen
 
 

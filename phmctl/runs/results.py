@@ -46,7 +46,7 @@ class Setting:
         """The file with this suffix (``json``, ``hyp``) in a run's results."""
         digest = sha256_text([json.dumps([self.weights.sha256, dict(self.values)], sort_keys=True)])[:8]
         parts = [self.split, self.weights.name, self.label, digest, suffix]
-        return run.results_folder / ".".join(_UNFIT.sub("-", part).strip("-")[:80] or "text" for part in parts if part)
+        return run.results_folder / ".".join(_UNFIT.sub("-", part).strip("-")[:100] or "text" for part in parts if part)
 
 
 @dataclass(frozen=True)

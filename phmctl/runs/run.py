@@ -69,6 +69,7 @@ from phmctl.runs.find import (
     RECIPE_JSON,
     claim_version,
     find_run,
+    note_once,
     versions_in,
 )
 
@@ -138,11 +139,14 @@ class Run:
     def versions(cls, root: Path, recipe: Recipe) -> Iterator[Self]:
         """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not.
 
-        One that cannot be opened is left out: ``phmctl runs`` says what is wrong with it.
+        One that cannot be opened is left out, with a note.
         """
         for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
-            with suppress(RunError):
+            try:
                 run = cls.open(folder)
+            except RunError as error:
+                note_once(f"left out: {error}")
+            else:
                 yield run
 
     @property

@@ -140,7 +140,7 @@ class Vocabulary:
         if not hasattr(data, "joint") and not self.tokenizers.joint:
             raise DataError(f"{self.origin} has one vocabulary for each side; labelled text has one in all")
         made = {key: (value, getattr(data, key)) for key, value in self.settings_for(type(data)).items()}
-        made |= {key: (getattr(self.cleaning, key), getattr(cleaning, key)) for key in ("lowercase", "min_count")}
+        made |= {key: (getattr(self.cleaning, key), getattr(cleaning, key)) for key in OF_VOCABULARY}
         for key, (theirs, asked) in made.items():
             if theirs != asked and key != "max_tokens":
                 raise DataError(
