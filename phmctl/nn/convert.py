@@ -161,9 +161,8 @@ def convert(
             users.setdefault(id(part), []).append((name, id(module)))
     converting = {id(owner) for _, module in chosen if not _unfit(module) for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
-    for name, module in sorted(
-        chosen, key=lambda each: getattr(each[1], "padding_idx", None) is None
-    ):  # that row counts
+    padded_first = sorted(chosen, key=lambda each: getattr(each[1], "padding_idx", None) is None)  # its zeros stay
+    for name, module in padded_first:
         report.rows.append(_convert(name, module, order, algebra, users, converting, first))
     places = [name for name, _ in chosen]
     report.rows.sort(key=lambda row: places.index(row.name))
