@@ -1,6 +1,8 @@
 """Welch's t test of two models by their scores over seeds, for trainings whose translations are not kept.
 
-python tools/welch.py 39.51,39.13,39.32 40.69,40.83,39.44 --margin 0.5
+::
+
+    python tools/welch.py 39.51,39.13,39.32 40.69,40.83,39.44 --margin 0.5
 """
 
 import argparse

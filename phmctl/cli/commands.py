@@ -419,10 +419,9 @@ def bench_decode(
         from phmctl.benchmarks.models import bench_engines
         from phmctl.runs import Run
 
-        device = None if given.pop("device") in (None, "auto", "cpu") else "other"
-        changed = {"set": given.pop("settings"), **given, "device": device, "data": data}
-        changed["against"] = None if against == "dense" else against
-        if wrong := [f"--{name}" for name, value in changed.items() if value]:
+        usual = {"device": ("auto", "cpu"), "against": ("dense",)}
+        asked = {"set": given.pop("settings"), **given, "data": data, "against": against}
+        if wrong := [f"--{name}" for name, value in asked.items() if value and value not in usual.get(name, ())]:
             raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
         return _shown(bench_engines(Run.open(Path(recipe)), engine, split=split, sentences=sentences, rounds=rounds))
     from phmctl.benchmarks.models import bench_decoding

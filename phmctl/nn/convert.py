@@ -162,10 +162,8 @@ def convert(
     converting = {id(owner) for _, module in chosen if not _unfit(module) for owner, _ in _weights(module)}
     first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
     padded_first = sorted(chosen, key=lambda each: getattr(each[1], "padding_idx", None) is None)  # its zeros stay
-    for name, module in padded_first:
-        report.rows.append(_convert(name, module, order, algebra, users, converting, first))
-    places = [name for name, _ in chosen]
-    report.rows.sort(key=lambda row: places.index(row.name))
+    rows = {name: _convert(name, module, order, algebra, users, converting, first) for name, module in padded_first}
+    report.rows += [rows[name] for name, _ in chosen]
     report.after = sum(part.numel() for part in model.parameters())
     return model, report
 

@@ -271,10 +271,11 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
 
     They are those that it keeps, or new ones; a baseline's are kept with the system beside it.
     """
-    if run is not asked.run and not text.origin:
-        text = text_of(run, asked.split)
-    elif run is not asked.run and load_cleaning(run) != load_cleaning(asked.run):
-        text = text_of_files(run, asked.options["source"], asked.options["reference"])
+    if run is not asked.run:  # the baseline reads text that is cleaned as its own data was
+        if not text.origin:
+            text = text_of(run, asked.split)
+        elif load_cleaning(run) != load_cleaning(asked.run):
+            text = text_of_files(run, asked.options["source"], asked.options["reference"])
     lines = text.source
 
     def find_or_make(name: str) -> tuple[Setting, list[str], float]:
