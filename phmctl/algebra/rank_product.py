@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.algebra.modes import compute_dtype, needs_plain_operations
+from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
+from phmctl.errors import UserError
 
 # Tokens of a tile, at most. 1,024 is within 3 % of the best of 128 to 2,048 on two threads of an AMD EPYC, forward and
 # backward, d and k of 512 to 4,096. A CUDA grid has at most 65,535 entries along the axis of a batch of products.
@@ -41,8 +42,13 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
 
     Returns:
         (..., k), under autocast in its dtype.
+
+    Raises:
+        UserError: x has whole numbers.
     """
     dtype = compute_dtype(x)
+    if not dtype.is_floating_point:
+        raise UserError(f"a linear map wants floating-point numbers, not {dtype}")
     flat = x.reshape(-1, x.shape[-1]).to(dtype)  # (N, d)
     T, U, V = T.to(dtype), U.to(dtype), V.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -86,6 +92,9 @@ class _RankLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if compute_dtype(gradient) != gradient.dtype:  # backward within autocast, of a forward pass without it
+            with without_autocast(gradient.device.type):
+                return _RankLinear.backward(ctx, gradient)
         x, T, U, V, bias, kept = ctx.saved_tensors
         wants_x, wants_T, wants_U, wants_V, wants_bias, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradient will be differentiated

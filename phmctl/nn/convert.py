@@ -79,6 +79,7 @@ class Kronecker(nn.Module):
         """Return the arguments, for ``repr``."""
         return f"n={self.n}, algebra={self.algebra!r}" + (f", parts={self.parts}" if self.parts > 1 else "")
 
+    @torch.inference_mode(False)  # a model that moves within inference mode may learn later
     def _set_rule(self) -> None:
         if self.algebra != LEARNED:  # no checkpoint holds it, and to_empty() clears it
             device = self.A.device if "A" in self._buffers else "cpu"
@@ -189,11 +190,16 @@ def _convert(
     row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
     if _unfit(module):
         return Converted(*row, before, None, "a PHM table has no max_norm and no sparse gradient")
-    if any(parametrize.is_parametrized(owner, key) for owner, key in weights):
-        return Converted(*row, before, None, "its weight has a parametrization already")
+    if any(key not in owner._parameters for owner, key in weights):
+        return Converted(*row, before, None, "its weight is computed already: a parametrization, a norm, a pruning")
     outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
     if outside:
-        return Converted(*row, before, None, f"its weight is also that of {outside[0]}, which is not converted with it")
+        return Converted(
+            *row,
+            before,
+            None,
+            f"its weight is also that of {outside[0] or 'the model'}, which is not converted with it",
+        )
     try:
         for (owner, key), weight in weights.items():
             parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # an LSTM's gates
@@ -244,7 +250,12 @@ def _build_once_a_forward(module: nn.Module) -> None:
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
-        return base.forward(_with_weights(self), *args, **options)
+        plain = _with_weights(self)
+        before = dict(plain.__dict__)
+        answer = base.forward(plain, *args, **options)
+        own = plain.__dict__.items()  # what a subclass keeps of a forward, such as its attention maps
+        self.__dict__.update({name: value for name, value in own if value is not before.get(name, before)})
+        return answer
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         base._apply(self, fn, recurse)
@@ -330,7 +341,8 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and what :func:`phmctl.convert`
     parametrized has a plain weight again. A ``PHMLSTM`` stays what its model calls, with dense maps;
     ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What is shared stays shared: a module with several names, a table
-    that is the generator's weight too, a bias. What is frozen stays frozen.
+    that is the generator's weight too, a bias. What is frozen stays frozen. These layers' hooks are lost, and the
+    forward of a subclass.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -364,7 +376,9 @@ class BlockLinear(nn.Module):
         super().__init__()
         W, U, V = cast("tuple[Tensor, Tensor, Tensor]", layer.factors)
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        for name, part in (("T", block_sums(W, layer.S)), ("U", U), ("V", V), ("bias", layer.bias)):
+        with without_autocast(layer.S.device.type):
+            T = block_sums(W, layer.S)
+        for name, part in (("T", T), ("U", U), ("V", V), ("bias", layer.bias)):
             self.register_buffer(name, None if part is None else part.detach().clone())
         self.train(layer.training)
 
@@ -407,7 +421,9 @@ def _dense(
     module: PHMLinear | PHMEmbedding | NarrowEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
 ) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
-    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    weight, bias = module._parameters.get("weight"), getattr(module, "bias", None)
+    if bias is not None and not isinstance(bias, nn.Parameter):  # it is computed: a parametrization, a pruning
+        bias = nn.Parameter(bias.detach(), bias.requires_grad)
     padding = getattr(module, "padding_idx", None)
     sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
     if weight is None:  # with n = 1 it is there, and stays the same parameter
@@ -423,6 +439,6 @@ def _dense(
         dense = nn.Embedding(weight.shape[0], weight.shape[1], padding, _weight=weight)
     else:  # on meta no random numbers are drawn
         dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-        dense.bias = cast("nn.Parameter", bias)
+        dense.register_parameter("bias", bias)
     dense.weight = weight
     return dense.train(module.training)

@@ -77,6 +77,15 @@ class KroneckerWeight(nn.Module):
             return recompose(Factors(self.W, self.U, self.V))
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if (name == "weight" and self.__dict__.get("n", 1) > 1) or (name == "A" and self.__dict__.get("holds_factors")):
+            raise UserError(
+                f"{name} is computed: set what it is made of, {'S and the rule' if name == 'weight' else 'W, U, V'}"
+            )
+        if name == "execution":
+            check_known("execution", value, EXECUTIONS)
+        super().__setattr__(name, value)
+
     @property
     def factors(self) -> Factors | None:
         """The rule's factors: parameters, or the exact table of complex numbers and quaternions; None for any other."""
@@ -103,6 +112,7 @@ class KroneckerWeight(nn.Module):
             setattr(self, name, getattr(other, name))
         self.owns_rule = self is other
 
+    @torch.inference_mode(False)  # a model that moves within inference mode may learn later
     def _set_fixed_rule(self) -> None:
         """Make the buffers of a fixed algebra, where S is: no checkpoint holds them, and to_empty() clears them."""
         if self.n == 1 or self.algebra == LEARNED:
@@ -121,7 +131,7 @@ class KroneckerWeight(nn.Module):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a rule that was saved in the other form, as A or as factors, in the form that this layer holds."""
         A, parts = f"{prefix}A", [f"{prefix}{name}" for name in "WUV"]
-        if self.holds_factors and A in state:
+        if self.holds_factors and A in state and len(state[A]) == self.n:
             state.update(zip(parts, decompose(state.pop(A), self.V.shape[0]), strict=True))
         elif "A" in self._parameters and all(part in state for part in parts):
             state[A] = recompose(Factors(*(state.pop(part) for part in parts)))
@@ -200,7 +210,6 @@ class PHMLinear(KroneckerWeight):
         if execution is None:
             pays = self.holds_factors and len(self.V) <= 0.4 * n**2 and min(in_features, out_features) >= 512
             execution = RANK if pays else DENSE
-        check_known("execution", execution, EXECUTIONS)
         self.execution = execution
         values = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
@@ -255,7 +264,10 @@ class PHMLinear(KroneckerWeight):
         ).to_empty(device=self.S.device).train(self.training)  # fmt: skip
         state = dict(zip("WUVS", (*factors, self.S), strict=True))
         layer.load_state_dict(state if self.bias is None else state | {"bias": self.bias})
-        return layer.requires_grad_(self.S.requires_grad)
+        layer.requires_grad_(self.S.requires_grad)
+        if self.bias is not None and layer.bias is not None:
+            layer.bias.requires_grad_(self.bias.requires_grad)
+        return layer
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""

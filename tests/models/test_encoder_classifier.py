@@ -139,9 +139,10 @@ def head_noun(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return tokens, label
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
-@pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 4)])
-@pytest.mark.parametrize("task", [majority, head_noun])
+@pytest.mark.parametrize(
+    ("task", "algebra", "n", "pooling"),
+    [(majority, "real", 1, "mean"), (majority, "phm", 4, "last"), (head_noun, "phm", 4, "mean")],
+)
 def test_it_learns(task: Any, algebra: str, n: int, pooling: str) -> None:
     torch.manual_seed(0)
     section = EncoderClassifierSection(

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import phmctl
 from phmctl import Kronecker, PHMEmbedding, PHMLinear
@@ -140,6 +140,7 @@ def test_a_padding_row_of_zeros_stays_zero() -> None:
     [
         nn.Embedding(8, 8, max_norm=1.0),
         parametrizations.weight_norm(nn.Linear(8, 8)),
+        nn.utils.spectral_norm(nn.Linear(8, 8)),
         parametrizations.weight_norm(nn.LSTM(8, 8), "weight_hh_l0"),
         nn.LSTM(8, 8, device="meta"),
         nn.Linear(8, 8).apply(lambda layer: nn.init.constant_(layer.weight[3], float("nan"))),
@@ -195,6 +196,14 @@ class Scaled(nn.Linear):
         return 2 * super().forward(x)
 
 
+class Counting(nn.LSTM):
+    calls = 0
+
+    def forward(self, *args: Any) -> Any:
+        self.calls += 1
+        return super().forward(*args)
+
+
 def test_subclasses_keep_their_forward_and_their_hooks() -> None:
     layer, seen, x = nn.Linear(8, 8), [], torch.randn(2, 8)
     layer.register_forward_hook(lambda *_: seen.append(1))
@@ -206,6 +215,12 @@ def test_subclasses_keep_their_forward_and_their_hooks() -> None:
     torch.testing.assert_close(converted(x), converted[1](wanted))
     assert seen
     torch.testing.assert_close(phmctl.to_dense(converted)(x), converted(x))
+    reader, _ = phmctl.convert(Counting(8, 8, batch_first=True), 4)
+    for _ in range(2):
+        reader(x[None])
+    assert reader.calls == 2
+    pruned = prune.random_unstructured(phmctl.PHMLinear(8, 8, n=4), "bias", 0.5)
+    torch.testing.assert_close(phmctl.to_dense(pruned, inplace=True)(x), pruned(x))
 
 
 @pytest.mark.parametrize(

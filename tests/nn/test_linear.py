@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from phmctl import PHMEmbedding, PHMLinear
+from phmctl import PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
 from phmctl.nn.build import LinearBuilder
 from tests.references import kronecker_sum_reference
@@ -63,6 +63,21 @@ def test_a_fixed_rule_is_in_no_checkpoint_and_follows_the_dtype() -> None:
     assert set(layer.state_dict()) == {"S", "bias"}
     assert layer.double().A.dtype == torch.float64
     torch.testing.assert_close(layer(x), reference(layer, x))
+
+
+def test_a_model_that_moves_in_inference_mode_learns_later() -> None:
+    made = [PHMLinear(8, 8, n=4, algebra="quaternion"), convert(nn.Linear(8, 8), algebra="quaternion")[0]]
+    with torch.inference_mode():
+        nn.ModuleList(made).to("cpu")
+    for each in made:
+        each(torch.randn(2, 8)).sum().backward()
+        assert all(part.grad is not None for part in each.parameters())
+
+
+@pytest.mark.parametrize(("name", "value"), [("weight", torch.zeros(8)), ("A", torch.zeros(4)), ("execution", "Rank")])
+def test_what_is_computed_or_unknown_is_not_set(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=name):
+        setattr(PHMLinear(8, 8, n=4, parametrization="factors"), name, value)
 
 
 def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:

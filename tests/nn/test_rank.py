@@ -108,6 +108,18 @@ def test_an_execution_that_is_set_later_is_refused_at_its_use() -> None:
     layer.execution = "rank"
     with pytest.raises(RankError):
         layer(torch.randn(2, 8))
+    with pytest.raises(UserError, match="floating-point"):
+        by_rank()(torch.ones(2, 24, dtype=torch.long))
+
+
+def test_backward_within_autocast_of_a_forward_pass_without_it() -> None:
+    x, gradients = torch.randn(5, 24), []
+    for within in (False, True):
+        layer = by_rank()
+        y = layer(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=within):
+            gradients.append(torch.autograd.grad(y.sum(), [layer.U, layer.V]))
+    torch.testing.assert_close(*gradients)
 
 
 def test_tune_times_each_shape_and_sets_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +150,8 @@ def test_tune_times_each_shape_and_sets_what_is_faster(monkeypatch: pytest.Monke
 
 def test_a_frozen_model_keeps_its_blocks() -> None:
     net = nn.Sequential(by_rank(), nn.ReLU(), PHMLinear(16, 8, n=4)).eval()
-    frozen, x = phmctl.freeze(net), torch.randn(5, 24)
+    with torch.autocast("cpu", torch.bfloat16):
+        frozen, x = phmctl.freeze(net), torch.randn(5, 24)
     assert [type(part) for part in frozen] == [BlockLinear, nn.ReLU, nn.Linear]
     assert frozen[0].T.shape == (7, 4, 6)
     torch.testing.assert_close(frozen(x), net(x), rtol=1e-4, atol=1e-5)
