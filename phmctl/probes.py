@@ -83,7 +83,7 @@ def probe(
     languages = {recipe.data.language for recipe in there.values()} - {None}
     for each in encoders:
         theirs = each.run.data().get("source_language")
-        if theirs is not None and languages - {theirs}:
+        if theirs not in (None, "source") and languages - {theirs}:  # own files may have sides alone
             advice = "a probe tells little of an encoder of another language (data.direction turns a recipe round)"
             warn(f"{each.run.name} translates from {theirs!r}, not the language of the probed sentences: {advice}")
     with progress(f"probing {own.run.name}", len(there) * len(encoders)) as advance:

@@ -132,7 +132,7 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
                     return _of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
                 fetch_all(card.urls, folder, refetch=refetch)
                 return _from_folder(card, folder, "the card's URLs")
-            except DownloadError as error:
+            except DataError as error:  # an archive may be none: servers answer with a page
                 refused.append(str(error).split("\n")[0])
         reason = "; ".join(refused) or "the card names neither a hub nor URLs"
         raise DownloadError(
@@ -330,7 +330,7 @@ def own_corpus(
                 parts.append(table_rows(paths[0], rows, skip, chosen))
                 files.append(SourceFile(paths[0], split, "rows"))
             elif rows is not None:
-                raise DataError(f"{paths[0]} {paths[1]}: --columns is for a table with both sides in it")
+                raise DataError(f"{paths[0]} {paths[1]}: --columns, --header, --quoting and --extra are for tables")
             else:
                 parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
                 files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
@@ -342,8 +342,8 @@ def own_corpus(
 
 def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool = True) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
-    name = path.name.removesuffix(".gz")
-    kind = "jsonl" if name.endswith((".jsonl", ".json")) else "csv" if name.endswith(".csv") else "tsv"
+    name = path.name.lower().removesuffix(".gz")
+    kind = "jsonl" if name.endswith((".jsonl", ".ndjson", ".json")) else "csv" if name.endswith(".csv") else "tsv"
     how = {"format": kind, "odd_rows": "drop" if skip else "refuse"}
     own = (rows or Rows(header=False, texts=(0, 1))).model_copy(update=how)
     cells = [] if rows and chosen else first_record(path, own)

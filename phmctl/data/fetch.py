@@ -130,7 +130,7 @@ def extract(archive: Path, folder: Path) -> None:
             if isinstance(error, OSError) and error.errno is not None:  # the operating system's, no reader's
                 with writing(folder):
                     raise
-            reason = str(error) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(
                 f"{archive} is not a whole tar or zip archive ({reason}); fetch it anew: --refetch"
             ) from error

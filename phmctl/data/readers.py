@@ -330,9 +330,10 @@ def _quoted(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise DataError(
-                f"{path}, line {begun}: its quotes are not those of a quoted table ({error}); read it with quoting off"
-            ) from error
+            if not skip or "unexpected end" in str(error):  # else the next line is read
+                why = f"its quotes are not those of a quoted table ({error}); read it with quoting off"
+                raise DataError(f"{path}, line {begun}: {why}") from error
+            cells = [BAD]
         finally:
             csv.field_size_limit(before)
         if cells:

@@ -224,11 +224,6 @@ def test_seed_epoch_and_place_make_a_stream() -> None:
     assert len({word for words in drawn for word in words}) == 50 * len(streams)
 
 
-def test_numbers_depend_on_their_place_alone() -> None:
-    whole, parts = RandomNumbers(5, 0), RandomNumbers(5, 0)
-    assert whole.words(9).tolist() == parts.words(4).tolist() + parts.words(5).tolist()
-
-
 def test_shares_and_places_are_even() -> None:
     numbers = RandomNumbers(3, 0)
     assert abs(numbers.chosen(100_000, 0.15).mean() - 0.15) < 0.004

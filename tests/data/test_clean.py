@@ -2,7 +2,6 @@ import pytest
 
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import CleanRows, HeldOut, clean_line
-from phmctl.data.rows import Row
 from tests.data.helpers import as_rows, texts
 
 PLAIN = Cleaning()
@@ -69,15 +68,6 @@ def test_train_loses_what_is_too_long_or_too_unequal():
     assert train.counts()["dropped"] == {"over_long": 2, "length_ratio": 3}
     assert train.kept == 3
     assert fits(cleaned([], PLAIN, 10, held_out()), 1, 9)
-
-
-@pytest.mark.parametrize("labels", [None, ["yes", "no"]])
-def test_the_longest_text_has_as_many_tokens_as_max_tokens_says_in_every_task(labels):
-    """The end of a sentence, which translators read and classifiers do not, is no token of the text."""
-    train = CleanRows([], PLAIN, 10, labels, held_out())
-    for length, stays in ((10, True), (11, False)):
-        row = Row(("a",), "yes") if labels else Row(("a", "b"))
-        assert (train.fit(row, [[7] * length] * len(row.texts)) is not None) == stays
 
 
 def test_valid_and_test_keep_every_line():

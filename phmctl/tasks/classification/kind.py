@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from phmctl.assembly import ClassifierSection
     from phmctl.tasks.classification.task import TextClassifier
 
+_SHOWN = 12  # labels of which a terminal can show the confusions; JSON has all
+
 
 class ClassificationKind(TextKind[ClassificationRecipe]):
     """Labels for texts or pairs of texts: accuracy, one vocabulary."""
@@ -219,7 +221,8 @@ class ClassifierReport:
             rows = [(scoring.part_name(group.value), *_cells(group.accuracy)) for group in groups]
             yield Table(f"accuracy by {name}", [name, *columns], rows)
         rows = [(label, *row) for label, row in zip(self.labels, self.confusion, strict=True)]
-        yield Table("confusion: label (row), prediction (column)", ["", *self.labels], rows)
+        if len(self.labels) <= _SHOWN:
+            yield Table("confusion: label (row), prediction (column)", ["", *self.labels], rows)
         if (one := self.compared) is not None:
             columns = ["difference", "only baseline correct", "only this run correct", "p"]
             tested = f"{signed(100 * one.difference)} %", one.only_baseline, one.only_system, p_words(one.p_value)
@@ -241,7 +244,7 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Ex
     found = list(table_rows(Path(table["table"]), labelled_rows(table)))
     for row in found:
         if row.label not in labels:
-            raise DataError(f"{row.named()}: {run.name} knows no label {row.label!r}; it has {', '.join(labels)}")
+            raise DataError(f"{row.named()}: {run.name} knows no label {row.label or ''!r}; it has {', '.join(labels)}")
     if not found:
         raise DataError(f"{table['table']} holds no example")
     return Examples([row.texts for row in found], [row.label or "" for row in found], {})

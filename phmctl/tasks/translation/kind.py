@@ -160,8 +160,8 @@ KIND = TranslationKind()
 
 def _pair(option: str, text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(","))
-    if len(found) != 2 or "" in found or found[0] == found[1]:
-        raise DataError(f"--{option} {text}: wants two, SOURCE,TARGET; columns are names, or numbers counted from 0")
+    if len(found) != 2 or "" in found:
+        raise DataError(f"--{option} {text}: wants two, SOURCE,TARGET")
     return found
 
 
