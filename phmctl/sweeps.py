@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -26,7 +27,7 @@ import yaml
 from phmctl.console import Shown, Table, note, warn
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_jobs, cores, world
-from phmctl.errors import RecipeError, UserError
+from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.exports import open_model
 from phmctl.options import EVAL, TRAIN, Option, command_line
 from phmctl.recipe.loading import COMMON, common_overrides, differences, resolve
@@ -239,12 +240,11 @@ def look_at_training(job: Job) -> None:
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run of a recipe, its steps and its seed: what differs changes nothing that is trained."""
-    fitting = (
-        summarise(run.folder)
-        for run in Run.versions(root, recipe)
-        if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING)
-    )
-    return next(fitting, None)
+    for run in Run.versions(root, recipe):
+        with suppress(RunError):  # what cannot be read is no run
+            if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING):
+                return summarise(run.folder)
+    return None
 
 
 def scorings(given: Mapping[str, Any]) -> list[Cell]:

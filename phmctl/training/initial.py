@@ -57,7 +57,7 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
     """
     if recipe.training.initialise_from is None:
         return None
-    run = Run.open(Path(recipe.training.initialise_from))
+    run = Run.open(recipe.training.initialise_from)
     where = f"training.initialise_from: {run.folder}"
     if run.recipe.task != recipe.task:
         raise RunError(f"{where} was trained for task {run.recipe.task!r}, and this recipe is for {recipe.task!r}")

@@ -48,14 +48,13 @@ def build_optimiser(
     """
     kind = AdamW if settings.optimizer == "adamw" else Adam
     rates = build_rates(model, settings) if rates is None else rates
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return kind(
         grouped(model, rates, settings.learning_rate, settings.weight_decay, one=settings.rates == "one"),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
-        fused=all(parameter.device.type in ("cpu", "cuda") for parameter in parameters),
+        fused=True,
     )
 
 
@@ -85,8 +84,7 @@ def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]
     """Give every trainable parameter the state that it has after a step, empty, and return all of it."""
     for parameter in model.parameters():
         if parameter.requires_grad:
-            device = parameter.device if optimiser.defaults.get("fused") else torch.device("cpu")
-            state = {"step": torch.zeros((), device=device)}
+            state = {"step": torch.zeros((), device=parameter.device)}
             state |= {moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS[1:]}
             optimiser.state[parameter] = state
     return optimiser_tensors(optimiser, model)
@@ -209,11 +207,7 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     if settings.rates == "one":
         return rates
     kept = _kept(run, RATES, lambda: rates, processes)
-    # This model is at random until it is restored; another device draws other numbers, and another run's differ more.
-    factor = 1.9 if settings.initialise_from is None else 1e6
-    if kept.keys() != rates.keys() or not all(
-        isinstance(kept[name], float) and 1 / factor < kept[name] / rate < factor for name, rate in rates.items()
-    ):
+    if kept.keys() != rates.keys() or not all(isinstance(rate, float) and rate > 0 for rate in kept.values()):
         raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
     return kept
 

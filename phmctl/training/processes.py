@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -153,7 +153,7 @@ def joined(timeout: float) -> Iterator[Processes]:
         store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
         store = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        with nullcontext() if where.rank == 0 else silence():
+        with silence(where.rank > 0):
             yield Processes(where)
             dist.barrier()  # rank 0 may keep the store where the others meet
         dist.destroy_process_group()

@@ -153,10 +153,10 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
 
 
 def averaged_steps(folder: Path) -> list[int]:
-    """Return the steps that ``average`` was made of, or an empty list. RunError: it is damaged."""
-    if not (folder / AVERAGE).is_dir():
-        return []
-    return list(read_checkpoint(folder / AVERAGE, []).state["steps"])
+    """Return the steps that ``average`` was made of, or an empty list where it is missing or damaged."""
+    with suppress(RunError):
+        return list(read_checkpoint(folder / AVERAGE, ["model"]).state["steps"])
+    return []
 
 
 # ------------------------------------------------- a run that goes on: which, with which recipe, from which checkpoint

@@ -12,7 +12,7 @@ import torch
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
 from phmctl.devices import check_compiler, has_bfloat16, isolated, world
-from phmctl.errors import UserError
+from phmctl.errors import RunError, UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
@@ -151,6 +151,9 @@ def train_task(
         run = point = None
         with processes.agreed():
             if processes.leads:
+                taught = old.environment().get("teacher_sha256") if old else None
+                if taught not in (None, environment.get("teacher_sha256")):
+                    raise RunError(f"the teacher of {recipe.name} has other weights by now; train a new student")
                 run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
                 stack.enter_context(run.claimed())
                 point = None if old is None else read_to_resume(task, old, checkpoint)
@@ -191,14 +194,15 @@ def _environment(
         "processes": processes.count,
     }
     noted |= {"initialised_from": start.noted} if start else {}
+    teacher = getattr(recipe.training, "teacher", None)
+    noted |= {"teacher_sha256": Run.open(teacher).weights("auto").sha256} if teacher else {}
     return noted | ({"data": str(data.resolve())} if data else {})
 
 
 def _fit(trainer: Trainer, stop: StopRequest) -> None:
     with trainer.log, trainer.progress as progress:
         progress.say(_opening(trainer))
-        trainer.fit(stop)
-        if stop.received is None:
+        if not trainer.fit(stop):
             _average(trainer)
         else:
             progress.say(f"stopped and saved at step {trainer.state.step}; continue with:")
@@ -222,9 +226,8 @@ def _average(trainer: Trainer) -> None:
     folder, missing, steps = trainer.run.checkpoints_folder, False, list[int]()
     with processes.agreed():
         if processes.leads and settings.average:
-            final = step if trainer.finished else None
-            steps = scheduled_steps(folder, settings.save_every, final)[-settings.average :]
-            missing = bool(steps) and not (averaged_steps(folder) == steps and trainer.log.has(AVERAGE, step))
+            steps = scheduled_steps(folder, settings.save_every, step)[-settings.average :]
+            missing = averaged_steps(folder) != steps or not trainer.log.has(AVERAGE, step)
             if missing:
                 averaged = average_checkpoints(folder, steps)
                 copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)

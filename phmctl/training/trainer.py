@@ -228,7 +228,7 @@ class Trainer:
     def out_of_patience(self) -> bool:
         return 0 < self.settings.patience <= self.state.stale
 
-    def fit(self, stop: StopRequest) -> None:
+    def fit(self, stop: StopRequest) -> bool:
         """Train until finished or asked to stop; either way the state is saved.
 
         Raises:
@@ -254,8 +254,8 @@ class Trainer:
                 f"lower training.{key} ({getattr(self.settings, key)} now) and raise training.accumulate "
                 f"({self.settings.accumulate} now) by the same factor: a step then sees as much as before"
             ) from error
-        self._stopping(stop)
         self.save()
+        return self._stopping(stop)
 
     def _stopping(self, stop: StopRequest) -> bool:
         """Whether any process was asked to stop; all of them have then been asked."""

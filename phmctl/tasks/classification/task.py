@@ -263,7 +263,7 @@ class TextClassifier(Model):
     def _examples(self, texts: Texts) -> list[tuple[str, ...]]:
         if isinstance(texts, str):
             check_texts(texts)
-        examples = [(each,) if isinstance(each, str) else tuple(each) for each in texts]
+        examples = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in texts]
         for number, example in enumerate(examples, start=1):
             if len(example) != self.texts:
                 reads = "one text" if self.texts == 1 else f"{self.texts} texts, given as a tuple"
