@@ -27,7 +27,7 @@ from phmctl.console import emit, json_text, note, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import DataError, OutputError
-from phmctl.files import sync, take_lock, writing
+from phmctl.files import sync, take_lock, write_atomic, writing
 from phmctl.metrics.text import Degenerate
 
 T = TypeVar("T")
@@ -119,9 +119,8 @@ def answer(
     advance(number - 1)
     for group in groups if output is None else output.unanswered(groups):
         found = model.answer(group, first=number, advance=advance)
-        answers = [line for line, _ in found]
-        text = "".join(f"{line}\n" for line in answers)
-        counted.add(group, answers)
+        text = "".join(f"{line}\n" for line, _ in found)
+        counted.add(group, [one["translations"][0]["text"] if "translations" in one else line for line, one in found])
         if output is not None:
             output.add(group, text)
         if as_json:
@@ -271,8 +270,8 @@ class AnswersFile:
         if self._begun:
             return
         self._begun = True
-        if not self._mark.lines:
-            self.record.write_text(f"{json.dumps(self._origin)}\n", encoding="utf-8")
+        kept = [self._origin, self._mark._asdict()][: 1 + bool(self._mark.lines)]  # without half a mark
+        write_atomic(self.record, "".join(f"{json.dumps(each)}\n" for each in kept))
         self._handle.truncate(self._mark.bytes)
         self._handle.seek(self._mark.bytes)
 
@@ -292,7 +291,8 @@ class AnswersFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._handle.close()
+        with suppress(OSError):  # of a full disk, which add() has told
+            self._handle.close()
         if kind is not None and self._mark.lines:
             note(f"{self.path} has the answers to {self._mark.lines:,} lines; go on with --resume")
         elif kind is not None and not self.path.stat().st_size:  # nothing was there, and nothing has come

@@ -183,7 +183,7 @@ class Translator(Model):
             if limit is not None and len(ids) > limit:
                 message = f"line {first + place} has {len(ids)} tokens, more than the {limit} of the training data"
                 if strict:
-                    raise DataError(f"{message}; split it, or leave --strict out to translate its beginning")
+                    raise DataError(f"{message}; split it")
                 warn(f"{message}; translating its beginning")
                 del ids[limit:]
                 cut.add(place)

@@ -6,22 +6,17 @@ from pathlib import Path
 from phmctl.console import note
 from phmctl.decoding.translator import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
-from phmctl.exports import CTRANSLATE2, SAFETENSORS, Export
+from phmctl.exports import CTRANSLATE2, Export
 from phmctl.files import locked
 from phmctl.runs import Run, Weights
 
 EXACT = "float32"
-FORMS = ("both", "dense")  # of safetensors
 PASSING = 64  # texts that an export made in passing is verified on
 
 
-def check_options(to: str, quantize: str | None, form: str | None) -> None:
+def check_quantize(to: str, quantize: str | None) -> None:
     if quantize is not None and to != CTRANSLATE2:
-        raise UserError(f"--quantize is CTranslate2's; an export to {to} is float32: leave it out")
-    if form is not None:
-        if to != SAFETENSORS:
-            raise UserError(f"--form is for --to safetensors; an export to {to} is dense: leave it out")
-        check_known("form", form, FORMS)
+        raise UserError(f"--quantize is CTranslate2's, and not {to}'s: name ctranslate2, or leave it out")
 
 
 def with_engine(
@@ -41,11 +36,11 @@ def with_engine(
                 f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
             )
         return run
-    check_options(engine, quantize, None)
+    check_quantize(engine, quantize)
     if engine == TORCH:
         return run
     if precision is not None:
-        raise UserError(f"--precision is torch's; --engine {engine} has --quantize {precision} where it can do that")
+        raise UserError(f"--precision is torch's: leave it out of --engine {engine} (CTranslate2 has --quantize)")
     weights = run.weights(checkpoint)
     name = "-".join([engine, *([quantize or EXACT] if engine == CTRANSLATE2 else []), weights.name])
     folder = run.folder / "exports" / name

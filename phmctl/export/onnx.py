@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.data.special import EOS
 from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
 from phmctl.errors import require
 from phmctl.export.dense import DenseForm
@@ -36,7 +37,7 @@ def write_onnx(form: DenseForm, folder: Path) -> None:
     model = plain.MODELS[form.config["kind"]](form.config)
     model.load_state_dict(form.whole())
     model.eval()
-    ids = torch.randint(4, 8, (2, 5))
+    ids = torch.full((2, 5), EOS)
     if isinstance(model, plain.Transformer):
         _write(_Encoder(model), folder / ENCODER, {"source": ids}, ["memory"])
         with torch.no_grad():

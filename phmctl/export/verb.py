@@ -14,7 +14,7 @@ from phmctl.data.card import load_card
 from phmctl.decoding.translator import Translator, open_engine
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
-from phmctl.export import EXACT, check_options
+from phmctl.export import EXACT, check_quantize
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import write_plain
 from phmctl.export.huggingface import verify_huggingface, write_huggingface
@@ -119,27 +119,26 @@ def export(
     *,
     checkpoint: str = "auto",
     quantize: str | None = None,
-    form: str | None = None,
     force: bool = False,
     texts: int | None = None,
 ) -> Exported:
     """Export a run's model; where that fails, nothing is left and what stood there stands.
 
-    `quantize` is CTranslate2's type (float32 where None); `form`, of safetensors, ``dense`` or ``both`` (with the PHM
-    form, the default); `texts` how many of the run's own validation texts are compared (None: all).
+    `quantize` is CTranslate2's type (float32 where None); `texts` how many of the run's own validation texts are
+    compared (None: all).
 
     UserError: the format cannot express the model; OutputError: the folder would be overwritten; PhmctlError: the
     export does not answer as the run does.
     """
     check_known("format", to, FORMATS)
-    check_options(to, quantize, form)
+    check_quantize(to, quantize)
     target = output.resolve()
     clear(target)
     _check_output(output, force=force)
     subject = open_subject(run, checkpoint)
     with writing(output), replacing(target) as folder:
         _copy_run(run, folder)
-        _write(subject, to, quantize or EXACT, form or "both", folder)
+        _write(subject, to, quantize or EXACT, folder)
         found = _verify(subject, to, folder, quantize or EXACT, texts)
         described = {
             "to": to,
@@ -168,7 +167,7 @@ def _check_output(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} is not empty; name another folder, or overwrite the export there with --force")
 
 
-def _write(subject: Subject, to: str, quantize: str, form: str, folder: Path) -> None:
+def _write(subject: Subject, to: str, quantize: str, folder: Path) -> None:
     """Write the weights in a format; UserError: it cannot express the model."""
     if to == CTRANSLATE2:
         if not subject.translates:
@@ -180,7 +179,7 @@ def _write(subject: Subject, to: str, quantize: str, form: str, folder: Path) ->
         write_huggingface(subject, folder)
     else:
         has_rules = subject.section.dimension > 1 and subject.section.algebra not in TWO_FACTORS
-        write_plain(subject.form, subject.model if has_rules and form == "both" else None, folder)
+        write_plain(subject.form, subject.model if has_rules else None, folder)
 
 
 def _copy_run(run: Run, folder: Path) -> None:

@@ -43,18 +43,6 @@ def test_a_beam_wider_than_the_tree_finds_what_enumeration_finds(seed: int, alph
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-5)
 
 
-@given(seed=st.integers(0, 10_000), beam=st.integers(1, 6), alpha=st.sampled_from([0.0, 0.6, 1.2]))
-@settings(max_examples=40, deadline=None)
-def test_scores_are_the_models_own(seed: int, beam: int, alpha: float) -> None:
-    model = FakeModel(seed, vocabulary=30, end_bias=1.0)
-    found = beam_search(model, SOURCE, beam=beam, alpha=alpha, max_lengths=[8, 3, 0], allowed=28, n_best=beam)
-    for row, hypotheses in zip(SOURCE, found, strict=True):
-        wanted = forced(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], alpha)
-        for ours, theirs in zip(hypotheses, wanted, strict=True):
-            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-            assert ours.log_prob == pytest.approx(theirs.log_prob, abs=1e-5)
-
-
 def beam_search_by_hand(
     model: FakeModel, row: torch.Tensor, *, beam: int, alpha: float, limit: int, allowed: int
 ) -> list[tuple[float, list[int]]]:
@@ -135,18 +123,6 @@ def test_a_model_of_nan_is_an_error() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ scores and top k
-
-
-def test_a_forced_score_is_the_sum_of_the_tables_log_probabilities() -> None:
-    model = FakeModel(1, vocabulary=8)
-    source = sources([[5, 6]])
-    (found,) = forced(model, source, [[4, 7]], 1.0)
-    by_hand = sum(
-        model(source, torch.tensor([prefix]))[0, -1].log_softmax(-1)[token].item()
-        for prefix, token in [([2], 4), ([2, 4], 7), ([2, 4, 7], 3)]
-    )
-    assert found.log_prob == pytest.approx(by_hand, abs=1e-6)
-    assert found.score == pytest.approx(by_hand / (8 / 6), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_an_engine_for_a_run_is_made_once_and_made_anew_when_it_is_stale(tmp_pat
     last = with_engine(run, CT2, "last")
     assert (last.checkpoint("last"), last.folder != first.folder) == (last.folder, True)
     assert with_engine(run, "torch") is run
-    with pytest.raises(UserError, match="--engine ctranslate2 has --quantize bfloat16"):
+    with pytest.raises(UserError, match="--precision is torch's"):
         with_engine(run, CT2, precision="bfloat16")
 
 
@@ -197,9 +197,7 @@ def test_an_export_that_answers_otherwise_is_not_written(
     [
         ({"to": "ctranslate"}, "did you mean 'ctranslate2'"),
         ({"to": exports.ONNX, "quantize": "int8"}, "--quantize is CTranslate2's"),
-        ({"to": CT2, "form": "dense"}, "--form is for"),
         ({"to": CT2, "quantize": "int9"}, "no quantisation 'int9'"),
-        ({"to": exports.SAFETENSORS, "form": "tensor"}, "no form 'tensor'"),
         ({"to": CT2, "checkpoint": "step-9"}, "has no checkpoint 'step-9'"),
     ],
 )
@@ -233,7 +231,7 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         export(small_run, exports.SAFETENSORS, tmp_path / "out")
     (tmp_path / "out" / "old").touch()
-    export(small_run, exports.SAFETENSORS, tmp_path / "out", form="dense", force=True)
+    export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
     assert not (tmp_path / "out" / "old").exists()
 
 

@@ -63,6 +63,7 @@ def test_wherever_it_stops_n_lines_out_are_n_lines_in(tmp_path_factory, cut, fir
             handle.write(garbage)  # half of an answer
         content = record.read_bytes()
         record.write_bytes(content[: max(content.index(b"\n") + 1, len(content) - lost)])  # half of a record
+        write(path, groups[1], stop_after=1, resume=True)
         write(path, groups[1], resume=True)
     elif cut == 0:
         write(path, groups[1], resume=True)
