@@ -41,9 +41,9 @@ def people() -> "Console":
 
 
 @contextmanager
-def silence() -> Iterator[None]:
-    """Speak to a program, in this thread: nothing goes to stderr."""
-    token = _silent.set(True)
+def silence(silent: bool = True) -> Iterator[None]:
+    """Speak to a program, in this thread: nothing goes to stderr. With False all stays as it is."""
+    token = _silent.set(silent or _silent.get())
     try:
         yield
     finally:
@@ -212,10 +212,10 @@ class Shown:
         else:
             for table in self.tables:
                 emit(table.latex() if form == "latex" else table.drawn())
-            for line in self.notes:
-                note(line)
-            if self.text:
-                emit(self.text)
+        for line in () if form == "json" else self.notes:
+            note(line)
+        if self.text and form not in ("json", "csv"):
+            emit(self.text)
         for line in self.remarks:
             note(line)
 

@@ -7,7 +7,6 @@ by beam search, and the student trains on these translations beside the referenc
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def distil(
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
     folder = str(run.folder.resolve())
     if task == "translation":
-        with silence() if quiet else nullcontext():
+        with silence(quiet):
             name = _taught_corpus(run, student, root, beam, engine, references)
         own: dict[str, Any] = {"data.card": name, "data.direction": "forward", "data.copies": False}
     else:

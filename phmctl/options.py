@@ -316,7 +316,6 @@ EXPORT = (
     Option("output", "The folder to write.", Path, ..., flags="--output -o"),
     CHECKPOINT,
     Option("quantize", "CTranslate2's type: float32, int8, int8_float32, bfloat16, …  [default: float32]"),
-    Option("form", "Tensors of safetensors: dense, or both (and the PHM form).  [default: both]"),
     Option("texts", "Number of validation texts to compare (default: all).", int, least=1),
     Option("force", "Replace an export in the folder.", bool),
     THREADS,

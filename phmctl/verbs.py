@@ -5,7 +5,6 @@ is False. Importing this module does not import torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ def prepare(
         vocabulary["direction"] = "reverse"
     if refetch and (source or files or own.get("table")):
         raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
-    with _quiet(quiet):
+    with silence(quiet):
         kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*groups, *own])
         return kind.prepare(
             name,
@@ -188,7 +187,7 @@ def train(
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
     )
-    with _quiet(quiet):
+    with silence(quiet):
         resolved = resolve(recipe, common, settings)
         return run_training(
             resolved,
@@ -253,7 +252,7 @@ def evaluate(
     from phmctl.tasks.base import Asked
     from phmctl.tasks.registry import kind_of
 
-    with _quiet(quiet):
+    with silence(quiet):
         opened = with_engine(open_model(run), engine, checkpoint, quantize, options.get("precision"))
         rival = None if against is None else open_model(against)
         task = opened.recipe.task
@@ -314,7 +313,3 @@ def load(
         return run.use(
             checkpoint or AUTO, lambda name: kind.load(Asked(run, name, device, options, threads=threads or 0))
         )
-
-
-def _quiet(quiet: bool) -> AbstractContextManager[None]:
-    return silence() if quiet else nullcontext()

@@ -99,7 +99,6 @@ class Ledger:
             "name": self.name,
             "model": self.settings.model_dump(),
             "sizes": dict(self.sizes),
-            "vocabularies": [size for name, size in self.sizes.items() if name != "classes"],
             "rules": self.rules,
             "rows": [asdict(row) | {"parameters": row.parameters} for row in self.rows],
             "totals": self.totals.as_json(),

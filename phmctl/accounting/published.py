@@ -94,9 +94,9 @@ class PublishedTable(_Data):
 
 
 def published_tables(name: str = "") -> list[PublishedTable]:
-    """Return the tables of that name, or those that the recipe of that name reproduces; otherwise all."""
-    known = [each for each in table_names() if name.startswith(each)]
-    return [table for table in _tables() if not known or max(known, key=len) in table.names]
+    """Return the tables of that name, or those that the recipe of that name reproduces; without a name all."""
+    known = [each for each in table_names() if f"{name}-".startswith(f"{each}-")]
+    return [table for table in _tables() if not name or (known and max(known, key=len) in table.names)]
 
 
 def table_names() -> list[str]:

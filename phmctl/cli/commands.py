@@ -84,7 +84,7 @@ def train(
     """
     if checkpoint is not None and resume is None:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
-    how = True if resume == NEWEST else resume or False
+    how = True if resume == NEWEST else False if resume is None else resume
     given["settings"] = given["settings"] or ()
     if dry_run:
         if world().size > 1:
@@ -160,10 +160,11 @@ def decode(
         raise UserError("--resume continues a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
-    opened = with_engine(open_model(run), given.pop("engine"), checkpoint, given.pop("quantize"), given["precision"])
+    opened, engine, quantize = open_model(run), given.pop("engine"), given.pop("quantize")
     kind = kind_of(opened.recipe)
     options = {name: value for name, value in given.items() if value is not None and value is not False}
     kind.require("decode", options)
+    opened = with_engine(opened, engine, checkpoint, quantize, given["precision"])
     own = None if split is None else kind.split_lines(opened, split)
 
     def load(name: str) -> Any:
@@ -274,8 +275,7 @@ def distil(teacher: str, recipe: str | None, settings: Sequence[str] | None, **g
     are learned beside the labels.
     """
     result = phmctl.distil(teacher, recipe, settings=settings or (), **given, quiet=False)
-    document = {"run": str(result.run.folder), "steps": result.steps, "best_score": result.best_score}
-    return Shown(document, text=f"{result.run.folder}\n", code=result.exit_code)
+    return Shown(result.as_json(), text=f"{result.run.folder}\n", code=result.exit_code)
 
 
 def export(run: Path, to: str, output: Path, **given: Any) -> Shown:
@@ -354,12 +354,16 @@ def serve(
     from phmctl.serving.batching import Service
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
+    from phmctl.tasks.base import Asked
+    from phmctl.tasks.registry import kind_of
 
     checkpoint, precision = given["checkpoint"], given["precision"]
     limits = Limits(**{name.removeprefix("max_"): given[name] for name in given if name.startswith("max_")})
     with listen(host, port) as sock:
         opened = with_engine(open_model(run), given["engine"], checkpoint, given["quantize"], precision)
-        model = verbs.load(opened.folder, checkpoint=checkpoint, device=given["device"] or "auto", precision=precision)
+        kind, options = kind_of(opened.recipe), {} if precision is None else {"precision": precision}
+        kind.require("decode", options)
+        model = opened.use(checkpoint, lambda name: kind.load(Asked(opened, name, given["device"] or "auto", options)))
         service = Service(model, limits, workers=given["workers"], cut=given["cut"])
         url, names = url_of(sock), names_of(sock, allow_host or ())
 

@@ -30,10 +30,6 @@ _LONGEST = 4000  # characters of a line of an error: it may quote a file
 class _Commands(Group):
     """Keeps Ctrl-C from Typer, which would end the process without a word."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``help COMMAND`` as ``COMMAND --help``."""
-        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
-
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

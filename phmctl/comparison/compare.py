@@ -27,10 +27,11 @@ from phmctl.console import Table, progress, warn
 from phmctl.errors import DataError, RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
+from phmctl.recipe.loading import differences as key_differences
 from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import splits_asked
-from phmctl.runs.summary import Summary, difference_lines, list_runs, result_differences, run_differences
+from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
 from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
@@ -139,6 +140,7 @@ class Comparison:
             values = {metric.name: variant.values(metric) for metric in self.metrics}
             told = {
                 "label": variant.label,
+                "seeds": len(variant.scored),
                 "recipe": recipe.name,
                 "algebra": recipe.model.algebra,
                 "n": recipe.model.dimension,
@@ -205,12 +207,13 @@ def compare(
         with suppress(UserError):  # a label is no run
             select_runs([baseline], root)
             wanted.append(baseline)
+    checkpoint = checkpoint and folder_name(checkpoint)
     if margin is not None and not 0 <= margin < math.inf:
         raise RunError(f"--margin {margin}: expected a number of points, 0 or more")
     summaries = list_runs(wanted, root)
     if not summaries:
         raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
-    summaries, trials = best_of(summaries, best) if best else (summaries, [])
+    summaries, trials = best_of(summaries, best) if best is not None else (summaries, [])
     found = []
     for each in splits_asked([one.run for one in summaries], split):
         check_asked(summaries, each, checkpoint)
@@ -243,7 +246,7 @@ def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None
     if runs and checkpoint is not None:
         names = [name for run in runs for name in run.checkpoint_names()]
         known = dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)])
-        check_known("checkpoint", folder_name(checkpoint), known)
+        check_known("checkpoint", checkpoint, known)
 
 
 def _find_baseline(variants: Sequence[Variant], wanted: str | None, root: Path | None) -> Variant:
@@ -252,13 +255,17 @@ def _find_baseline(variants: Sequence[Variant], wanted: str | None, root: Path |
     folder = Path(wanted).resolve()
     with suppress(UserError):  # a label of several words is no run
         folder = find_run(root / wanted if root and (root / wanted).is_dir() else wanted).resolve()
-    for variant in variants:
+    found = [variant for variant in variants if variant.label == wanted]
+    for variant in variants if not found else ():
         runs = [one.run for one in variant.runs] + list(variant.doubles)
-        names = {variant.label, variant.first.run.recipe.variant, *(run.name for run in runs)}
+        names = {variant.first.run.recipe.variant, *(run.name for run in runs)}
         if wanted in names or folder in {run.folder.resolve() for run in runs}:
-            return variant
-    labels = [variant.label for variant in variants]
-    raise RunError(f"--baseline {wanted}: none of these{nearest(wanted, labels)}; there are {', '.join(labels)}")
+            found.append(variant)
+    if len(found) == 1:
+        return found[0]
+    labels = [variant.label for variant in found or variants]
+    why = f"{'several' if found else 'none'} of these{nearest(wanted, labels)}"
+    raise RunError(f"--baseline {wanted}: {why}; there are {', '.join(labels)}")
 
 
 def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
@@ -313,7 +320,7 @@ def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
     """What two runs and the results that are compared differ in, besides n and the seed."""
     found = run_differences(one.run, other.run)
     if one.result is not None and other.result is not None:
-        found |= result_differences(one.result.settings, other.result.settings)
+        found |= key_differences(one.result.settings, other.result.settings)
         if one.checkpoint != other.checkpoint:
             found["checkpoint"] = (one.checkpoint, other.checkpoint)
     return found
@@ -332,14 +339,15 @@ def shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[s
 def _notes(variant: Variant, split: str) -> Iterator[str]:
     if len(variant.runs) == 1:
         yield "one seed, so nothing is known of the spread over seeds"
-    gone = [str(one.seed) for one in variant.scored if one.answers is None]
+    gone, known = [str(one.seed) for one in variant.scored if one.answers is None], variant.first.run.splits()
     if gone and kind_of(variant.first.run.recipe).comparer is not None:
-        yield f"the answers of seed {', '.join(gone)} are not kept, so no test has them: score it anew"
+        way = ": score it anew" if split in (known or [split]) else ""  # of text that was never prepared none are kept
+        yield f"the answers of seed {', '.join(gone)} are not kept, so no test has them{way}"
     for one in variant.runs:
         if one.summary.state != "finished":
             steps = one.run.recipe.training.steps
             yield f"seed {one.seed} is {one.summary.state}, at step {one.summary.step:,} of {steps:,}"
-        if (one.checkpoint or "").startswith("step-") and one.run.checkpoint_names():
+        if one.asked in (None, AUTO) and (one.checkpoint or "").startswith("step-") and one.run.checkpoint_names():
             yield f"seed {one.seed} was scored at {one.checkpoint}, now neither its best nor its last checkpoint"
         if one is not variant.first and (inner := differences(variant.first, one)):
             yield f"seed {one.seed} differs: " + "; ".join(difference_lines(inner, f"seed {variant.first.seed}"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
+from phmctl.checkpoints import folder_name
 from phmctl.comparison.compare import check_asked, copy_notes, shared
 from phmctl.comparison.variants import Variant, conditions, group, mean, mean_and_spread, settle, spread
 from phmctl.console import Table
@@ -190,6 +191,7 @@ def compare_papers(
     summaries = list_runs(names, root)
     for summary in summaries if names and not any(one.run.recipe.name in known for one in summaries) else ():
         check_known(f"recipe of {name}", summary.run.recipe.name, known)
+    checkpoint = checkpoint and folder_name(checkpoint)
     check_asked(summaries, "test", checkpoint)
     splits = dict.fromkeys(split_of(column) for table in tables for column in table.columns)
     variants = {split: group(settle(summaries, split, checkpoint)) for split in splits}

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, check_known, nearest
-from phmctl.recipe.loading import flatten
+from phmctl.recipe.loading import differences, flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
@@ -21,7 +21,6 @@ from phmctl.runs.summary import (
     Best,
     Parameters,
     Summary,
-    result_differences,
     run_differences,
     same_model,
     value_words,
@@ -78,7 +77,7 @@ class Trained:
 
     def bare(self, split: str) -> bool:
         """Whether it has no result, and could be scored on the split."""
-        return self.result is None and bool(self.run.checkpoint_names()) and split in (self.run.splits() or [split])
+        return self.result is None and self.run.has(self.asked or AUTO) and split in (self.run.splits() or [split])
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,8 @@ def conditions(variants: Iterable[Variant]) -> list[str]:
         "seed": {str(one.seed) for one in scored},
         "scored on": {one.date for one in results if one.date},
     }
-    told = "; ".join(f"{name} {', '.join(sorted(values))}" for name, values in facts.items() if values)
+    ordered = {name: sorted(values, key=lambda one: (len(one), one)) for name, values in facts.items()}  # seed 2, 10
+    told = "; ".join(f"{name} {', '.join(values)}" for name, values in ordered.items() if values)
     return [*dict.fromkeys(signatures), *([told] if told else [])]
 
 
@@ -185,9 +185,10 @@ def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> 
         usual = {} if own is None else {"decoding": own.model_dump(exclude=keys_changing(own, NOTHING))}
         written = one.result.path.stat().st_mtime if one.result else 0.0
         found = {name: settings[name] for name in usual if name in settings}
-        return shared[_key(one)], one.checkpoint == one.run.choice(), not result_differences(usual, found), written
+        return shared[_key(one)], one.checkpoint == one.run.choice(), not differences(usual, found), written
 
-    return [max(each, key=worth, default=Trained(one, None)) for one, each in zip(summaries, found, strict=True)]
+    pairs = zip(summaries, found, strict=True)
+    return [max(each, key=worth, default=Trained(one, None, checkpoint)) for one, each in pairs]
 
 
 def _stands(one: Summary, result: Result) -> bool:
@@ -205,7 +206,7 @@ def _key(one: Trained) -> str:
 def group(trained: Sequence[Trained]) -> list[Variant]:
     """Put runs together that are equal but for their seed, and were scored at the same kind of checkpoint.
 
-    Of one seed the run that is scored stays, then the newer.
+    Of one seed the run that is scored stays, then one that is finished, then the newer.
     """
     groups: list[list[Trained]] = []
     order = {id(one): index for index, one in enumerate(trained)}
@@ -217,7 +218,8 @@ def group(trained: Sequence[Trained]) -> list[Variant]:
     variants = []
     for label, members in zip(_labels([members[0] for members in groups]), groups, strict=True):
         by_age = sorted(members, key=lambda one: (str(one.run.environment().get("started", "")), one.run.folder.name))
-        by_seed = {one.seed: one for one in sorted(by_age, key=lambda one: one.result is not None)}
+        ranked = sorted(by_age, key=lambda one: (one.result is not None, one.summary.state == "finished"))
+        by_seed = {one.seed: one for one in ranked}
         kept = tuple(by_seed[seed] for seed in sorted(by_seed))
         variants.append(Variant(label, kept, tuple(one.run for one in members if one not in kept)))
     return variants

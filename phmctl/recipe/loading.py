@@ -179,9 +179,9 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump({"format": FORMAT, **recipe.model_dump()}, sort_keys=False, allow_unicode=True)
 
 
-def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two recipes differ, each with both values."""
-    left, right = dict(flatten(one.model_dump())), dict(flatten(other.model_dump()))
+def differences(one: Recipe | Mapping[str, Any], other: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two recipes, or results' settings, differ, each with both values; None is none."""
+    left, right = (dict(flatten(each if isinstance(each, Mapping) else each.model_dump())) for each in (one, other))
     return {key: (left.get(key), right.get(key)) for key in left | right if left.get(key) != right.get(key)}
 
 

@@ -77,9 +77,7 @@ def find_run(path: Path | str) -> Path:
     Of several versions it is the newest that has a checkpoint, with a note if there are others.
     """
     if not isinstance(path, str | Path) or not str(path):
-        raise UserError(
-            f"a run is named by its folder (of a training: result.run.folder), not by a {type(path).__name__}"
-        )
+        raise UserError(f"a run is named by its folder (of a training: result.run.folder), not by {path!r}")
     folder = next((each for each in (Path(path), runs_root() / path) if each.is_dir()), None)
     if folder is not None and ((folder / RECIPE).exists() or _VERSION.fullmatch(folder.name)):
         return folder
@@ -119,10 +117,8 @@ def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> l
         own = next((runs for runs in below if runs), None) or [run for run in _below(root) if _tag(run) == str(name)]
         if not own:
             hint = _nearest_run(path, root)
-            listed = f"list them with: phmctl runs; PHMCTL_RUNS names their folder, {root} now"
-            raise RunError(
-                f"no run at {name}: no folder with {RECIPE}, of an export none, and no run of this tag{hint}; {listed}"
-            )
+            where = f"at {name} or below {root} (--runs or PHMCTL_RUNS), and no tag"
+            raise RunError(f"no run {where}{hint}; list them with: phmctl runs")
         found += own
 
     def numbers(folder: Path) -> list[tuple[int, str]]:  # n4 before n16

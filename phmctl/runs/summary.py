@@ -20,7 +20,7 @@ from phmctl.files import is_locked, sha256_text
 from phmctl.recipe.loading import differences, flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.runs.find import ATTEMPT, ENVIRONMENT, LOCK, RECIPE, select_runs
+from phmctl.runs.find import ATTEMPT, LOCK, RECIPE, select_runs
 from phmctl.runs.results import Result, read_metrics, read_results
 from phmctl.runs.run import Run, read_recipe
 
@@ -64,7 +64,7 @@ class Summary:
     state: State  # running (a process holds it), finished, stopped (it can be resumed), failed
     reason: str | None  # why it failed
     step: int  # of the newest checkpoint or log line
-    seconds: float | None  # of training, None where the log does not say
+    minutes: float | None  # of training, None where the log does not say
     best: Best | None  # the best validation, None before the first
     parameters: Parameters | None  # None where there is no checkpoint
     results: tuple[Result, ...]  # what eval wrote into it
@@ -72,10 +72,6 @@ class Summary:
     @property
     def recipe(self) -> Recipe:
         return self.run.recipe
-
-    @property
-    def minutes(self) -> float | None:
-        return None if self.seconds is None else self.seconds / 60
 
     def as_json(self) -> dict[str, Any]:
         recipe = self.recipe
@@ -121,7 +117,7 @@ def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> lis
 
 def summarise(folder: Path) -> Summary:
     run = Run(folder, read_recipe(folder / RECIPE))
-    environment = run.environment() if (folder / ENVIRONMENT).is_file() else {}
+    environment = run.environment()
     unmodified = environment.get("unmodified")
     written = unmodified if isinstance(unmodified, dict) else None
     own, apart = dict(flatten(run.asked().model_dump())), {"name", *_COLUMNS, *keys_changing(run.recipe, NOTHING)}
@@ -140,7 +136,7 @@ def summarise(folder: Path) -> Summary:
         how,
         reason,
         max(_count(state.get("step")), max((entry["step"] for entry in entries), default=0)),
-        float(timed[-1]) if timed else None,
+        timed[-1] / 60 if timed else None,
         _best(entries, state),
         None if newest is None else count_stored(newest),
         tuple(read_results(run)),
@@ -270,13 +266,6 @@ def same_model(one: Run, other: Run, *apart: str) -> bool:
 def difference_lines(found: Mapping[str, tuple[Any, Any]], one: str = "the baseline") -> list[str]:
     """A line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
     return [f"{name}: {value_words(other)}; {value_words(first)} in {one}" for name, (first, other) in found.items()]
-
-
-def result_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """In which settings two results differ, such as ``decoding.beam``; one that is not there has its default, none."""
-    left, right = dict(flatten(one)), dict(flatten(other))
-    pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _data_digest(run: Run) -> str:

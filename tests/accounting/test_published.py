@@ -208,7 +208,8 @@ def test_phm_takes_one_nth_of_a_composition_and_its_rules(n: int) -> None:
         ("table5", ["table5"]),
         ("ni", ["ni", "ni-table2"]),
         ("ni-wmt14-en-de", ["ni", "ni-table2"]),
-        ("miniature", list(TABLES)),
+        ("", list(TABLES)),
+        ("nist-mine", []),
     ],
 )
 def test_a_recipe_gets_the_table_that_it_reproduces(name: str, keys: list[str]) -> None:

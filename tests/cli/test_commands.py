@@ -47,7 +47,7 @@ def test_variants_are_counted(args: str, variants: list[str], parameters: list[i
 
 
 def test_decode_answers_by_an_export_as_by_the_run(run: Run, tmp_path: Path) -> None:
-    done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--form", "dense", "--json")
+    done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--json")
     document = json.loads(done.stdout)
     assert (document["to"], document["verification"]["scores"]["signature"][:7]) == ("safetensors", "nrefs:1")
     assert "phm.safetensors" not in {entry["name"] for entry in document["files"]}

@@ -53,6 +53,8 @@ def test_resume_takes_a_run_a_recipe_or_nothing(copying_data: Path, copying_file
     where = ["--data", copying_data, "--runs", tmp_path / "runs"]
     with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out to start one"):
         _invoke(copying_file, *where, "--resume")
+    with pytest.raises(UserError, match="''"):
+        _invoke(copying_file, *where, "--resume", "")
     first = _invoke(copying_file, *where, "--resume", "auto").stdout
     for arguments in ((copying_file, "--resume", "auto"), ("--resume", first.strip())):
         assert _invoke(*arguments, *where, "--steps", 4).stdout == first
@@ -67,8 +69,8 @@ def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_fil
         for root in (tmp_path, copying_data)
     )
     assert asked["recipe"]["name"] == "copying"
-    assert (asked["vocabularies_from"], asked["parameters"]["vocabularies"]) == ("recipe", [80, 80])
-    assert (known["vocabularies_from"], known["parameters"]["vocabularies"]) == ("prepared data", [34, 34])
+    assert (asked["vocabularies_from"], [*asked["parameters"]["sizes"].values()]) == ("recipe", [80, 80])
+    assert (known["vocabularies_from"], [*known["parameters"]["sizes"].values()]) == ("prepared data", [34, 34])
     assert "34 source and 34 target" in _invoke(copying_file, "--dry-run", "--data", copying_data).stderr
     assert "as the recipe asks" in _invoke(copying_file, "--dry-run", "--data", tmp_path).stdout
 

@@ -233,6 +233,15 @@ def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
         assert (found.baseline.label, list(found.tests)) == ("phm-n4", ["real"])
 
 
+def test_a_finished_run_stands_for_its_seed_and_a_name_of_several_is_no_baseline(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, settings=(*REAL, f"model.dropout=0.{seed}"), seed=seed) for seed in (1, 3, 3)]
+    (runs[2].folder / "attempt.json").write_text('{"error": "it failed"}')
+    found = compare_runs([str(tmp_path)])
+    assert [one.run.folder for each in found.variants for one in each.runs] == [each.folder for each in runs[:2]]
+    with pytest.raises(RunError, match=r"--baseline real: several of these.*real dropout=0\.1, real dropout=0\.3"):
+        compare_runs([str(tmp_path)], baseline="real")
+
+
 def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) -> None:
     changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
     for seed, each in enumerate(changes, start=1):
@@ -251,6 +260,7 @@ def test_csv_reads_back_with_all_figures(root: Path) -> None:
         (each.label, n, str(statistics.fmean(each.values(found.metrics[0]))))
         for each, n in zip(found.variants, "41", strict=True)
     ]
+    assert [row["seeds"] for row in rows] == ["2", "3"]
     test = found.tests["phm-n4"][0].found
     assert float(rows[0]["tests.BLEU.difference.value"]) == pytest.approx(test.difference.value)
     assert float(rows[0]["tests.BLEU.p_value"]) == test.p_value

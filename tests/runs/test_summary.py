@@ -44,7 +44,7 @@ def test_a_trained_run(tiny_run: Run) -> None:
     assert found.best is not None
     assert (found.best.metric, found.best.value) == ("loss", min(loss.values()))
     assert loss[found.best.step] == found.best.value
-    assert found.seconds == entries[-1].get("seconds", found.seconds)
+    assert found.minutes == next(entry["seconds"] for entry in reversed(entries) if "seconds" in entry) / 60
     assert found.as_json()["n"] == 4
 
 
@@ -166,8 +166,6 @@ def test_selection(tmp_path: Path) -> None:
     assert select_runs(["fake/phm-n4", runs[1].folder], tmp_path) == [runs[1].folder, runs[2].folder]
     shutil.copytree(runs[0].folder, tmp_path / "elsewhere/mine")
     assert select_runs([tmp_path / "elsewhere"], tmp_path) == [tmp_path / "elsewhere/mine"]
-    with pytest.raises(RunError, match=r"no run at fake/phm-n5: .*did you mean 'fake/phm-n4'"):
-        select_runs(["fake/phm-n5"], tmp_path)
     with pytest.raises(RunError) as caught:
         select_runs(["nosuch"], tmp_path)
     assert "did you mean" not in str(caught.value)  # what all paths below one folder share is no likeness
