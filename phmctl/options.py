@@ -237,7 +237,7 @@ COMPARE = (
     Option("budget", "parameters (without embeddings) or minutes: only models that use what the baseline does."),
     Option("margin", "Test whether each model is not inferior to the baseline by so many points.", float),
     Option("format", "table, csv, latex or json.", default="table"),
-    Option("paper", "A published table beside our runs: table1 to table5 (or 1 to 5), ceng501, ni.", metavar="TABLE"),
+    Option("paper", "A published table beside our runs: table1 to table5, ceng501, ni.", metavar="TABLE"),
     RUNS,
     JSON,
 )

@@ -57,7 +57,7 @@ def bilinear_rank(rule: Tensor) -> int:
     target, _ = normalised(rule)
     n = len(rule)
     lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
-    upper = decompose(rule).rank
+    upper = len(decompose(rule).V)
     while lower < upper:
         middle = (lower + upper) // 2
         if search(target, middle) is None:

@@ -58,11 +58,6 @@ class Factors(NamedTuple):
     U: Tensor  # (n, R)
     V: Tensor  # (R, n)
 
-    @property
-    def rank(self) -> int:
-        """R, the number of products."""
-        return self.V.shape[0]
-
 
 def generic_rank(n: int) -> int:
     """Return the rank with which a random n×n×n rule can be written, ⌈n³ / (3n − 2)⌉ but for n = 2 and 3."""

@@ -178,7 +178,6 @@ def compare_papers(
     checkpoint: str | None = None,
 ) -> list[PaperComparison]:
     """Put what was trained here beside published tables."""
-    name = f"table{name}" if name.isdecimal() else name
     check_known("published table", name, table_names())
     tables = published_tables(name)
     names = [*runs, *([recipe] if recipe else [])]

@@ -82,7 +82,6 @@ class Batch:
     """
 
     sides: tuple[Tensor, ...]  # (B, S) int64 each
-    indices: Tensor  # (B,) int64, the rows' numbers in the split
     # What the loss is divided by, a plain integer, so reading it waits for no device: target tokens that are not PAD
     # (EOS counts), or the number of labels.
     target_tokens: int
@@ -102,7 +101,7 @@ class Batch:
         if place.type == "cpu":
             return self
         sides = tuple(_moved(side, place) for side in self.sides)
-        return replace(self, sides=sides, labels=_moved(self.labels, place))  # the indices are for the host
+        return replace(self, sides=sides, labels=_moved(self.labels, place))
 
 
 def _moved(tensor: Tensor, place: torch.device) -> Tensor:
@@ -174,11 +173,11 @@ def collate(split: TokenRows, rows: Sequence[int] | npt.NDArray[Any]) -> Batch:
     indices = np.asarray(rows, np.int64)
     if split.labels is not None:
         sides = tuple(_padded(side, indices) for side in split.sides)
-        return Batch(sides, torch.from_numpy(indices), len(indices), torch.from_numpy(split.labels[indices]))
+        return Batch(sides, len(indices), torch.from_numpy(split.labels[indices]))
     source, target = split.sides
     target_tokens = int(target.lengths[indices].sum()) + len(indices)
     sides = _padded(source, indices, end=1), _padded(target, indices, begin=1, end=1)
-    return Batch(sides, torch.from_numpy(indices), target_tokens)
+    return Batch(sides, target_tokens)
 
 
 def _padded(side: Ragged, rows: Ints, *, begin: int = 0, end: int = 0) -> Tensor:

@@ -259,7 +259,7 @@ class PHMLinear(KroneckerWeight):
             raise RankError("a layer with n = 1 has no rule to decompose")
         factors = self.factors or decompose(self.A)
         layer = PHMLinear(
-            self.in_features, self.out_features, self.bias is not None, n=self.n, rank=factors.rank,
+            self.in_features, self.out_features, self.bias is not None, n=self.n, rank=len(factors.V),
             initialization=self.initialization, splits=self.splits, device="meta", dtype=self.S.dtype,
         ).to_empty(device=self.S.device).train(self.training)  # fmt: skip
         state = dict(zip("WUVS", (*factors, self.S), strict=True))

@@ -1,5 +1,4 @@
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +7,10 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from phmctl.decoding.translator import load_translator
-from phmctl.errors import MissingExtraError
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_model
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from tests.calls import call
 from tests.serving.processes import Server
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -58,16 +55,6 @@ def test_the_address_is_json_if_wanted(run: Run) -> None:
     assert (server.about["model"], server.about["task"]) == (run.name, "translation")
     assert server.health()["about"]["checkpoint"] == run.checkpoint("last").name
     assert server.end(signal.SIGINT)[0] == 130
-
-
-# --------------------------------------------------------------------------------------------------- bad input
-
-
-def test_a_missing_extra_is_one_line_with_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingExtraError) as refused:
-        call("serve", run.folder, "--port", 0)
-    assert str(refused.value) == "uvicorn is not installed; install it with: pip install 'phmctl[serve]'"
 
 
 # ------------------------------------------------------------------------------------------------------- exports

@@ -105,10 +105,10 @@ def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) ->
 
 def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: Path) -> None:
     run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
-    (found,) = compare_papers("3", root=tmp_path)
+    (found,) = compare_papers("table3", root=tmp_path)
     cell = cell_of(found.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([], f"phmctl eval {run.folder}")
-    (other,) = compare_papers("3", root=tmp_path, checkpoint="last")
+    (other,) = compare_papers("table3", root=tmp_path, checkpoint="last")
     assert cell_of(other.cells, "Transformer", "inference s").command == f"phmctl eval {run.folder} --checkpoint last"
     (result,) = read_results(run)
     setting = Setting("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)

@@ -67,7 +67,6 @@ def test_a_batch_holds_the_rows_tokens(rows, chunk, data):
     picked = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, max_size=20))
     split = split_of(ragged(rows, chunk), ragged(rows[::-1], chunk))
     batch = collate(split, picked)
-    assert batch.indices.tolist() == picked
     assert batch.source.dtype == batch.target.dtype == torch.int64
     assert batch.source.shape[1] == max(len(rows[row]) for row in picked) + 1
     assert batch.target_tokens == int((batch.target[:, 1:] != PAD).sum())
@@ -154,7 +153,7 @@ def test_a_batch_is_padded_behind_and_has_no_boundaries():
     batch = collate(numbered([[5, 6, 7], [8], []], [[9], [10, 11], [12]], [2, 0, 1]), [2, 0])
     assert batch.source.tolist() == [[EOS, PAD, PAD], [5, 6, 7]]
     assert batch.target.tolist() == [[12], [9]]
-    assert (batch.labels.tolist(), batch.indices.tolist(), batch.target_tokens) == ([1, 2], [2, 0], 2)
+    assert (batch.labels.tolist(), batch.target_tokens) == ([1, 2], 2)
     assert batch.source.dtype == batch.labels.dtype == torch.int64
     one = numbered([[], [5, 6]])
     assert len(collate(one, [0]).sides) == 1

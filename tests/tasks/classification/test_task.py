@@ -43,10 +43,11 @@ def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str,
 def test_the_loss_is_the_cross_entropy_of_each_example_alone(small: Small, labelled_data: Path) -> None:
     task = opened(small("encoder", "training.label_smoothing=0.1", "model.dropout=0.0"), labelled_data)
     model = task.build_model("cpu").eval()
-    batch = task.collate(task.plan(0)[0])
+    rows = task.plan(0)[0]
+    batch = task.collate(rows)
     loss, count = task.loss(model, batch)
     split = task.prepared.split("train")
-    alone = [collate(split, [row]) for row in batch.indices.tolist()]
+    alone = [collate(split, [row]) for row in rows.tolist()]
     logits = torch.cat([model(one.source) for one in alone])
     wanted = F.cross_entropy(logits, batch.labels, label_smoothing=0.1, reduction="none")
     torch.testing.assert_close(loss, wanted.sum(), rtol=1e-5, atol=1e-5)
