@@ -197,7 +197,6 @@ def replacing(folder: Path) -> Iterator[Path]:
     What has its name already steps aside, for a moment, and is removed. OutputError: it cannot be made or renamed, and
     what was there stays.
     """
-    folder = folder.resolve()  # of a link, what it leads to
     with ExitStack() as stack:
         with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)

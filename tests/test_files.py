@@ -282,15 +282,6 @@ def test_damage_is_found_where_it_is_asked_about(folder: Path, content: str | No
         verify(folder, files, DataError, "prepare anew")
 
 
-def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to("disk")
-    with replacing(tmp_path / "link") as temporary:
-        (temporary / "new").touch()
-    assert (tmp_path / "link").is_symlink()
-    assert {path.name for path in tmp_path.rglob("*")} == {"disk", "link", "new"}
-
-
 def test_a_disk_that_is_full_while_prepared_data_are_sealed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by tests/faults."""
 

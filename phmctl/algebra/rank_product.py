@@ -47,8 +47,8 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
         UserError: x has whole numbers.
     """
     dtype = compute_dtype(x)
-    if not dtype.is_floating_point:
-        raise UserError(f"a linear map wants floating-point numbers, not {dtype}")
+    if not x.is_floating_point():
+        raise UserError(f"a linear map wants floating-point numbers, not {x.dtype}")
     flat = x.reshape(-1, x.shape[-1]).to(dtype)  # (N, d)
     T, U, V = T.to(dtype), U.to(dtype), V.to(dtype)
     bias = None if bias is None else bias.to(dtype)

@@ -360,9 +360,10 @@ def serve(
     checkpoint, precision = given["checkpoint"], given["precision"]
     limits = Limits(**{name.removeprefix("max_"): given[name] for name in given if name.startswith("max_")})
     with listen(host, port) as sock:
-        opened = with_engine(open_model(run), given["engine"], checkpoint, given["quantize"], precision)
-        kind, options = kind_of(opened.recipe), {} if precision is None else {"precision": precision}
+        opened, options = open_model(run), {} if precision is None else {"precision": precision}
+        kind = kind_of(opened.recipe)
         kind.require("decode", options)
+        opened = with_engine(opened, given["engine"], checkpoint, given["quantize"], precision)
         model = opened.use(checkpoint, lambda name: kind.load(Asked(opened, name, given["device"] or "auto", options)))
         service = Service(model, limits, workers=given["workers"], cut=given["cut"])
         url, names = url_of(sock), names_of(sock, allow_host or ())

@@ -255,12 +255,15 @@ def _find_baseline(variants: Sequence[Variant], wanted: str | None, root: Path |
     folder = Path(wanted).resolve()
     with suppress(UserError):  # a label of several words is no run
         folder = find_run(root / wanted if root and (root / wanted).is_dir() else wanted).resolve()
-    found = [variant for variant in variants if variant.label == wanted]
-    for variant in variants if not found else ():
-        runs = [one.run for one in variant.runs] + list(variant.doubles)
-        names = {variant.first.run.recipe.variant, *(run.name for run in runs)}
-        if wanted in names or folder in {run.folder.resolve() for run in runs}:
-            found.append(variant)
+
+    def called(one: Variant) -> list[set[object]]:  # what it may be called, the surest first
+        runs = [*(each.run for each in one.runs), *one.doubles]
+        names = one.first.run.recipe.variant, *(run.name for run in runs)
+        return [{one.label}, {run.folder.resolve() for run in runs}, {*names}]
+
+    found = list[Variant]()
+    for way in range(3):
+        found = found or [one for one in variants if {wanted, folder} & called(one)[way]]
     if len(found) == 1:
         return found[0]
     labels = [variant.label for variant in found or variants]

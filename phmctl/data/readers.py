@@ -98,7 +98,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> BufferedReader:
-    return cast("BufferedReader", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    return cast("BufferedReader", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGEST_LINE) -> str:
@@ -327,15 +327,17 @@ def _quoted(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[
     cells: list[str] | None = []
     while cells is not None:
         begun, before = reader.line_num + 1, csv.field_size_limit(LONGEST_LINE)  # of all readers in the process
+        bad = 0
         try:
             cells = next(reader, None)
         except csv.Error as error:
             if not skip or "unexpected end" in str(error):  # else the next line is read
                 why = f"its quotes are not those of a quoted table ({error}); read it with quoting off"
                 raise DataError(f"{path}, line {begun}: {why}") from error
-            cells = [BAD]
+            cells, bad = [], reader.line_num + 1 - begun  # with the lines that an opened quote has taken in
         finally:
             csv.field_size_limit(before)
+        yield from ((begun + line, [BAD]) for line in range(bad))
         if cells:
             yield begun, cells
 

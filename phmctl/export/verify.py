@@ -153,7 +153,8 @@ def verify_translator(subject: Subject, engine: Engine, count: int | None = None
         return abs(float(logits[one[place]] - logits[other[place]]))
 
     target, run = subject.tokenizers.target, subject.run
-    how: How = {"lowercase": target.lowercase, "tokenize": usual_tokenizer(run.data().get("target_language"))}
+    own = run.recipe_of(TranslationRecipe).training.bleu_tokenizer
+    how: How = {"lowercase": target.lowercase, "tokenize": own or usual_tokenizer(run.data().get("target_language"))}
     first, second = (bleu([target.decode(one.tokens) for one in each], references, **how) for each in found)
     scores = {"metric": "BLEU", "torch": first.value, "export": second.value, "signature": first.signature}
     return _compared(split, found, gap, scores)

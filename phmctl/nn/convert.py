@@ -253,7 +253,7 @@ def _build_once_a_forward(module: nn.Module) -> None:
         plain = _with_weights(self)
         before = dict(plain.__dict__)
         answer = base.forward(plain, *args, **options)
-        own = plain.__dict__.items()  # what a subclass keeps of a forward, such as its attention maps
+        own = plain.__dict__.items()  # attributes that a subclass sets, such as its attention maps
         self.__dict__.update({name: value for name, value in own if value is not before.get(name, before)})
         return answer
 
@@ -423,7 +423,8 @@ def _dense(
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
     weight, bias = module._parameters.get("weight"), getattr(module, "bias", None)
     if bias is not None and not isinstance(bias, nn.Parameter):  # it is computed: a parametrization, a pruning
-        bias = nn.Parameter(bias.detach(), bias.requires_grad)
+        learns = any(part.requires_grad for name, part in module.named_parameters() if "bias" in name)
+        bias = nn.Parameter(bias.detach(), learns)
     padding = getattr(module, "padding_idx", None)
     sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
     if weight is None:  # with n = 1 it is there, and stays the same parameter

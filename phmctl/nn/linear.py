@@ -83,7 +83,7 @@ class KroneckerWeight(nn.Module):
                 f"{name} is computed: set what it is made of, {'S and the rule' if name == 'weight' else 'W, U, V'}"
             )
         if name == "execution":
-            check_known("execution", value, EXECUTIONS)
+            check_known("execution", str(value), EXECUTIONS)
         super().__setattr__(name, value)
 
     @property

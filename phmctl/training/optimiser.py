@@ -207,8 +207,9 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     if settings.rates == "one":
         return rates
     kept = _kept(run, RATES, lambda: rates, processes)
-    if kept.keys() != rates.keys() or not all(isinstance(rate, float) and rate > 0 for rate in kept.values()):
-        raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
+    sound = all(isinstance(rate, float) and 0 < rate < math.inf for rate in kept.values())
+    if kept.keys() != rates.keys() or not sound:
+        raise RunError(f"{run.folder / RATES} is damaged; copy the run again, or train anew")
     return kept
 
 

@@ -232,9 +232,12 @@ def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoin
     """Make the run one that ends at the checkpoint and is trained with this recipe. Nothing may be refused after it.
 
     Later checkpoints are removed, since training writes them anew, and so is an average. The run's environment notes
-    that it was resumed, where and when. Raises OutputError; RunError where the environment is damaged.
+    that it was resumed, where and when. Raises OutputError; RunError where the environment is damaged, or a student's
+    teacher has been trained on.
     """
     noted = run.environment()
+    if noted.get("teacher_sha256") not in (None, environment.get("teacher_sha256")):
+        raise RunError(f"the teacher of {run.folder} has other weights by now; train a new student")
     noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
     folder = run.checkpoints_folder
     clear_leftovers(run)

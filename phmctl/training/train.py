@@ -12,7 +12,7 @@ import torch
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
 from phmctl.devices import check_compiler, has_bfloat16, isolated, world
-from phmctl.errors import RunError, UserError
+from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
@@ -151,9 +151,8 @@ def train_task(
         run = point = None
         with processes.agreed():
             if processes.leads:
-                taught = old.environment().get("teacher_sha256") if old else None
-                if taught not in (None, environment.get("teacher_sha256")):
-                    raise RunError(f"the teacher of {recipe.name} has other weights by now; train a new student")
+                if teacher := getattr(settings, "teacher", None):
+                    environment["teacher_sha256"] = Run.open(teacher).weights("auto").sha256
                 run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
                 stack.enter_context(run.claimed())
                 point = None if old is None else read_to_resume(task, old, checkpoint)
@@ -194,8 +193,6 @@ def _environment(
         "processes": processes.count,
     }
     noted |= {"initialised_from": start.noted} if start else {}
-    teacher = getattr(recipe.training, "teacher", None)
-    noted |= {"teacher_sha256": Run.open(teacher).weights("auto").sha256} if teacher else {}
     return noted | ({"data": str(data.resolve())} if data else {})
 
 

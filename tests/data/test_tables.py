@@ -90,7 +90,10 @@ def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "bad"),
-    [("a.csv", b"\xff,x"), ("a.CSV", b'"q" r,x'), ("a.tsv", b"\xff"), ("a.jsonl", b"{"), ("a.ndjson", b"7")],
+    [
+        *(("a.csv", b"\xff,x"), ("a.CSV", b'"q" r,x'), ("a.csv", b'"q\n1,2\n3"r,x'), ("a.tsv", b"\xff")),
+        *(("a.jsonl", b"{"), ("a.ndjson", b"7")),
+    ],
 )
 def test_bad_lines_are_left_out_wherever_they_stand(tmp_path, name, bad):
     path, good = tmp_path / name, {"csv": b"%d,x", "tsv": b"%d\tx"}.get(name[2:].lower(), b'{"a": "%d", "b": "x"}')
@@ -98,7 +101,7 @@ def test_bad_lines_are_left_out_wherever_they_stand(tmp_path, name, bad):
     columns = Rows(texts=("a", "b")) if good[:1] == b"{" else None
     found = list(table_rows(path, columns, skip=True))
     assert [row.texts for row in found if row.whole] == [("1", "x"), ("2", "x")]
-    assert len(found) == 4
+    assert len(found) == 4 + 2 * bad.count(b"\n")
 
 
 @pytest.mark.parametrize("rows", [PAIR, {"format": "jsonl", **PAIR}, {"texts": (0, 1)}, {"texts": (0,), "label": 1}])

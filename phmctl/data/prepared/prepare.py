@@ -147,7 +147,7 @@ def _compare(manifest: Mapping[str, Any], card: Card) -> None:
 
 def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources."""
-    settings = {**data.model_dump(exclude={"card", "language"}), "cleaning": cleaning.model_dump()}
+    settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
     settings = {key: value for key, value in settings.items() if (key, value) not in _OLD}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)

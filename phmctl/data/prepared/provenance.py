@@ -59,6 +59,7 @@ def build(
 
     `write` writes everything into the empty folder given, which takes its name when it is complete.
     """
+    folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stay there
     lock = folder.with_name(f".{folder.name}.lock")
     left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
     if force or left or changes(folder, settings, made):

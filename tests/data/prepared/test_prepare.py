@@ -201,6 +201,16 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, error,
     assert len(prepare(SECTION, corpus(), CLEANING, root=tmp_path).split("train")) == 300
 
 
+def test_data_on_another_disk_stay_there(tmp_path):
+    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
+    folder.rename(tmp_path / "disk")
+    folder.symlink_to(tmp_path / "disk")
+    before = (folder / "manifest.json").stat().st_ino
+    assert prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True).folder == folder
+    assert folder.is_symlink()
+    assert (folder / "manifest.json").stat().st_ino != before
+
+
 def test_a_failed_second_preparation_keeps_the_first(tmp_path):
     before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
     broken = tables([tmp_path / "absent.tsv"], Rows(header=False, texts=(0, 1)))
