@@ -117,7 +117,7 @@ def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> l
         own = next((runs for runs in below if runs), None) or [run for run in _below(root) if _tag(run) == str(name)]
         if not own:
             hint = _nearest_run(path, root)
-            where = f"at {name} or below {root} (--runs or PHMCTL_RUNS), and no tag"
+            where = f"at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
             raise RunError(f"no run {where}{hint}; list them with: phmctl runs")
         found += own
 

@@ -28,7 +28,7 @@ PREPARE = [
     ("shakespeare --train t.tsv --valid t.tsv", "'shakespeare' is a card"),
     ("mine --train wide.tsv --valid t.tsv", "--columns SOURCE,TARGET"),
     ("mine --train t.jsonl --valid t.tsv", "or columns: --columns SOURCE,TARGET"),
-    ("mine --train t.de t.en --valid t.tsv --columns 0,1", "--columns is for a table"),
+    ("mine --train t.de t.en --valid t.tsv --columns 0,1", "--columns, --header, --quoting"),
     ("mine --train t.de --valid t.tsv", "name two files, SOURCE TARGET"),
     ("mine --train t.tsv --valid t.tsv --test t.de nope", "--test: nope is no file"),
     ("mine --train t.tsv --valid t.tsv --test News=t.de t.en", "no split can be called 'test_News'"),
