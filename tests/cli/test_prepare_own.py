@@ -165,6 +165,8 @@ def test_tokenizers_keep_their_languages_where_the_direction_turns(tmp_path: Pat
     turned = prepare(tmp_path, *given, "--vocabulary-of", str(first.folder), "--reverse")
     assert turned.tokenizers.source.vocabulary == first.tokenizers.target.vocabulary
     assert turned.manifest["splits"]["train"]["source"]["unknown"] == 0
+    style = prepare(tmp_path, *given[:-1], "en,en", *SMALL, "--joint")
+    assert style.manifest["source_language"] == style.manifest["target_language"] == "en"
 
 
 def test_a_vocabulary_is_taken_of_a_preparation_that_has_one(tmp_path: Path, tiny_run: Run) -> None:

@@ -68,6 +68,8 @@ def test_the_mean_is_taken_and_integers_are_the_newest(tmp_path: Path) -> None:
     read = read_checkpoint(tmp_path / "average", ["model"])
     assert torch.equal(read.tensors["model"]["w"], means["w"])
     assert averaged_steps(tmp_path) == [2, 3]
+    (tmp_path / "average/model.safetensors").write_bytes(b"cut off")
+    assert averaged_steps(tmp_path) == []  # so that it is made again
     assert torch.equal(average_checkpoints(tmp_path, [1])["w"], torch.full((2,), 0.1))
     with pytest.raises(RunError, match="step-000004"):
         average_checkpoints(tmp_path, [1, 4])
