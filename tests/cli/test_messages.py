@@ -87,7 +87,7 @@ OTHERS = [
     ("compare RUN --format latx", "did you mean 'latex'"),
     ("compare RUN --budget dollars", "dollars"),
     ("compare --paper tabel2", "did you mean 'table2'"),
-    ("compare --paper 4 --recipe multi30k-de-en", "no recipe of table4 'multi30k-de-en'"),
+    ("compare --paper table4 --recipe multi30k-de-en", "no recipe of table4 'multi30k-de-en'"),
     ("compare RUN --best-of training.learning_rat", "did you mean 'training.learning_rate'"),
     ("recipes hamiltn", "did you mean 'hamilton'"),
     ("count-params", "needs a RECIPE, or --paper"),
