@@ -141,6 +141,8 @@ class Ragged:
     def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
         self._values = [values for values, _ in chunks]
         sizes = [np.diff(offsets.astype(np.int64)) for _, offsets in chunks]
+        if any((each < 0).any() or each.sum() > len(values) for each, (values, _) in zip(sizes, chunks, strict=True)):
+            raise ValueError("its lists do not lie within its values")
         self.lengths: Ints = np.concatenate([np.empty(0, np.int64), *sizes])
         self.offsets: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
         self._bounds: Ints = np.cumsum([0, *(len(values) for values in self._values)], dtype=np.int64)
