@@ -52,15 +52,15 @@ def count_parameters(
         RecipeError: the recipe, an algebra or a setting is wrong.
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    known, recipes = table_names(), shipped_names("recipes")
+    tables, recipes = table_names(), shipped_names("recipes")
     if recipe is None and not paper:
         raise UserError("count-params needs a RECIPE, or --paper for the published tables")
-    if recipe is None or (paper and recipe in known and recipe not in recipes):
+    if recipe is None or (paper and recipe in tables and recipe not in recipes):
         if ns or algebras or overrides:
             raise UserError("--n, --algebra and --set have no part in a published table; name a recipe")
         return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
     if paper and not Path(recipe).is_file():
-        check_known("table or recipe", recipe, dict.fromkeys([*known, *recipes]))
+        check_known("table or recipe", recipe, dict.fromkeys([*tables, *recipes]))
     choices: list[list[Override]] = []
     for algebra in algebras or (None,):
         several = ns if algebra is None or algebra in WITH_N else ()
@@ -70,10 +70,11 @@ def count_parameters(
     except RecipeError:
         resolve(recipe)  # what is wrong with the recipe itself should not be blamed on a variant
         raise
-    name, tables = variants[0].name, tuple(published_tables(variants[0].name)) if paper else ()
-    if paper and not tables:
+    name, ledgers = variants[0].name, tuple(ledger_for_recipe(variant) for variant in variants)
+    published = tuple(published_tables(name)) if paper else ()
+    if paper and not published:
         raise UserError(f"no published table is of {name}; count-params --paper prints all tables")
-    return ParameterCount(name, tuple(ledger_for_recipe(variant) for variant in variants), tables)
+    return ParameterCount(name, ledgers, published)
 
 
 _COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")

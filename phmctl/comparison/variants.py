@@ -77,7 +77,10 @@ class Trained:
 
     def bare(self, split: str) -> bool:
         """Whether it has no result, and could be scored on the split."""
-        return self.result is None and self.run.has(self.asked or AUTO) and split in (self.run.splits() or [split])
+        with suppress(RunError):
+            self.run.checkpoint(self.asked or AUTO)
+            return self.result is None and split in (self.run.splits() or [split])
+        return False
 
 
 @dataclass(frozen=True)

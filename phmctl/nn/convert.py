@@ -194,12 +194,8 @@ def _convert(
         return Converted(*row, before, None, "its weight is computed already: a parametrization, a norm, a pruning")
     outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
     if outside:
-        return Converted(
-            *row,
-            before,
-            None,
-            f"its weight is also that of {outside[0] or 'the model'}, which is not converted with it",
-        )
+        other = outside[0] or "the model"
+        return Converted(*row, before, None, f"its weight is also that of {other}, which is not converted with it")
     try:
         for (owner, key), weight in weights.items():
             parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # an LSTM's gates

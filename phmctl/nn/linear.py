@@ -79,9 +79,7 @@ class KroneckerWeight(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if (name == "weight" and self.__dict__.get("n", 1) > 1) or (name == "A" and self.__dict__.get("holds_factors")):
-            raise UserError(
-                f"{name} is computed: set what it is made of, {'S and the rule' if name == 'weight' else 'W, U, V'}"
-            )
+            raise UserError(f"{name} is computed: set {'S and the rule' if name == 'weight' else 'W, U and V'}")
         if name == "execution":
             check_known("execution", str(value), EXECUTIONS)
         super().__setattr__(name, value)

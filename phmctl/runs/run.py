@@ -201,11 +201,6 @@ class Run:
         names += [AVERAGE] if (folder / AVERAGE).is_dir() else []
         return names + [step_name(step) for step in saved_steps(folder)]
 
-    def has(self, checkpoint: str) -> bool:
-        with suppress(RunError):
-            return self.checkpoint(checkpoint).is_dir()
-        return False
-
     def choice(self) -> str:
         """Which checkpoint ``auto`` is: the average if asked for and made, else ``best``; first of all ``last``."""
         names = self.checkpoint_names()

@@ -26,6 +26,7 @@ from phmctl.checkpoints import (
     saved_steps,
     step_name,
     step_of,
+    verify_checkpoint,
     whole_steps,
     write_checkpoint,
 )
@@ -155,7 +156,8 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
 def averaged_steps(folder: Path) -> list[int]:
     """Return the steps that ``average`` was made of, or an empty list where it is missing or damaged."""
     with suppress(RunError):
-        return list(read_checkpoint(folder / AVERAGE, ["model"]).state["steps"])
+        verify_checkpoint(folder / AVERAGE, ["model"])
+        return list(read_state(folder / AVERAGE)["steps"])
     return []
 
 
