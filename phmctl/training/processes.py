@@ -143,6 +143,8 @@ def joined(timeout: float) -> Iterator[Processes]:
     if where.size == 1:
         yield Processes()
         return
+    import torch.distributed.nn  # imported later, its functions' defaults keep the group's threads until Python ends
+
     if "TORCHELASTIC_RUN_ID" in os.environ:
         follow(os.getppid())  # a torchrun that is killed ends nobody
     # Host tensors go by gloo, so that what hosts tell each other waits for no device.
