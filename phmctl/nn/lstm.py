@@ -73,11 +73,13 @@ class PHMLSTM(nn.Module):
 
         Raises:
             DimensionError: n does not divide a dimension, or is not the algebra's own.
-            UserError: no such algebra, gates or cell.
+            UserError: no such algebra, gates or cell, or no layer.
         """
         super().__init__()
         check_known("gates", gates, get_args(Gates))
         check_known("cell", cell, get_args(Cell))
+        if num_layers < 1:
+            raise UserError(f"num_layers = {num_layers}: expected 1 or more")
         maker = LinearBuilder(algebra, n, bias=bias, device=device) if builder is None else builder
         widths = [input_size] + [hidden_size] * (num_layers - 1)
         self.input_size = input_size

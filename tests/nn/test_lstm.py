@@ -227,7 +227,7 @@ def test_wrong_inputs(inputs) -> None:
         PHMLSTM(4, 2, n=2, num_layers=2)(*inputs)
 
 
-@pytest.mark.parametrize("options", [{"n": 3}, {"n": 2, "algebra": "quaternion"}, {"gates": "seperate"}, {"cell": "p"}])
-def test_what_no_lstm_is(options) -> None:
+@pytest.mark.parametrize("wrong", [{"n": 3}, {"algebra": "octonion"}, {"gates": "x"}, {"cell": "p"}, {"num_layers": 0}])
+def test_what_no_lstm_is(wrong) -> None:
     with pytest.raises(UserError):
-        PHMLSTM(4, 4, **options)
+        PHMLSTM(4, 4, **wrong)
