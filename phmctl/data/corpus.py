@@ -76,7 +76,7 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
     """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source."""
     places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
-    if not places:
+    if not places or "train" not in corpus.splits:
         return corpus
     whole, period = corpus.splits["train"], divide.period
     made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}
@@ -131,10 +131,9 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
                 if way == "hub" and card.hub is not None:
                     return _of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
                 fetch_all(card.urls, folder, refetch=refetch)
+                return _from_folder(card, folder, "the card's URLs")
             except DataError as error:  # an archive may be none: servers answer with a page
                 refused.append(str(error).split("\n")[0])
-            else:
-                return _from_folder(card, folder, "the card's URLs")
         reason = "; ".join(refused) or "the card names neither a hub nor URLs"
         raise DownloadError(
             f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
@@ -219,7 +218,7 @@ def find_files(card: Card, folder: Path) -> Match:
         odd = odd or other
     if odd is not None:
         raise odd
-    known = [f"{layout.name} ({layout.splits['train'].names[0]}, ...)" for layout in card.local]
+    known = [f"{layout.name} ({next(iter(layout.splits.values())).names[0]}, ...)" for layout in card.local]
     known += [] if card.labelled else ["plain text, .gz or .tsv"]
     looked = f"looked in {folder} and below for: {'; '.join(known)}"
     if best is None or not best.found:

@@ -22,14 +22,14 @@ _ATTEMPTS, _TIMEOUT, _PAUSE = 3, 20.0, 1.0  # seconds without an answer; between
 _FINAL = {400, 401, 403, 404, 410, 451}  # answers that asking again does not change
 
 
-def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool = False) -> Path:
+def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool = False) -> None:
     """Fetch `url` into `target`, unless it is there with this SHA-256. One process at a time may do so.
 
     What arrives stays in ``<target>.part``; where a SHA-256 will tell whether the parts fit, a later call asks for the
     rest of it. Raises DownloadError.
     """
     if target.is_file() and not refetch and (sha256 is None or sha256_of(target) == sha256):
-        return target
+        return
     part = target.with_name(f"{target.name}.part")
     with writing(target), progress(f"fetching {target.name}", None) as advance:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,6 @@ def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool
         sync(part)
         part.replace(target)
         sync(target.parent)
-    return target
 
 
 def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None]) -> None:
@@ -95,12 +94,11 @@ def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> Non
     """Fetch a card's files into the cache, and unpack archives there. Nobody else may write there meanwhile."""
     for item in urls:
         target, folder = cache / item.file, cache / f"{item.file}.extracted"
-        path = download(item.url, target, sha256=item.sha256, refetch=refetch)
-        if not item.extract:
-            continue
-        clear(folder)
-        if refetch or not folder.is_dir():
-            extract(path, folder)
+        download(item.url, target, sha256=item.sha256, refetch=refetch)
+        if item.extract:
+            clear(folder)
+            if refetch or not folder.is_dir():
+                extract(target, folder)
 
 
 def extract(archive: Path, folder: Path) -> None:

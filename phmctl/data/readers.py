@@ -343,28 +343,27 @@ def _quoted(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[
 
 
 def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSON-lines file, or of one that holds a single JSON array, with their lines.
+    """Yield the objects of a JSON-lines file with their lines, or of one JSON array, counted.
 
     With `skip` what is none is an empty one.
     """
     with reading(path), open_bytes(path) as handle:
         beginning = handle.read(_BEGINNING).lstrip(_BEFORE_JSON)
-    records: Iterable[Any]
+    records: Iterable[tuple[int, Any]]
     if beginning.startswith(b"["):
-        records = _parsed(path, 1, _whole_text(path), False)
+        word, records = "item", enumerate(_parsed(path, 1, _whole_text(path), False), start=1)
     else:
-        records = (_parsed(path, number, line, skip) for number, line in enumerate(read_lines(path, skip=skip), 1))
-    for number, record in enumerate(records, start=1):
-        if not isinstance(record, dict | None) and not skip:
-            raise DataError(f"{path}, line {number}: no JSON object but {str(record)[:40]!r}")
-        if record is not None:
-            yield number, record if isinstance(record, dict) else {}
+        lines = enumerate(read_lines(path, skip=skip), start=1)
+        word, records = "line", ((number, _parsed(path, number, line, skip)) for number, line in lines if line.strip())
+    for number, record in records:
+        if not isinstance(record, dict) and not skip:
+            raise DataError(f"{path}, {word} {number}: no JSON object but {str(record)[:40]!r}")
+        yield number, record if isinstance(record, dict) else {}
 
 
 def _parsed(path: Path, number: int, text: str, skip: bool) -> Any:
-    """Return a JSON text's value; None of an empty line."""
     try:
-        return json.loads(text) if text.strip() else None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         if skip:
             return {}

@@ -56,10 +56,9 @@ class CTranslate2Engine:
                 found[row] = self._search([sources[row]], limit, settings)[0]
             if not all(each.ended for each in found[row]):  # what was cut took the place of shorter ones that ended
                 found[row] += self._search([sources[row]], limit, by_total)[0]
-        if n_best > 1 or any(not each.ended for outputs in found for each in outputs):
-            return [ranked[:n_best] for ranked in self._scored(sources, found, settings.alpha)]
-        best = [[max(outputs, key=lambda each: each.score(settings.alpha))] for outputs in found]
-        return self._scored(sources, best, settings.alpha)
+        if n_best == 1 and all(each.ended for outputs in found for each in outputs):  # one is enough to score
+            found = [[max(outputs, key=lambda each: each.score(settings.alpha))] for outputs in found]
+        return [ranked[:n_best] for ranked in self._scored(sources, found, settings.alpha)]
 
     def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> "list[list[_Output]]":
         power = max(settings.alpha, _NEARLY_ZERO)

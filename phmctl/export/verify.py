@@ -118,8 +118,7 @@ class Verification:
 
     @property
     def score_words(self) -> str:
-        scores = self.scores or {}
-        return f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}" if scores else ""
+        return "{metric}: torch {torch:.4g}, export {export:.4g}".format(**(self.scores or {}))
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "different": self.different}

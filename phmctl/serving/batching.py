@@ -106,7 +106,6 @@ class Batcher:
         self._answer = answer
         self._waiting: list[_Item] = []  # the oldest first
         self._last = 1  # items of the last batch
-        self._closed = False
         self._changed = threading.Condition()
         self._workers = [
             threading.Thread(target=self._work, name=f"batcher-{number}", daemon=True) for number in range(workers)
@@ -142,17 +141,9 @@ class Batcher:
             self._changed.notify_all()  # the items may be several workers' batches
         return [item.future for item in added]
 
-    def close(self) -> None:
-        """Drop what waits and end the workers, each after its batch."""
-        with self._changed:
-            self._closed = True
-            for item in self._waiting:
-                item.future.cancel()
-            self._changed.notify_all()
-
     def _work(self) -> None:
-        while batch := self._take():
-            began = time.monotonic()
+        while True:
+            batch, began = self._take(), time.monotonic()
             self._solve(batch)
             with self._changed:
                 self.counts.batches += 1
@@ -160,9 +151,9 @@ class Batcher:
                 self.running -= len(batch)
 
     def _take(self) -> list[_Item]:
-        """Wait for the next batch, and until it is as large as the last or time is up; none when all is closed."""
+        """Wait for the next batch, and until it is as large as the last or time is up."""
         with self._changed:
-            while not self._closed:
+            while True:
                 if not self.queued:
                     self._changed.wait()
                     continue
@@ -181,7 +172,6 @@ class Batcher:
                     self.running += len(batch)
                     self._last = len(batch)
                     return batch
-            return []
 
     def _solve(self, batch: Sequence[_Item]) -> None:
         """Answer a batch; where it fails, its halves, so that an item's failure is its own."""

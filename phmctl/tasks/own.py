@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -82,8 +82,7 @@ class TextKind(TaskKind[R]):
     def open(self, recipe: Any, data: Path) -> Task:
         from phmctl.data.prepared.folder import PreparedData
 
-        module, _, name = self.task.partition(":")
-        found: Task = getattr(importlib.import_module(module), name)(recipe, PreparedData.find(recipe.data, data))
+        found: Task = pkgutil.resolve_name(self.task)(recipe, PreparedData.find(recipe.data, data))
         return found
 
     def sizes(self, recipe: Any, data: Path | None = None) -> Sizes:

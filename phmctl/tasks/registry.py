@@ -1,6 +1,6 @@
 """Which tasks there are. A task is imported when it is first asked for."""
 
-import importlib
+import pkgutil
 from collections.abc import Collection
 from typing import Any
 
@@ -19,8 +19,7 @@ TASKS: dict[str, str] = {
 
 
 def task_kind(name: str) -> TaskKind[Any]:
-    module, _, attribute = TASKS[name].partition(":")
-    kind: TaskKind[Any] = getattr(importlib.import_module(module), attribute)
+    kind: TaskKind[Any] = pkgutil.resolve_name(TASKS[name])
     return kind
 
 

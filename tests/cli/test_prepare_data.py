@@ -88,7 +88,7 @@ def test_extra_columns_break_scores_down(tmp_path):
     columns = ["--text", "text", "--label", "gold", "--extra", "length"]
     document = json.loads(prepare(tmp_path, "mine", *tables, *columns, "--json").stdout)
     assert document["extras"] == ["length"]
-    split = PreparedData.open(Path(document["folder"])).split("valid")
+    split = PreparedData(Path(document["folder"])).split("valid")
     assert split.extras["length"].tolist() == [n % 3 for n in range(12)]
     with pytest.raises(DataError, match=r"no column 'lenght' \(did you mean 'length'\?\)"):
         prepare(tmp_path, "mine", *tables, *columns[:-1], "lenght")

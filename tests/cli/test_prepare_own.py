@@ -28,7 +28,7 @@ def shown(tmp_path: Path, *arguments: object) -> Result:
 
 def prepare(tmp_path: Path, *arguments: object) -> PreparedData:
     """Prepare a corpus ``mine`` of small settings; return it."""
-    return PreparedData.open(Path(json.loads(shown(tmp_path, *arguments, "--json").stdout)["folder"]))
+    return PreparedData(Path(json.loads(shown(tmp_path, *arguments, "--json").stdout)["folder"]))
 
 
 def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
@@ -124,7 +124,7 @@ def test_cleaning_overrides_a_cards(tmp_path: Path, tiny_run: Run) -> None:
     given = ["multi30k-de-en", "--source", tmp_path, "--data", tmp_path / "data", *SMALL]
     document = json.loads(call("prepare-data", *given, "--lowercase", "--json").stdout)
     assert document["settings"]["cleaning"]["lowercase"] is True
-    assert " hund" in PreparedData.open(Path(document["folder"])).tokenizers.source.vocabulary
+    assert " hund" in PreparedData(Path(document["folder"])).tokenizers.source.vocabulary
     with pytest.raises(DataError, match="--entities x"):
         call("prepare-data", *given, "--entities", "x")
     card = load_card("multi30k-de-en").model_dump(mode="json", exclude_defaults=True)

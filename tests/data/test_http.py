@@ -63,7 +63,8 @@ def server(monkeypatch):
 
 
 def fetch(server, tmp_path, **options):
-    return download(server.url, tmp_path / "raw" / "train.de", **options)
+    download(server.url, tmp_path / "raw" / "train.de", **options)
+    return tmp_path / "raw" / "train.de"
 
 
 def test_a_file_of_too_many_bytes_is_refused_and_dropped(server, tmp_path, monkeypatch):

@@ -133,6 +133,7 @@ def test_json_lines_and_a_json_array(tmp_path):
     [
         ("{", "line 2: no JSON"),
         ("[1]", "line 2: no JSON object"),
+        ("null", "line 2: no JSON object"),
         ('{"text": "x"}', "line 2: no key 'label'; there are text"),
         ('{"text": null, "label": "a"}', "line 2: 'text' holds None"),
         ('{"text": "\\ud800", "label": "x"}', "line 2: 'text' holds NUL or half of a surrogate pair"),

@@ -216,7 +216,7 @@ def test_manifests(prepared: Path) -> None:
     seed = (prepared / "manifest.json").read_bytes()
 
     def use(path: Path) -> None:
-        opened = PreparedData.open(path.parent)
+        opened = PreparedData(path.parent)
         for name in opened.splits:
             len(opened.split(name))
 

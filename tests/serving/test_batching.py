@@ -104,7 +104,6 @@ def test_every_request_gets_its_own_answers_whatever_happens_to_others(clients, 
 
     with ThreadPoolExecutor(len(clients)) as pool:
         list(pool.map(client, clients))
-    batcher.close()
     assert batcher.queued == 0
     for _, items in recorder.batches:
         assert len(items) <= size
@@ -120,7 +119,6 @@ def test_many_items_wake_as_many_idle_workers() -> None:
 
     batcher: Batcher = Batcher(answer, Limits(batch=32), workers=4)
     assert results(batcher.submit("x", list(range(128)), [1] * 128)) == list(range(128))
-    batcher.close()
 
 
 def test_what_waits_is_answered_together_by_key_and_in_order() -> None:
@@ -129,7 +127,6 @@ def test_what_waits_is_answered_together_by_key_and_in_order() -> None:
     gate.open.set()
     assert results(futures) == [(key, n) for n, key in enumerate("xyxxx", start=1)]
     assert gate.batches == [("busy", [0]), ("x", [1, 3, 4]), ("y", [2]), ("x", [5])]
-    batcher.close()
 
 
 def test_the_cost_of_a_batch_is_limited_but_one_item_always_goes() -> None:
@@ -138,7 +135,6 @@ def test_the_cost_of_a_batch_is_limited_but_one_item_always_goes() -> None:
     gate.open.set()
     results(futures)
     assert [items for _, items in gate.batches[1:]] == [[4, 6], [1], [99], [2]]
-    batcher.close()
 
 
 def test_a_full_queue_refuses_with_a_time_and_takes_what_fits() -> None:
@@ -153,7 +149,6 @@ def test_a_full_queue_refuses_with_a_time_and_takes_what_fits() -> None:
     gate.open.set()
     assert results(last) == [("x", 3), ("x", 4), ("x", 5)]
     assert [items for _, items in gate.batches] == [[0], [3, 4, 5]]
-    batcher.close()
 
 
 def test_a_failure_is_the_items_own() -> None:
@@ -164,7 +159,6 @@ def test_a_failure_is_the_items_own() -> None:
         futures.pop(2).result(SECONDS)
     assert results(futures) == [("x", 1), ("x", 2), ("x", 4)]
     assert [items for _, items in gate.batches[1:]] == [[1, 2, -1, 4], [1, 2], [-1, 4], [-1], [4]]
-    batcher.close()
     assert (batcher.counts.answered, batcher.counts.failed) == (4, 1)
 
 
@@ -172,7 +166,6 @@ def test_too_few_answers_are_a_failure_not_a_shift() -> None:
     batcher: Batcher = Batcher(lambda key, items: [])
     with pytest.raises(RuntimeError, match="0 answers came to 1 items"):
         results(batcher.submit("x", [1], [1]))
-    batcher.close()
 
 
 def test_a_lone_client_does_not_wait_for_company() -> None:
@@ -181,7 +174,6 @@ def test_a_lone_client_does_not_wait_for_company() -> None:
     for item in range(5):
         results(batcher.submit("x", [item], [1]))
     assert time.monotonic() - began < SECONDS / 2
-    batcher.close()
 
 
 def test_after_a_large_batch_the_next_waits_for_its_like() -> None:
@@ -195,7 +187,6 @@ def test_after_a_large_batch_the_next_waits_for_its_like() -> None:
         time.sleep(0.01)
     results(second)
     assert [items for _, items in gate.batches[1:]] == [[0, 1, 2], [3, 4, 5]]
-    batcher.close()
 
 
 def test_a_batch_waits_for_others_no_longer_than_is_allowed() -> None:
@@ -204,12 +195,3 @@ def test_a_batch_waits_for_others_no_longer_than_is_allowed() -> None:
     gate.open.set()
     results(both)
     assert results(batcher.submit("x", [3], [1])) == [("x", 3)]
-    batcher.close()
-
-
-def test_what_waits_when_it_closes_is_cancelled() -> None:
-    gate, batcher = held(Limits())
-    waiting = batcher.submit("x", [1, 2], [1, 1])
-    batcher.close()
-    assert all(future.cancelled() for future in waiting)
-    gate.open.set()

@@ -57,11 +57,9 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
         seal(folder, MANIFEST, {"format": FORMAT, **content})
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return a prepared folder's manifest, None where there is none; raises DataError for one that is damaged."""
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return a prepared folder's manifest; raises DataError where there is none, or it is damaged."""
     path = folder / MANIFEST
-    if not path.exists():
-        return None
     refuse_pipes(folder, DataError)
     manifest = read_seal(path, DataError, "prepare the data again with --force")
     try:
@@ -72,11 +70,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             f"{path} is damaged, or of another version: look at {wrong}; prepare the data again with --force"
         ) from error
     return manifest
-
-
-def refuse_damage(folder: Path, manifest: dict[str, Any], name: str, command: str) -> None:
-    """Raise a DataError if the manifest lists this file and it is another now."""
-    verify(folder, manifest["files"], DataError, f"run: {command} --force", [name])
 
 
 TASK = "classification"  # what the manifest of labelled text calls its task
@@ -103,7 +96,8 @@ def prepared_folder(data: Section, root: Path) -> Path:
 
 def prepare_command(data: Section, root: Path | None = None) -> str:
     """Return the command that prepares the data of these settings in a data folder, by default the default one."""
-    words = ["phmctl prepare-data", data.card, f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"]
+    words = ["phmctl prepare-data", shlex.quote(data.card)]
+    words += [f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"]
     own = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     if not isinstance(data, LabelledSection):
         words.append("--joint" if data.joint else "--separate")
@@ -118,9 +112,10 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
     """Return the sizes of the vocabularies, (source, target), or of one and the label set; None if not prepared."""
-    manifest = read_manifest(prepared_folder(data, root))
-    if manifest is None:
+    folder = prepared_folder(data, root)
+    if not (folder / MANIFEST).exists():
         return None
+    manifest = read_manifest(folder)
     sizes = [*manifest["token_types"].values(), len(manifest.get("labels", ()))]
     return sizes[0], sizes[1]
 
@@ -226,7 +221,6 @@ class Split:
 
     def __init__(self, path: Path, extras: list[str] | None = None) -> None:
         self.path = path
-        self.name = path.stem
         import pyarrow as pa
 
         with reading_arrow(path):
@@ -273,23 +267,15 @@ class Split:
 class PreparedData:
     """A prepared corpus; `command` prepares it, for messages. Both tokenizers of labelled text are one object."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], command: str) -> None:
+    def __init__(self, folder: Path, command: str = "phmctl prepare-data NAME") -> None:
         self.folder = folder
-        self.manifest = manifest
+        self.manifest = read_manifest(folder)
         self.command = command
+        self._verify(JOINT_FILE, *SIDE_FILES)
         self.tokenizers = TokenizerPair.load(folder)
-        self.labels: list[str] = list(manifest.get("labels", ()))  # in the order of their numbers
-        self.texts: int = manifest.get("texts", 2)
+        self.labels: list[str] = list(self.manifest.get("labels", ()))  # in the order of their numbers
+        self.texts: int = self.manifest.get("texts", 2)
         self._splits: dict[str, Split] = {}
-
-    @classmethod
-    def open(cls, folder: Path, command: str = "phmctl prepare-data NAME") -> "PreparedData":
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise DataError(f"{folder} holds no prepared data; run: {command}")
-        for name in (JOINT_FILE, *SIDE_FILES):
-            refuse_damage(folder, manifest, name, command)
-        return cls(folder, manifest, command)
 
     @classmethod
     def find(cls, data: Section, root: Path) -> "PreparedData":
@@ -301,11 +287,15 @@ class PreparedData:
             there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else ""
             there = there or ("" if is_card(data.card) else nearest(data.card, known))
             raise DataError(f"{data.card} is not prepared in {folder}{there}; run: {command}")
-        prepared = cls.open(folder, command)
+        prepared = cls(folder, command)
         if isinstance(data, LabelledSection) != (prepared.manifest.get("task") == TASK):
             kind = "labelled text" if isinstance(data, LabelledSection) else "parallel text"
             raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
         return prepared
+
+    def _verify(self, *names: str) -> None:
+        """Raise a DataError if the manifest lists one of these files and it is another now."""
+        verify(self.folder, self.manifest["files"], DataError, f"run: {self.command} --force", names)
 
     @property
     def splits(self) -> list[str]:
@@ -315,7 +305,7 @@ class PreparedData:
         if name not in self.splits:
             raise DataError(f"no split {name!r}{nearest(name, self.splits)}; there are {', '.join(self.splits)}")
         if name not in self._splits:
-            refuse_damage(self.folder, self.manifest, f"{name}.arrow", self.command)
+            self._verify(f"{name}.arrow")
             self._splits[name] = Split(self.folder / f"{name}.arrow", self.manifest.get("extras"))
         return self._splits[name]
 
@@ -326,7 +316,7 @@ class PreparedData:
             return None
         from safetensors.torch import load_file
 
-        refuse_damage(self.folder, self.manifest, VECTORS_FILE, self.command)
+        self._verify(VECTORS_FILE)
         vectors: Tensor = load_file(self.folder / VECTORS_FILE)["vectors"]
         return vectors
 

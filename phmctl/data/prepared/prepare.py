@@ -111,23 +111,23 @@ def prepare(
         note(f"{folder} is up to date")  # what was published stays as it is: the network need not be asked again
     else:
         corpus = open_corpus(of, source, root / "raw" / of.id, refetch=refetch) if isinstance(of, Card) else of
-        if isinstance(data, ParallelSection):
-            corpus = reversed_corpus(corpus) if data.direction == "reverse" else corpus
-            corpus = copied_corpus(corpus) if data.copies else corpus
         if [*corpus.splits][:2] != ["train", "valid"]:
             names = ", ".join(corpus.splits) or "none"
             raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
+        if isinstance(data, ParallelSection):
+            corpus = reversed_corpus(corpus) if data.direction == "reverse" else corpus
+            corpus = copied_corpus(corpus) if data.copies else corpus
         made = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
-            with suppress(DataError):  # what was there may be damaged
-                before = (read_manifest(folder) or {}).get("vectors")
+            with suppress(DataError):  # what was there may be missing or damaged
+                before = read_manifest(folder).get("vectors")
                 if before and vectors is None:
                     warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
             _write(temporary, data, corpus, chosen, vectors, vocabulary, {"settings": wanted, **made})
 
         build(folder, wanted, made, write, force=force)
-    prepared = PreparedData.open(folder, prepare_command(data, root))
+    prepared = PreparedData(folder, prepare_command(data, root))
     if isinstance(of, Card):
         _compare(prepared.manifest, of)
     return prepared

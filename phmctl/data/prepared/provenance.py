@@ -15,7 +15,7 @@ from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
-from phmctl.files import clear, damage, locked, replacing, sha256, sha256_text, temporaries, writing
+from phmctl.files import clear, damage, locked, replacing, sha256, sha256_text, temporaries
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
 
@@ -64,8 +64,7 @@ def build(
     left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
     if force or left or changes(folder, settings, made):
         with locked(lock):  # a second process waits, and then finds it done
-            with writing(folder):
-                clear(folder)  # what is half written goes; without a new folder the former one is put back
+            clear(folder)  # what is half written goes; without a new folder the former one is put back
             changed = changes(folder, settings, made)
             if force or changed:
                 if changed and (folder / MANIFEST).exists():
@@ -84,8 +83,6 @@ def changes(folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any]) 
     """
     try:
         manifest = read_manifest(folder)
-        if manifest is None:
-            return [MANIFEST]
         before = manifest["settings"]
         changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         known = (CARD, "held_out") if "sources" in made else (CARD,)
@@ -93,7 +90,7 @@ def changes(folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any]) 
         if not changed and "sources" in made:
             changed = changed_sources(manifest["sources"], made["sources"])
         return changed or [each["name"] for each in manifest["files"] if damage(folder, each)]
-    except (DataError, KeyError, TypeError):  # damaged
+    except (DataError, KeyError, TypeError):  # missing or damaged
         return [MANIFEST]
 
 
@@ -111,7 +108,7 @@ class Vocabulary:
     @classmethod
     def of(cls, path: Path) -> "Vocabulary":
         if (path / MANIFEST).is_file():
-            prepared = PreparedData.open(path)
+            prepared = PreparedData(path)
             settings = prepared.manifest["settings"]
             return cls(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
         if inside := sorted(str(each.parent) for each in path.glob(f"[!.]*/{MANIFEST}")):

@@ -70,7 +70,8 @@ class ClassificationTask:
         return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
+        training, lengths = self.recipe.training, lengths_of(self.prepared.split("train"))
+        return plan_by_count(lengths, training.batch_size, seed=training.seed, epoch=epoch)
 
     def cost(self, rows: Rows) -> Cost:
         sides = [int(side.lengths[rows].sum()) for side in self.prepared.split("train").sides]
@@ -108,7 +109,8 @@ class ClassificationTask:
         split = self.prepared.split("valid")
         device = next(model.parameters()).device
         sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, right answers
-        for rows in share.mine(self.planned(split, epoch=0, shuffle=False)):
+        size = self.recipe.training.batch_size
+        for rows in share.mine(plan_by_count(lengths_of(split), size, seed=0, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
                 logits = model(*batch.sides)  # (B, classes)
@@ -158,11 +160,6 @@ class ClassificationTask:
             own = {name: values[row] for name, values in extras.items()}
             example = {"texts": texts, "label": self.prepared.labels[number], **own}
             yield json.dumps(example, ensure_ascii=False) + "\n"
-
-    def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:
-        """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
-        training = self.recipe.training
-        return plan_by_count(lengths_of(split), training.batch_size, seed=training.seed, epoch=epoch, shuffle=shuffle)
 
     def _vectors(self) -> Tensor | None:
         wanted = getattr(self.recipe.model, "embeddings", "trained") != "trained"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phmctl.assembly import build_transformer
 from phmctl.console import silence
-from phmctl.data.batches import Batch, collate, cost_of, lengths_of, plan_by_tokens
+from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
 from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
 from phmctl.data.prepared.folder import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
@@ -43,7 +43,8 @@ class TranslationTask:
         return build_transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        return self.planned(self.prepared.split("train"), epoch=epoch, shuffle=True)
+        training, lengths = self.recipe.training, lengths_of(self.prepared.split("train"))
+        return plan_by_tokens(lengths, training.batch_tokens, seed=training.seed, epoch=epoch)
 
     def cost(self, rows: Rows) -> Cost:
         split = self.prepared.split("train")
@@ -64,7 +65,10 @@ class TranslationTask:
         device = next(model.parameters()).device
         split = self.prepared.split("valid")
         sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
-        for rows in share.mine(self.planned(split, epoch=0, shuffle=False)):
+        lengths = lengths_of(split)
+        # Valid keeps every line: one longer than the budget is a batch of its own.
+        budget = max(self.recipe.training.batch_tokens, *(int(side.max(initial=0)) for side in lengths))
+        for rows in share.mine(plan_by_tokens(lengths, budget, seed=0, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
                 _, likelihood = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], 0.0)
@@ -104,15 +108,6 @@ class TranslationTask:
 
     def check_vocabulary(self, run: Run) -> None:
         check_same_vocabulary(run, self.prepared)
-
-    def planned(self, split: Split, *, epoch: int, shuffle: bool) -> list[Rows]:
-        """Return the rows of each batch of a split: an epoch's shuffled ones, or all in order of length."""
-        training = self.recipe.training
-        lengths = lengths_of(split)
-        # Evaluation splits keep every line: one longer than the budget is a batch of its own.
-        longest = int(cost_of(lengths).max(initial=0))
-        budget = training.batch_tokens if shuffle else max(training.batch_tokens, longest)
-        return plan_by_tokens(lengths, budget, seed=training.seed, epoch=epoch, shuffle=shuffle)
 
     @property
     def _bleu_tokenizer(self) -> str:

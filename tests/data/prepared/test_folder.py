@@ -110,8 +110,8 @@ def test_what_is_not_prepared_names_the_command(tmp_path, monkeypatch, section, 
             PreparedData.find(section, tmp_path)
         assert str(caught.value).endswith(f"run: {command}{data}")
         monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))  # now it is the default, which needs no option
-    with pytest.raises(DataError, match=r"run: phmctl prepare-data NAME$"):
-        PreparedData.open(tmp_path)
+    with pytest.raises(DataError, match=r"manifest\.json is missing"):
+        PreparedData(tmp_path)
 
 
 GOOD = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": []}
@@ -133,7 +133,7 @@ def test_a_damaged_manifest_is_a_users_error(tmp_path, content, look_at):
     assert read_manifest(tmp_path) == GOOD
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
     with pytest.raises(DataError, match=rf"{look_at}.* --force"):
-        PreparedData.open(tmp_path)
+        PreparedData(tmp_path)
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "train.arrow"])
@@ -142,7 +142,7 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     with deadline(10), pytest.raises(DataError):
-        PreparedData.open(tmp_path)
+        PreparedData(tmp_path)
 
 
 @pytest.mark.parametrize("columns", [{"source": [1]}, {"source": [[1]], "target": ["a"]}, {"a": [b"x"]}])

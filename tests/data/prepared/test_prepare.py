@@ -274,6 +274,11 @@ def test_nothing_to_train_on_is_a_users_error(tmp_path, splits, message):
         prepare(SECTION, corpus(**splits), CLEANING, root=tmp_path)
 
 
+def test_copies_want_a_train_split(tmp_path):
+    with pytest.raises(DataError, match="has valid, test; --train"):
+        prepare(SECTION.model_copy(update={"copies": True}), corpus(train=None), CLEANING, root=tmp_path)
+
+
 def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
     card = choose_section("shakespeare", None, {}, ParallelSection)
     assert (card.tokenizer, card.vocabulary, card.joint) == ("word", 8192, False)
