@@ -199,8 +199,10 @@ class AnswersFile:
             marks = [_Mark(**each) for each in rest]
             if any([*map(type, mark)] != [int, str, int] for mark in marks) or any(len(each) < 3 for each in rest):
                 raise ValueError("it holds no marks")
+            if any(min(mark.lines, mark.bytes) < 0 for mark in marks):
+                raise ValueError("its marks are below 0")
             differing = {key: (header.get(key), self._origin.get(key)) for key in {**header, **self._origin}}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise OutputError(f"{self.record} cannot be read ({error}); {anew}") from error
         if not marks:
             return

@@ -229,13 +229,10 @@ def training_jobs(cells: Sequence[Cell]) -> list[Job]:
 
 def look_at_training(job: Job) -> None:
     run = newest_of(*job.about)
-    minutes = None if run is None else run.minutes
-    job.figures = {
-        "best": "–" if run is None else score(run),
-        "min": "–" if minutes is None else f"{minutes:.1f}",
-        "run": "–" if run is None else str(run.run.folder),
-    }
     job.found = {"run": run and run.as_json()}
+    if run is not None:
+        minutes = "–" if run.minutes is None else f"{run.minutes:.1f}"
+        job.figures = {"best": score(run), "min": minutes, "run": str(run.run.folder)}
 
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
@@ -320,8 +317,8 @@ def carry_out(jobs: Sequence[Job], at_once: int, look: Callable[[Job], None]) ->
         if job.code is not None:
             done += 1
             look(job)
-            figures = "  ".join(f"{name} {value}" for name, value in job.figures.items())
-            note(f"[{done}/{total}] {job.label}: {job.state} after {job.seconds / 60:.1f} min, {figures}")
+            figures = "".join(f"  {name} {value}" for name, value in job.figures.items())
+            note(f"[{done}/{total}] {job.label}: {job.state} after {job.seconds / 60:.1f} min{figures}")
         elif line is None:
             note(f"{job.label}: started")
         elif line.startswith("step ") and time.monotonic() >= due.get(job, 0.0):

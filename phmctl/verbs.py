@@ -111,13 +111,13 @@ def _taken(known: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any
 
 def _groups(named: "Files") -> list[tuple[Path, ...]]:
     """Return the files of a split, those of each pair or table together."""
-    if isinstance(named, str | Path):
-        return [(Path(named),)]
-    if not isinstance(named, Sequence):
-        raise UserError(f"files: a split is a table, (source, target) or a list of such, not {named!r}")
-    if all(isinstance(each, str | Path) for each in named) and isinstance(named, tuple):
-        return [tuple(map(Path, named))]
-    return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in named]
+    pair = isinstance(named, tuple) and all(isinstance(each, str | Path) for each in named)
+    try:
+        listed: Any = [named] if pair or isinstance(named, str | Path) else named
+        return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in listed]
+    except TypeError:
+        why = f"files: a split is a table, (source, target) or a list of such, not {named!r}"
+        raise UserError(why) from None
 
 
 def train(
@@ -206,9 +206,11 @@ def recipe_to_train(recipe: "RecipeLike | None", resume: bool | str | Path) -> "
     from phmctl.runs import Run
 
     run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
-    if recipe is None and run is None:
-        raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
-    return (run.recipe if recipe is None and run is not None else recipe or ""), run
+    if recipe is None:
+        if run is None:
+            raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
+        recipe = run.recipe
+    return recipe, run
 
 
 def evaluate(

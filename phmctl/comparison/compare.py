@@ -1,7 +1,6 @@
 """``compare``: variants beside one another, with what else they differ in."""
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -57,7 +56,6 @@ class Comparison:
     variants: tuple[Variant, ...]  # in the order of their recipes, algebras and n
     baseline: Variant  # that which the others are compared with
     tests: Mapping[str, Sequence[Test]]  # by label, the tested differences from the baseline
-    checkpoint: str | None = None  # the only one whose results were asked for
     # of each model, the values of a key it was tried with; of these the best on valid is compared.
     trials: tuple[Trials, ...] = ()
     margin: float | None = None  # of the tests of non-inferiority
@@ -65,7 +63,7 @@ class Comparison:
     @cached_property
     def same_machine(self) -> bool:
         """Whether all trained on the same processor with as many threads, so that their speeds compare."""
-        return len({each for variant in self.variants for one in variant.runs for each in _machines(one)}) == 1
+        return len({each for variant in self.variants for one in variant.runs for each in machines(one)}) == 1
 
     def differences(self) -> Iterator[str]:
         """A line for each thing besides n and the seed in which a variant differs from the baseline."""
@@ -85,17 +83,15 @@ class Comparison:
             yield f"no difference is tested, so nothing is known of a margin of {self.margin:g}"
         if not self.same_machine:
             runs = [(variant.label, one) for variant in self.variants for one in variant.runs]
-            where = {f"{label} on {machine}" for label, one in runs for machine in _machines(one)}
+            where = {f"{label} on {machine}" for label, one in runs for machine in machines(one)}
             yield "speeds do not compare: " + "; ".join(sorted(where))
 
     def missing(self) -> Iterator[str]:
         """The commands that score what has no result, as it was asked for."""
-        options = [] if self.split == "test" else ["--split", self.split]
-        options += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
         for variant in self.variants:
             for one in variant.runs:
                 if one.bare(self.split):
-                    yield shlex.join(["phmctl", "eval", str(one.run.folder), *options])
+                    yield one.command(self.split)
 
     def said(self) -> list[str]:
         """All lines that people are told beside the tables."""
@@ -233,7 +229,7 @@ def compare(
         _check_alike(variants, first, each)
         metrics = tuple(kind_of(first.first.run.recipe).metrics)
         tests = _test(variants, first, margin)
-        found.append(Comparison(each, metrics, tuple(variants), first, tests, checkpoint, tuple(trials), margin))
+        found.append(Comparison(each, metrics, tuple(variants), first, tests, tuple(trials), margin))
     return found
 
 
@@ -366,7 +362,7 @@ def copy_notes(variants: Iterable[Variant]) -> list[str]:
     return list(dict.fromkeys(str(copy) for copy in copies if copy.one_language))
 
 
-def _machines(one: Trained) -> set[str]:
+def machines(one: Trained) -> set[str]:
     """What a run was trained on, in words: where it began, and where it was resumed."""
     first, found = one.run.environment(), set()
     for each in ({}, *first.get("resumed", ())):

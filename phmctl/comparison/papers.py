@@ -31,7 +31,6 @@ class Cell:
     variant: Variant | None  # what was trained here of it; None where nothing was
     count: int | None  # its parameters, counted as the table counts them
     root: Path | None = None  # the folder of runs that was asked for; None is the usual one
-    checkpoint: str | None = None  # the only one whose results were asked for
 
     @property
     def recipe(self) -> str:
@@ -63,10 +62,7 @@ class Cell:
         if self.values:
             return None
         if self.variant is not None and self.variant.first.run.checkpoint_names() and self.column.metric != SPEED:
-            split = split_of(self.column)
-            where = [] if split == "test" else ["--split", split]
-            where += [] if self.checkpoint is None else ["--checkpoint", self.checkpoint]
-            return shlex.join(["phmctl", "eval", str(self.variant.first.run.folder), *where])
+            return self.variant.first.command(split_of(self.column))
         place = [] if self.root is None else ["--runs", str(self.root)]  # where it is looked for
         return shlex.join(["phmctl", "train", self.recipe, *self.row.options, *place])
 
@@ -194,7 +190,7 @@ def compare_papers(
     check_asked(summaries, "test", checkpoint)
     splits = dict.fromkeys(split_of(column) for table in tables for column in table.columns)
     variants = {split: group(settle(summaries, split, checkpoint)) for split in splits}
-    return [_compare(table, variants, root, checkpoint) for table in tables]
+    return [_compare(table, variants, root) for table in tables]
 
 
 def split_of(column: Column) -> str:
@@ -203,9 +199,7 @@ def split_of(column: Column) -> str:
     return split if name == "accuracy" and split else "test"
 
 
-def _compare(
-    printed: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None, checkpoint: str | None
-) -> PaperComparison:
+def _compare(printed: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None) -> PaperComparison:
     columns = []
     for column in printed.columns:
         cells = []
@@ -215,7 +209,7 @@ def _compare(
                 count = printed.measure(ledger_for_recipe(variant.first.run.recipe))
             elif variant is not None and variant.parameters is not None:
                 count = variant.parameters.total
-            cells.append(Cell(row, column, published, variant, count, root, checkpoint))
+            cells.append(Cell(row, column, published, variant, count, root))
         columns.append(tuple(cells))
     return PaperComparison(printed, tuple(columns))
 

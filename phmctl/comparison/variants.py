@@ -4,6 +4,7 @@ Fair is each model at its best of the values tried (``--best-of``), and models o
 """
 
 import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -48,6 +49,12 @@ class Trained:
     @property
     def seed(self) -> int:
         return self.run.recipe.training.seed
+
+    def command(self, split: str) -> str:
+        """What scores it on a split, at the checkpoint that was asked for."""
+        where = [] if split == "test" else ["--split", split]
+        where += [] if self.asked is None else ["--checkpoint", self.asked]
+        return shlex.join(["phmctl", "eval", str(self.run.folder), *where])
 
     @cached_property
     def answers(self) -> Answers | None:
@@ -330,8 +337,7 @@ def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -
     check_known("budget", budget, BUDGETS)
     spent: dict[str, float | None] = {each.label: each.minutes for each in variants}
     if budget == "parameters":
-        sizes = {each.label: each.parameters for each in variants}
-        spent = {label: None if size is None else size.without_embeddings for label, size in sizes.items()}
+        spent = {each.label: size.without_embeddings if (size := each.parameters) else None for each in variants}
     allowed = spent[baseline.label]
     if allowed is None:
         raise RunError(f"--budget {budget}: {baseline.label} does not say how much it spends")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
-from phmctl.metrics.classification import Part, Value, part_name
+from phmctl.metrics.classification import Part, Value
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Numbers, Scorer
@@ -60,10 +60,6 @@ class Bin:
     value: Value
     sentences: int
     bleu: float
-
-    @property
-    def name(self) -> str:
-        return part_name(self.value)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from phmctl.accounting.ledger import Totals, ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
 from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.checkpoints import read_checkpoint
-from phmctl.comparison.compare import Comparison, compare
+from phmctl.comparison.compare import Comparison, compare, machines
 from phmctl.comparison.variants import Trained, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
@@ -268,12 +268,10 @@ def _recipes(found: Comparison) -> Blocks:
     rows: list[list[str]] = []
     for variant in found.variants:
         for one in variant.runs:
-            environment: Mapping[str, Any] = one.run.environment()
-            where = environment.get("processor") or environment.get("device_name") or ""
-            commit = str(environment.get("git") or "")[:7]
+            commit, where = str(one.run.environment().get("git") or "")[:7], "; ".join(sorted(machines(one)))
             seed, step = str(one.seed), f"{one.summary.step:,}"
-            rows.append([one.run.name, variant.label, seed, one.summary.state, step, commit, str(where)])
-    head = ["run", "model", "seed", "state", "step", "commit", "processor"]
+            rows.append([one.run.name, variant.label, seed, one.summary.state, step, commit, where])
+    head = ["run", "model", "seed", "state", "step", "commit", "trained on"]
     recipes = [
         ("details", (f"recipe of {variant.label}", [("code", dump_recipe(variant.first.run.recipe))]))
         for variant in found.variants

@@ -1,7 +1,6 @@
 """Where runs lie, what is in them, and which one a path or a name means."""
 
 import functools
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from phmctl.checkpoints import saved_steps
 from phmctl.console import note
 from phmctl.errors import RunError, UserError, nearest
-from phmctl.files import sync
+from phmctl.files import read_json_object, sync
 
 # the names of what lies in a run
 RECIPE, RECIPE_JSON = "recipe.yaml", "recipe.json"
@@ -148,8 +147,7 @@ def check_tag(tag: str) -> None:
 
 def _tag(folder: Path) -> str | None:
     path = folder / ENVIRONMENT
-    try:
-        tag = json.loads(path.read_bytes()).get("tag") if path.is_file() else None
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return None
-    return tag if isinstance(tag, str) else None
+    with suppress(RunError):
+        tag = read_json_object(path, RunError, "").get("tag") if path.is_file() else None
+        return tag if isinstance(tag, str) else None
+    return None

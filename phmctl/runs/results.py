@@ -75,29 +75,18 @@ class Result:
 _MADE = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
 
 
-def write_result(
-    run: Run,
-    setting: Setting,
-    report: Mapping[str, Any],
-    scores: Mapping[str, float],
-    *,
-    answers: Path | None = None,
-    against: str | None = None,
-) -> Path:
-    """Write a result into a run; return its file.
-
-    `scores` are the figures that are compared, `answers` the file of what was scored, `against` a compared baseline.
-    """
+def write_result(run: Run, setting: Setting, report: Mapping[str, Any], answers: Path | None = None) -> Path:
+    """Write a result into a run; return its file. `answers` is the file of what was scored."""
     made = {
         "format": _FORMAT,
         "split": setting.split,
         "checkpoint": setting.weights.name,
         "checkpoint_sha256": setting.weights.sha256,
         "settings": dict(setting.values),
-        "scores": dict(scores),
-        "against": against,
+        "scores": scores_of(report),
+        "against": setting.values.get("against"),
         "answers": None if answers is None else answers.name,
-        "answers_sha256": sha256(answers) if answers is not None and answers.is_file() else None,
+        "answers_sha256": None if answers is None else sha256(answers),
         "seed": run.recipe.training.seed,
         "phmctl": __version__,
         "git": git_revision(),

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RunError
-from phmctl.files import is_locked, sha256_text
+from phmctl.files import is_locked, read_json_object, sha256_text
 from phmctl.recipe.loading import differences, flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
@@ -43,15 +43,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers a model has; `embeddings` are those of its tables and of its generator."""
+    """How many numbers a model has, and how many without its tables and its generator."""
 
     total: int
-    embeddings: int
-
-    @property
-    def without_embeddings(self) -> int:
-        """All that does not grow with the vocabulary."""
-        return self.total - self.embeddings
+    without_embeddings: int  # all that does not grow with the vocabulary
 
 
 @dataclass(frozen=True)
@@ -150,14 +145,11 @@ def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
 
 def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
     """A run's state, and why its last training failed if it did."""
-    held, attempt = is_locked(run.folder / LOCK), _KILLED  # in this order: the note goes before the lock
-    try:
-        noted = json.loads((run.folder / ATTEMPT).read_bytes())
-        attempt = noted["error"] if isinstance(noted["error"], str) else _KILLED
-    except FileNotFoundError:
-        attempt = ""
-    except (OSError, ValueError, RecursionError, TypeError, LookupError):
-        pass
+    held, path, attempt = is_locked(run.folder / LOCK), run.folder / ATTEMPT, ""
+    if path.exists():  # asked after the lock, for the note goes before it
+        attempt = _KILLED
+        with suppress(RunError):
+            attempt = str(read_json_object(path, RunError, "").get("error") or _KILLED)
     if held or (held is None and attempt == _KILLED):
         return "running", None
     if attempt:
@@ -191,7 +183,7 @@ def count_stored(checkpoint: Path) -> Parameters | None:
         sizes = {name: prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
-    return Parameters(sum(sizes.values()), sum(size for name, size in sizes.items() if _VOCABULARY.search(name)))
+    return Parameters(sum(sizes.values()), sum(size for name, size in sizes.items() if not _VOCABULARY.search(name)))
 
 
 def _count(value: Any) -> int:
@@ -222,10 +214,9 @@ def run_tables(found: Sequence[Summary]) -> Iterator[Table]:
 
 def _changes(run: Summary) -> str:
     """What differs from the recipe as written, by the keys of ``--set`` without ``model.`` and ``training.``."""
-    words = {None: "null", True: "true", False: "false"}
     return " ".join(
         f"{key.removeprefix('model.').removeprefix('training.')}="
-        + (words[new] if new is None or isinstance(new, bool) else str(new))
+        + (json.dumps(new) if new is None or isinstance(new, bool) else str(new))
         for key, (_, new) in run.changed.items()
         if key != "training.steps"  # which has a column of its own
     )

@@ -323,8 +323,7 @@ class RuleKind(TaskKind[RuleRecipe]):
             rule_note,
             learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
         )
-        scores = {"map_error": map_error, "loss": evaluation.loss}
-        write_result(run, Setting(split, weights), evaluation.as_json(), scores)
+        write_result(run, Setting(split, weights), evaluation.as_json())
         return evaluation
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def make_classifier(
     path = setting.path(run, "predictions.tsv")
     write_atomic(path, "label\tpredicted\n" + "".join(f"VBZ\t{'VBZ' if good else 'VBP'}\n" for good in right))
     share = sum(right) / len(right)
-    write_result(run, setting, {}, {"accuracy": share}, answers=path)
+    write_result(run, setting, {"accuracy": {"value": share}}, path)
     return run
 
 
@@ -121,4 +122,4 @@ def score(
     path = setting.path(run, "hyp")
     write_atomic(path, "".join(f"{line}\n" for line in hypotheses))
     found = all_scores(hypotheses, references)
-    write_result(run, setting, {"scores": [], "copy": copy}, {one.name: one.value for one in found}, answers=path)
+    write_result(run, setting, {"scores": [asdict(one) for one in found], "copy": copy}, path)

@@ -6,6 +6,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -286,8 +287,7 @@ def average(run: Run, lines: Sequence[str]) -> None:
     setting = Setting("test", run.weights("average"), {"lowercase": False}, "")
     path = setting.path(run, "hyp")
     path.write_text("".join(f"{line}\n" for line in lines))
-    scores = {one.name: one.value for one in all_scores(lines, REFERENCES)}
-    write_result(run, setting, {"scores": []}, scores, answers=path)
+    write_result(run, setting, {"scores": [asdict(one) for one in all_scores(lines, REFERENCES)]}, path)
 
 
 def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: 
     assert cell_of(other.cells, "Transformer", "inference s").command == f"phmctl eval {run.folder} --checkpoint last"
     (result,) = read_results(run)
     setting = Setting("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)
-    write_result(run, setting, {**result.report, "decoding_seconds": 41.5}, result.scores)
+    write_result(run, setting, {**result.report, "decoding_seconds": 41.5})
     result.path.unlink()
     entries = [{"event": "train", "step": step, "seconds_per_step": each} for step, each in enumerate((0.5, 0.2, 0.1))]
     run.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))

@@ -11,6 +11,7 @@ from tests.training.fake import make_recipe
 
 WEIGHTS = Weights("step-000010", "a" * 64)
 SETTING = Setting("test", WEIGHTS, {"beam": 4}, "beam-4")
+REPORT = {"scores": [{"name": "BLEU", "value": 1.5}]}
 
 
 @pytest.fixture
@@ -21,11 +22,11 @@ def run(tmp_path: Path) -> Run:
 def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(run: Run) -> None:
     answers = SETTING.path(run, "hyp")
     answers.touch()
-    path = write_result(run, SETTING, {"bleu": 1.5}, {"BLEU": 1.5}, answers=answers)
+    path = write_result(run, SETTING, REPORT, answers)
     (found,) = read_results(run)
     assert path.name.startswith("test.step-000010.beam-4.")
     assert (found.path, found.answers) == (path, answers)
-    assert (found.settings, found.scores, found.report) == ({"beam": 4}, {"BLEU": 1.5}, {"bleu": 1.5})
+    assert (found.settings, found.scores, found.report) == ({"beam": 4}, {"BLEU": 1.5}, REPORT)
     assert (found.checkpoint_sha256, found.seed, found.phmctl) == ("a" * 64, 7, __version__)
     answers.unlink()
     assert read_results(run)[0].answers is None
@@ -49,7 +50,7 @@ def test_what_decides_a_result_decides_its_name_which_is_a_plain_file_name(run: 
 def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     answers = SETTING.path(run, "hyp")
     answers.write_text("a\n")
-    path = write_result(run, SETTING, {"bleu": 1.5, "lines": {1: float("nan")}}, {"BLEU": 1.5}, answers=answers)
+    path = write_result(run, SETTING, {**REPORT, "lines": {1: float("nan")}}, answers)
     assert read_results(run)[0].answers == answers
     answers.write_text("b\n")
     assert read_results(run)[0].answers is None

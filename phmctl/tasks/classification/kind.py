@@ -111,19 +111,18 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         )
         execution = asked.options.get("execution")
         setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
-        figures = {"accuracy": report.accuracy.value}
         if not table:
             for remark in remarks([" ".join(each) for each in texts], given) if len({*right}) > 1 else ():
                 warn(f"{run.name}, {weights.name}, {split}: {remark}")
             write_predictions(setting.path(run, "predictions.tsv"), examples, answers)
-            write_result(run, setting, report.as_json(), figures, answers=setting.path(run, "predictions.tsv"))
+            write_result(run, setting, report.as_json(), setting.path(run, "predictions.tsv"))
         if against is None:
             return report
         theirs, rival = _answers(against, asked, texts, cleaned=not table)
         compared = scoring.mcnemar([each.label for each in rival], given, right)
         report = replace(report, against=against.name, compared=compared)
         if not table:
-            write_result(run, setting.beside(against.name, theirs), report.as_json(), figures, against=against.name)
+            write_result(run, setting.beside(against.name, theirs), report.as_json())
         return report
 
     def answers(self, run: Run, result: Result) -> Answers | None:

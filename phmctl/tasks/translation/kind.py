@@ -27,7 +27,7 @@ from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export, decoding_of_export
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
 from phmctl.metrics import text as scoring
-from phmctl.metrics.classification import parts
+from phmctl.metrics.classification import part_name, parts
 from phmctl.metrics.text import remarks
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
@@ -103,19 +103,17 @@ class TranslationKind(TextKind[TranslationRecipe]):
                 name: scoring.bleu_by(parts(each), hypotheses, references, **how) for name, each in text.extras.items()
             },
         )
-        scores = {score.name: score.value for score in evaluation.scores}
         named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", scoring.USUAL)}
         setting = replace(made, values={**made.values, **text.origin, **named})
         kept = made.path(run, "hyp")
-        write_result(run, setting, evaluation.as_json(), scores, answers=kept)
+        write_result(run, setting, evaluation.as_json(), kept)
         if against is None:
             return evaluation
         same = decoding_of_export(decoding) if isinstance(against, Export) else decoding
         rival, theirs, _ = _answered(against, text, asked, same)
         tests = scoring.paired_bootstrap(theirs, hypotheses, references, **how)
         evaluation = replace(evaluation, against=against.name, paired_bootstrap=tests)
-        beside = setting.beside(against.name, rival.weights)
-        write_result(run, beside, evaluation.as_json(), scores, answers=kept, against=against.name)
+        write_result(run, setting.beside(against.name, rival.weights), evaluation.as_json(), kept)
         return evaluation
 
     def build(
@@ -237,7 +235,7 @@ class Evaluation:
         found = [(score.name, f"{score.value:.2f}") for score in self.scores]
         yield Table(title, ["metric", "score"], found, below=below)
         for name, bins in {"words of the source": self.bleu_by_source_length, **self.bleu_by_extra}.items():
-            rows = [(one.name, one.sentences, f"{one.bleu:.2f}") for one in bins]
+            rows = [(part_name(one.value), one.sentences, f"{one.bleu:.2f}") for one in bins]
             yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], rows)
         if self.against:
             cells = []
