@@ -113,6 +113,8 @@ def _groups(named: "Files") -> list[tuple[Path, ...]]:
     """Return the files of a split, those of each pair or table together."""
     pair = isinstance(named, tuple) and all(isinstance(each, str | Path) for each in named)
     try:
+        if not isinstance(named, str | Path | Sequence):
+            raise TypeError
         listed: Any = [named] if pair or isinstance(named, str | Path) else named
         return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in listed]
     except TypeError:

@@ -115,7 +115,7 @@ def test_arguments_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
         {"files": "train.tsv"},
         {"table": "train.csv"},
         {"label": ["mood"]},
-        {"files": {"train": 5}},
+        *({"files": {"train": wrong}} for wrong in (5, [5], ("a", 5), {"source": "a", "target": "b"})),
         {"columns": 5},
         {"vectors": 5},
         {"header": "x"},

@@ -132,8 +132,8 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
                     return _of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
                 fetch_all(card.urls, folder, refetch=refetch)
                 return _from_folder(card, folder, "the card's URLs")
-            except DataError as error:  # an archive may be none: servers answer with a page
-                refused.append(str(error).split("\n")[0])
+            except DataError as error:  # servers answer with a page, an archive has other files now
+                refused.append(str(error).replace("\n", "; "))
         reason = "; ".join(refused) or "the card names neither a hub nor URLs"
         raise DownloadError(
             f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"

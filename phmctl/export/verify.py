@@ -118,7 +118,8 @@ class Verification:
 
     @property
     def score_words(self) -> str:
-        return "{metric}: torch {torch:.4g}, export {export:.4g}".format(**(self.scores or {}))
+        scores = self.scores or {}
+        return f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}" if scores else ""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "different": self.different}

@@ -124,7 +124,8 @@ def test_an_older_file_stays_until_the_first_answer_and_a_failure_before_it_leav
     assert path.read_text() == ""
 
 
-MARKS = [b'{"lines": 1}', b'{"lines": 2, "input_sha256": "", "bytes": "9"}']
+MARKS = [b'{"lines": 1}', b'{"lines": 2, "input_sha256": "", "bytes": "9"}', b"[" * 100_000]
+MARKS += [b'{"lines": -3, "input_sha256": "", "bytes": 1}']
 
 
 @pytest.mark.parametrize(
