@@ -30,8 +30,6 @@ from phmctl.runs import AUTO, Run
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from phmctl.models.transformer import Transformer
-
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
@@ -287,10 +285,11 @@ def load_translator(
         own = {"quantize": str(run.manifest.get("quantize")), "device": device}
         engine = open_engine(run.to, run.folder, recipe.model, tokenizers, **own, threads=threads)
     else:
-        from phmctl.assembly import answering
+        from phmctl.assembly import answering, build_transformer, trained
         from phmctl.decoding.beam import TorchEngine
 
-        model = answering(load_transformer(run, checkpoint, device, tokenizers), settings.execution)
+        bare = build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, "meta")
+        model = answering(trained(bare, run, checkpoint, pick_device(device)), settings.execution)
         target = next(model.parameters()).device
         if settings.precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
             model = model.bfloat16()
@@ -298,15 +297,6 @@ def load_translator(
     cleaning = Cleaning() if cleaned else load_cleaning(run)
     how: dict[str, Any] = {"max_tokens": recipe.data.max_tokens, "cleaning": cleaning, **answer}
     return Translator(engine, tokenizers, settings, **how, about=about_run(run, checkpoint))
-
-
-def load_transformer(run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair) -> "Transformer":
-    """Load a run's trained model as it was trained, in evaluation mode. Raises RunError."""
-    from phmctl.assembly import build_transformer, trained
-
-    section = run.recipe_of(TranslationRecipe).model
-    model = build_transformer(section, tokenizers.source.size, tokenizers.target.size, "meta")
-    return trained(model, run, checkpoint, pick_device(device))
 
 
 def open_engine(

@@ -8,19 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from phmctl.assembly import trained
 from phmctl.console import progress, silence
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.special import BOS, EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import pad
-from phmctl.decoding.translator import Engine, Hypothesis, Translator, load_transformer, plan
+from phmctl.decoding.translator import Engine, Hypothesis, Translator, plan
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import How, bleu, usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
 from phmctl.tasks.base import Asked
 from phmctl.tasks.classification.kind import read_examples
-from phmctl.tasks.classification.task import TextClassifier, trained_classifier
+from phmctl.tasks.classification.task import TextClassifier
 from phmctl.tasks.registry import kind_of
 
 
@@ -31,6 +32,7 @@ class Subject:
     model: nn.Module  # as it was trained, in evaluation mode, on the CPU
     answering: Translator | TextClassifier  # what answers with it, for the run's own text
     tokenizers: TokenizerPair  # of a classifier the one twice
+    sizes: dict[str, int]  # of the tokenizers and the label set, as the task names them
 
     @property
     def section(self) -> Any:
@@ -39,13 +41,6 @@ class Subject:
     @property
     def translates(self) -> bool:
         return isinstance(self.answering, Translator)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The tokenizers' sizes, as the task names them."""
-        if isinstance(self.answering, Translator):
-            return {"source": self.tokenizers.source.size, "target": self.tokenizers.target.size}
-        return {"vocabulary": self.tokenizers.source.size, "classes": len(self.answering.labels)}
 
     @property
     def longest(self) -> int:
@@ -77,7 +72,7 @@ class Subject:
 
 def open_subject(run: Run, checkpoint: str) -> Subject:
     """Load a run's model. Where ``auto`` is not what the recipe asks for, that is said."""
-    kind = kind_of(run.recipe)
+    kind: Any = kind_of(run.recipe)
     if "decode" not in kind.commands:
         raise kind.lacks("export")
 
@@ -85,8 +80,10 @@ def open_subject(run: Run, checkpoint: str) -> Subject:
         exact = {"precision": "float32"} if isinstance(run.recipe, TranslationRecipe) else {}
         answering: Any = kind.load(Asked(run, name, "cpu", exact, own_text=True))
         tokenizers = load_tokenizers(run)
-        model = load_transformer(run, name, "cpu", tokenizers) if exact else trained_classifier(run, name, "cpu")
-        return Subject(run, run.weights(name), model, answering, tokenizers)
+        second = tokenizers.target.size if exact else len(answering.labels)
+        sizes = dict(zip(kind.sides, (tokenizers.source.size, second), strict=True))
+        model = trained(kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
+        return Subject(run, run.weights(name), model, answering, tokenizers, sizes)
 
     return run.use(checkpoint, load)
 
