@@ -197,10 +197,9 @@ class AnswersFile:
         try:
             header, *rest = map(json.loads, self.record.read_text(encoding="utf-8").split("\n")[:-1] or ["{}"])
             marks = [_Mark(**each) for each in rest]
-            if any([*map(type, mark)] != [int, str, int] for mark in marks) or any(len(each) < 3 for each in rest):
+            typed = all([*map(type, mark)] == [int, str, int] and min(mark.lines, mark.bytes) >= 0 for mark in marks)
+            if not typed or any(len(each) < 3 for each in rest):
                 raise ValueError("it holds no marks")
-            if any(min(mark.lines, mark.bytes) < 0 for mark in marks):
-                raise ValueError("its marks are below 0")
             differing = {key: (header.get(key), self._origin.get(key)) for key in {**header, **self._origin}}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise OutputError(f"{self.record} cannot be read ({error}); {anew}") from error

@@ -5,6 +5,7 @@ is False. Importing this module does not import torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +113,11 @@ def _taken(known: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any
 def _groups(named: "Files") -> list[tuple[Path, ...]]:
     """Return the files of a split, those of each pair or table together."""
     pair = isinstance(named, tuple) and all(isinstance(each, str | Path) for each in named)
-    try:
-        if not isinstance(named, str | Path | Sequence):
-            raise TypeError
-        listed: Any = [named] if pair or isinstance(named, str | Path) else named
-        return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in listed]
-    except TypeError:
-        why = f"files: a split is a table, (source, target) or a list of such, not {named!r}"
-        raise UserError(why) from None
+    listed: Any = [named] if pair or isinstance(named, str | Path) else named
+    with suppress(TypeError):
+        if isinstance(listed, Sequence):
+            return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in listed]
+    raise UserError(f"files: a split is a table, (source, target) or a list of such, not {named!r}")
 
 
 def train(

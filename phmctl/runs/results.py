@@ -86,7 +86,7 @@ def write_result(run: Run, setting: Setting, report: Mapping[str, Any], answers:
         "scores": scores_of(report),
         "against": setting.values.get("against"),
         "answers": None if answers is None else answers.name,
-        "answers_sha256": None if answers is None else sha256(answers),
+        "answers_sha256": sha256(answers) if answers is not None and answers.is_file() else None,
         "seed": run.recipe.training.seed,
         "phmctl": __version__,
         "git": git_revision(),
