@@ -143,7 +143,7 @@ def test_several_baselines_are_cells_of_their_own(good: Run, tmp_path: Path) -> 
     assert [report["against"] for report in reports] == [each.name for each in rivals]
     assert "name: tiny; one in one/real/v001" in done.stderr
     shown = call("eval", good.folder, "--beam", "2", "--against", both, "--cased").stdout
-    assert p_words(reports[0]["paired_bootstrap"][0]["p_value"]) in shown
+    assert p_words(reports[0]["paired_bootstrap"]["BLEU"]["p_value"]) in shown
     assert ONE_SEED in shown
 
 

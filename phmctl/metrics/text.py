@@ -14,7 +14,7 @@ from phmctl.errors import UserError, nearest
 from phmctl.metrics.classification import Part, Value
 
 if TYPE_CHECKING:
-    from phmctl.metrics.significance import Numbers, Scorer
+    from phmctl.metrics.significance import Difference, Numbers, Scorer
 
 USUAL, CHARACTERS = "13a", "char"
 # What sacrebleu splits by where words have no blanks between them, or endings that are words; all others by 13a.
@@ -60,18 +60,6 @@ class Bin:
     value: Value
     sentences: int
     bleu: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    name: str  # the metric
-    baseline: float  # the corpus scores
-    system: float
-    difference: float  # system less baseline
-    baseline_interval: float  # half widths of the 95 % confidence intervals
-    system_interval: float
-    difference_interval: float
-    p_value: float  # how probable a difference at least so large, either way, is if the systems do not differ
 
 
 def usual_tokenizer(language: object) -> str:
@@ -154,21 +142,18 @@ def bleu_by(
 
 def paired_bootstrap(
     baseline: Sequence[str], system: Sequence[str], references: Sequence[str], **how: Unpack[How]
-) -> list[Comparison]:
-    """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), for BLEU and chrF.
+) -> dict[str, "Difference"]:
+    """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), by BLEU and by chrF2.
 
     It is :func:`phmctl.metrics.significance.difference` of one training each. sacrebleu's own p is one-sided: it counts
     the samples of ``|d| - mean(|d|)``, which reach 5 % at 1.6 standard errors.
     """
     from phmctl.metrics.significance import difference
 
-    found = []
+    found = {}
     for name in ("BLEU", "chrF2"):
         one, other = (text_scorer(name, [each], references, **how) for each in (baseline, system))
-        tested = difference(one, other, len(references))
-        parts = tested.baseline, tested.system, tested.difference
-        figures = [part.value for part in parts] + [part.high - part.value for part in parts] + [tested.p_value]
-        found.append(Comparison(name, *figures))
+        found[name] = difference(one, other, len(references))
     return found
 
 

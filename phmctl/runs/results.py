@@ -139,7 +139,8 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """The tests against a baseline from what a task found: what was compared, the difference, p."""
-    found = [(str(one["name"]), one["difference"], one["p_value"]) for one in report.get("paired_bootstrap", ())]
+    tests = report.get("paired_bootstrap", {})
+    found = [(str(name), one["difference"]["value"], one["p_value"]) for name, one in tests.items()]
     if one := report.get("compared"):
         found.append((f"accuracy % {report['split']}", 100 * one["difference"], one["p_value"]))
     return found

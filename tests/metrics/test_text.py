@@ -78,23 +78,24 @@ def test_bleu_by_length_scores_each_part_on_its_own() -> None:
 def test_bootstrap_of_a_clearly_better_system() -> None:
     references = [f"sentence number {row} of the little corpus has words" for row in range(60)]
     worse = [line.replace("little", "small").replace("words", "them") for line in references]
-    by_name = {one.name: one for one in paired_bootstrap(worse, references, references)}
-    one = by_name["BLEU"]
-    assert one.system == pytest.approx(100)
-    assert one.baseline == pytest.approx(bleu(worse, references).value)
-    assert one.difference == pytest.approx(one.system - one.baseline)
-    assert one.p_value == pytest.approx(1 / 1001)
-    assert by_name["chrF2"].difference > 0
+    found = paired_bootstrap(worse, references, references)
+    test = found["BLEU"]
+    assert test.system.value == pytest.approx(100)
+    assert test.baseline.value == pytest.approx(bleu(worse, references).value)
+    assert test.difference.value == pytest.approx(test.system.value - test.baseline.value)
+    assert test.p_value == pytest.approx(1 / 1001)
+    assert found["chrF2"].difference.value > 0
     one, other = (
         [line.replace("little", "small") if row * 7 % 60 in wrong else line for row, line in enumerate(references)]
         for wrong in (range(0, 30), range(22, 60))
     )
-    for near in paired_bootstrap(other, one, references):  # p is two-sided, and of the same error as the interval
-        errors = 1.96 * abs(near.difference) / near.difference_interval
+    for near in paired_bootstrap(other, one, references).values():  # p is two-sided, of the interval's own error
+        change = near.difference
+        errors = 1.96 * abs(change.value) / (change.high - change.value)
         assert near.p_value == pytest.approx(math.erfc(errors / math.sqrt(2)), rel=0.01)
         assert 0.01 < near.p_value < 1
-    itself = paired_bootstrap(worse, worse, references)[0]
-    assert (itself.difference, itself.p_value) == (0, 1)
+    itself = paired_bootstrap(worse, worse, references)["BLEU"]
+    assert (itself.difference.value, itself.p_value) == (0, 1)
 
 
 def test_several_references_are_one_corpus() -> None:
@@ -106,7 +107,7 @@ def test_several_references_are_one_corpus() -> None:
     assert both[0].value > alone[0].value
     assert both[2].value == pytest.approx(100 / 6)
     found = paired_bootstrap(hypotheses * 3, second * 3, first * 3, others=[second * 3])
-    assert found[0].system == pytest.approx(100)
+    assert found["BLEU"].system.value == pytest.approx(100)
     (one,) = by_length(["a b c"], hypotheses, first, others=[second])
     assert one.bleu == pytest.approx(both[0].value)
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from phmctl.metrics.significance import Difference
+
 EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
 _SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
@@ -219,8 +221,7 @@ class Evaluation:
     bleu_by_source_length: list[scoring.Bin]  # BLEU by source length
     bleu_by_extra: Mapping[str, list[scoring.Bin]]  # BLEU by the values of each extra that the corpus has
     against: str | None = None  # the baseline's name
-    # against the baseline, by metric
-    paired_bootstrap: list[scoring.Comparison] = field(default_factory=list)
+    paired_bootstrap: Mapping[str, Difference] = field(default_factory=dict)  # from the baseline, by metric
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "decoding": self.decoding.model_dump()}
@@ -239,12 +240,11 @@ class Evaluation:
             yield Table(f"BLEU by {name}", [name, "sentences", "BLEU"], rows)
         if self.against:
             cells = []
-            for one in self.paired_bootstrap:
-                both = (one.baseline, one.baseline_interval), (one.system, one.system_interval)
-                scores = [within(value, max(value - half, 0.0), value + half) for value, half in both]
-                change, half = one.difference, one.difference_interval
+            for name, test in self.paired_bootstrap.items():
+                scores = [within(one.value, max(one.low, 0.0), one.high) for one in (test.baseline, test.system)]
+                change = test.difference
                 cells.append(
-                    [one.name, *scores, within(change, change - half, change + half, "+.2f"), p_words(one.p_value)]
+                    [name, *scores, within(change.value, change.low, change.high, "+.2f"), p_words(test.p_value)]
                 )
             columns = ["metric", "baseline", "this run", "difference", "p"]
             yield Table(f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}", columns, cells)

@@ -61,7 +61,7 @@ def test_scores_are_those_of_the_runs_translations(run: Run) -> None:
     assert found.bleu_by_source_length == bleu_by(length_parts(SOURCES), expected, REFERENCES)
     assert found.sentences == len(SOURCES)
     assert found.checkpoint == "step-000002"
-    assert found.paired_bootstrap == []
+    assert found.paired_bootstrap == {}
     assert result.report == found.as_json()
     assert result.scores == {score.name: score.value for score in found.scores}
 
@@ -119,14 +119,13 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
 def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     found = evaluate(run, against=other)
-    one = found.paired_bootstrap[0]
-    assert one.name == "BLEU"
-    assert one.system == pytest.approx(found.scores[0].value)
-    assert one.baseline == pytest.approx(bleu(by_hand(other), REFERENCES).value)
+    test = found.paired_bootstrap["BLEU"]
+    assert test.system.value == pytest.approx(found.scores[0].value)
+    assert test.baseline.value == pytest.approx(bleu(by_hand(other), REFERENCES).value)
     compared, plain = sorted(read_results(run), key=lambda one: one.against is None)
     assert (found.against, compared.against, plain.against) == ("other/real/v001", "other/real/v001", None)
     assert compared.report == json.loads(json.dumps(found.as_json()))
-    assert plain.report == {**found.as_json(), "against": None, "paired_bootstrap": []}
+    assert plain.report == {**found.as_json(), "against": None, "paired_bootstrap": {}}
 
 
 def test_a_baseline_is_only_read(tmp_path: Path, run: Run, decodings: list[str]) -> None:
@@ -150,7 +149,7 @@ def test_a_baselines_own_translations_are_taken_where_they_fit(tmp_path: Path, r
     own = translations(other)
     before = files_below(other.folder)
     found = evaluate(run, against=other)
-    assert found.paired_bootstrap[0].baseline == pytest.approx(bleu(own, REFERENCES).value)
+    assert found.paired_bootstrap["BLEU"].baseline.value == pytest.approx(bleu(own, REFERENCES).value)
     assert len(decodings) == 2
     assert files_below(other.folder) == before
     assert not list(run.results_folder.glob("against*"))

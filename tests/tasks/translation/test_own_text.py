@@ -58,7 +58,7 @@ def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
     source, reference = put(tmp_path / "news.de", *SOURCES), put(tmp_path / "a.en", *REFERENCES)
     found = evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
     assert found["against"] == other.name
-    assert {one["name"] for one in found["paired_bootstrap"]} == {"BLEU", "chrF2"}
+    assert {*found["paired_bootstrap"]} == {"BLEU", "chrF2"}
     assert not list(other.results_folder.glob("*"))
 
 
