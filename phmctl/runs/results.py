@@ -139,8 +139,8 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """The tests against a baseline from what a task found: what was compared, the difference, p."""
-    tests = report.get("paired_bootstrap", {})
-    found = [(str(name), one["difference"]["value"], one["p_value"]) for name, one in tests.items()]
+    tests = report.get("paired_bootstrap", {}).items()
+    found = [(name, test["difference"]["value"], test["p_value"]) for name, test in tests]
     if one := report.get("compared"):
         found.append((f"accuracy % {report['split']}", 100 * one["difference"], one["p_value"]))
     return found
