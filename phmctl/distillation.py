@@ -63,18 +63,22 @@ def distil(
 
     Raises:
         RunError: there is no such run, or it is of a task that has no students, of another task or of other data than
-            the student's recipe; or words of its training text are not in its vocabulary, so that they are lost.
+            the student's recipe; or words of its training text are not in its vocabulary, so that they are lost; or
+            all its translations are empty.
         DataError: the teacher's data is not prepared.
         UserError: no such start, an option that the task does not have, or a key that is set here.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import common_overrides, flatten, parsed, resolve
     from phmctl.runs import Run
+    from phmctl.runs.find import check_tag
     from phmctl.tasks.registry import kind_of
     from phmctl.training.initial import other_shape
     from phmctl.verbs import train
 
     check_known("start", start, STARTS)
+    if tag is not None:
+        check_tag(tag)
     run = Run.open(teacher)
     task = run.recipe.task
     if task not in OWN:
@@ -117,15 +121,16 @@ def _taught_corpus(
     from phmctl import load
     from phmctl.data.copies import read_text
     from phmctl.data.prepared.folder import PreparedData
+    from phmctl.decoding.translator import TORCH, change_decoding
     from phmctl.export import with_engine
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.tasks.translation.kind import CODE
     from phmctl.verbs import prepare
 
     recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
-    beam = recipe.decoding.beam if beam is None else beam
-    by = "" if engine in (None, "torch") else f" {engine}"
-    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {beam}{by}".encode()).hexdigest()[:8]
+    search = change_decoding(recipe.decoding, beam=beam)
+    made = f"{run.name} {checkpoint.sha256} {search.model_dump_json()} {engine or TORCH}"
+    mark = hashlib.sha256(made.encode()).hexdigest()[:8]
     folder = root / "taught" / f"{recipe.data.card}-taught-{mark}"
     name = folder.name if references else f"{folder.name}-alone"
     files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
@@ -141,16 +146,18 @@ def _taught_corpus(
             )
         model = load(with_engine(run, engine, "auto").folder)
         sources = [pair.source.decode(source) for source, _ in rows]
-        note(f"{run.name} translates its {len(sources):,} training lines, beam {beam} ...")
-        _write(files["source"], sources)
-        if not any(UNK in target for _, target in rows):
-            _write(files["reference"], [pair.target.decode(target) for _, target in rows])
+        note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
         with progress("translating", len(sources)) as advance:
             for begin in range(0, len(sources), _SLICE):
                 part = sources[begin : begin + _SLICE]
-                found += [answers[0].text for answers in model.translate(part, beam=beam)]
+                found += [answers[0].text for answers in model.translate(part, beam=search.beam)]
                 advance(len(part))
-        _write(files["teacher"], found)
+        if not any(map(str.strip, found)):
+            raise RunError(f"{run.folder} translates all its training lines to nothing; train it longer")
+        _write(files["source"], sources)
+        if not any(UNK in target for _, target in rows):
+            _write(files["reference"], [pair.target.decode(target) for _, target in rows])
+        _write(files["teacher"], found)  # the last one: where it is all are
     if references and not files["reference"].exists():
         raise RunError(f"the training text of {run.folder} has words that its vocabulary lacks: give --no-references")
     for split, sides in splits.items():

@@ -10,6 +10,7 @@ import phmctl
 from phmctl.algebra.kronecker import nearest_sum
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
+from phmctl.decoding.translator import EMPTY, Translator
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from tests.calls import call
@@ -50,10 +51,9 @@ def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) 
 def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
     settings = ["training.learning_rate=1e-30", "training.save_every=1"]
     tensors = {}
+    asked: dict[str, Any] = {"n": 4, "steps": 1, "settings": settings, "data": copying_data, "runs": tmp_path}
     for start in ("nearest", "random"):
-        run = phmctl.distil(
-            teacher.folder, n=4, steps=1, start=start, settings=settings, data=copying_data, runs=tmp_path
-        ).run
+        run = phmctl.distil(teacher.folder, start=start, **asked).run
         tensors[start] = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]
     theirs = read_checkpoint(teacher.checkpoint("best"), ["model"]).tensors["model"]
     name = next(key for key in theirs if key.endswith("weight") and key.replace("weight", "S") in tensors["nearest"])
@@ -101,13 +101,20 @@ def test_a_teacher_of_words_that_its_vocabulary_lacks(copying_data: Path, tmp_pa
         ({"recipe": "agreement-resplit"}, RunError),
         ({"settings": ["data.copies=false"]}, UserError),  # distil sets these itself
         ({"settings": {"training": {"initialise_from": "x"}}}, UserError),
+        ({"beam": 2000}, RecipeError),
+        ({"tag": "my student", "beam": 3}, UserError),
     ],
 )
-def test_what_is_no_student(
-    teacher: Run, copying_data: Path, options: dict[str, object], error: type[UserError]
-) -> None:
+def test_what_is_no_student(teacher: Run, copying_data: Path, options: dict[str, Any], error: type[UserError]) -> None:
+    before = sorted(copying_data.rglob("*"))
     with pytest.raises(error):
-        phmctl.distil(teacher.folder, data=copying_data, **options)  # type: ignore[arg-type]
+        phmctl.distil(teacher.folder, data=copying_data, **options)
+    assert sorted(copying_data.rglob("*")) == before
+
+
+def test_a_teacher_that_says_nothing(teacher: Run, copying_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Translator, "translate", lambda self, lines, **given: [[EMPTY]] * len(lines))
+    test_what_is_no_student(teacher, copying_data, {"beam": 7}, RunError)
 
 
 def test_the_command(teacher: Run, copying_data: Path, tmp_path: Path) -> None:

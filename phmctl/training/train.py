@@ -211,8 +211,9 @@ def _opening(trainer: Trainer) -> str:
     folder, step = trainer.run.folder, trainer.state.step
     verb = f"resuming {folder} at step {step}" if step else f"training {folder}"
     if trainer.finished:
-        limit = "patience" if trainer.out_of_patience else "steps"
-        verb = f"nothing left to train: {folder} is at step {step}; raise training.{limit} to go on"
+        linear, limit = trainer.settings.schedule == "linear", "patience" if trainer.out_of_patience else "steps"
+        how = "a linear schedule ends there" if linear and limit == "steps" else f"raise training.{limit} to go on"
+        verb = f"nothing left to train: {folder} is at step {step}; {how}"
     many = f", {trainer.processes.count} processes" if trainer.processes.many else ""
     return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed}{many})"
 

@@ -74,7 +74,7 @@ def test_trainings_of_as_many_minutes_are_one_model(tmp_path: Path) -> None:
     assert [*trial.scores] == [0.0, 5.0]
 
 
-def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_path: Path) -> None:
+def test_unequal_trials_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rate in (1e-3, 2e-3):
         make_run(tmp_path, settings=[*SMALL, f"{KEY}={rate}"], loss=rate)
     begun = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.0005"])
@@ -88,6 +88,10 @@ def test_unequal_trials_are_said_and_a_run_without_a_validation_is_left_out(tmp_
     early = make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.001"], loss=8.0)  # newer, but it failed
     (early.folder / "attempt.json").write_text('{"error": "it failed"}')
     assert compare_runs(recipe="miniature", runs=tmp_path, best=KEY).trials[1].scores == {1e-3: 1e-3, 2e-3: 2e-3}
+    make_run(tmp_path, settings=[*SMALL, f"{KEY}=0.004"], seed=3, loss=1e-4)  # of no seed that the others have
+    capsys.readouterr()
+    compare_runs(recipe="miniature", runs=tmp_path, best=KEY)
+    assert capsys.readouterr().err.count("warning") == 2  # and one for the run without a validation
     with pytest.raises(RecipeError):
         compare_runs(recipe="miniature", runs=tmp_path, best="training.seed")
     with pytest.raises(RunError, match=r"model\.n"):  # of which each model has one value
@@ -99,8 +103,7 @@ def test_a_budget_of_parameters(root: Path, tmp_path: Path) -> None:
     make_run(tmp_path, settings=PHM)
     with pytest.raises(RunError):  # nobody spends what the dense model does
         compare_runs(recipe="miniature", runs=tmp_path, budget="parameters")
-    found = compare_runs(recipe="miniature", runs=tmp_path, budget="minutes")
-    assert len(found.variants) == 2
+    assert len(compare_runs(recipe="miniature", runs=tmp_path, budget="minutes").variants) == 2
     make_run(tmp_path, settings=(*SMALL, "model.dropout=0.3"))
     found = compare_runs(recipe="miniature", runs=tmp_path, budget="parameters")
     assert {variant.first.run.recipe.model.algebra for variant in found.variants} == {"real"}

@@ -95,7 +95,10 @@ class ClassificationTask:
         training = self.recipe.training
         if training.teacher is None:
             return None
-        run = Run.open(training.teacher)
+        try:
+            run = Run.open(training.teacher)
+        except RunError as error:
+            raise RunError(f"training.teacher: {error}") from error
         texts = texts_of(run.recipe_of(ClassificationRecipe).model)
         if (texts, labels_of(run)) != (self.prepared.texts, self.prepared.labels):
             wanted = f"{self.prepared.texts} texts to the labels {self.prepared.labels}"
