@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.errors import check_known
-from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe
+from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
@@ -143,13 +143,16 @@ def build_classifier(
     )
 
 
-def build_probe(section: ProbeSection, width: int, classes: int, device: Device = None) -> Probe:
-    """Build an untrained probe of sentence vectors (B, width); raises DimensionError where n does not divide it."""
+def build_probe(section: ProbeSection, width: int, classes: int, device: Device = None) -> nn.Module:
+    """Build an untrained probe of sentence vectors (B, width), a logistic regression where no layer is hidden.
+
+    Dropout is before the sigmoid, as SentEval has it (Conneau et al. 2018). DimensionError: n does not divide `width`.
+    """
     dense = LinearBuilder("real", 1, device=device)
     if not section.hidden:
-        return Probe(None, dense.linear(width, classes))
+        return dense.linear(width, classes)
     inner = builder_for(section, device).linear(width, section.hidden)
-    return Probe(inner, dense.linear(section.hidden, classes), section.dropout)
+    return nn.Sequential(inner, nn.Dropout(section.dropout), nn.Sigmoid(), dense.linear(section.hidden, classes))
 
 
 # ---------------------------------------------------------------------------------------------- parts of the models

@@ -64,7 +64,6 @@ class Ledger:
     sizes: Mapping[str, int]  # what the data decides of its size: ``source`` and ``target`` token types
     rows: tuple[Row, ...]  # one a module that holds parameters, in the model's order
     rules: int  # K, distinct learned ones
-    unscaled: int | None = None  # parameters of the dense model with ``upsize: 1``, where the dense twin is another
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know
 
     @cached_property
@@ -104,7 +103,6 @@ class Ledger:
             "totals": self.totals.as_json(),
             "without_embeddings": self.without_embeddings.as_json(),
             "map_weights": self.map_weights,
-            "dense_unscaled": self.unscaled,
             "notes": list(self.notes),
         }
 
@@ -137,7 +135,6 @@ def ledger_for(
         asked, held = tables.get(row.component, row.shape[0]), row.shape[0]
         if held != asked:
             notes.append(f"{row.component}: {asked:,} token types, held in {held:,} rows, which n must divide")
-    unscaled = None
     if isinstance(settings, StackSection) and settings.upsize > 1:
         # The dense model that a † row is measured against: the same widths, before they are doubled.
         base = settings.dense_twin.model_copy(update={"upsize": 1})
@@ -146,7 +143,7 @@ def ledger_for(
             f"upsize {settings.upsize}: the dense twin has the doubled widths too; "
             f"the dense model without upsize has {unscaled:,} parameters"
         )
-    return Ledger(name, settings, sizes, rows, rules, unscaled, tuple(notes))
+    return Ledger(name, settings, sizes, rows, rules, tuple(notes))
 
 
 def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:

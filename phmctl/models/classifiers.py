@@ -157,24 +157,6 @@ class PairClassifier(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
 
-class Probe(nn.Module):
-    """``W₂ σ(dropout(W₁ x + b₁)) + b₂``, with dropout before the sigmoid as SentEval has it (Conneau et al. 2018).
-
-    Without `hidden`, the first map, it is a logistic regression. The encoder that made the vectors is no part of it, so
-    no gradient reaches it.
-    """
-
-    def __init__(self, hidden: nn.Module | None, output: nn.Module, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.hidden, self.output, self.dropout = hidden, output, dropout
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """Map sentence vectors (B, d) to logits (B, classes)."""
-        if self.hidden is not None:
-            vectors = F.dropout(self.hidden(vectors), self.dropout, self.training).sigmoid()  # (B, hidden)
-        return self.output(vectors)  # type: ignore[no-any-return]
-
-
 class RuleModel(nn.Module):
     """``y = Hx``, with as many features out as in. Raises DimensionError where n does not divide them."""
 

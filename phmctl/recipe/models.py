@@ -1,6 +1,6 @@
 """The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -48,8 +48,6 @@ Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"
 class LinearSection(Section):
     """What every model's section has: the parametrization of its linear maps, which `algebra` and `n` choose."""
 
-    takes_two_factors: ClassVar[bool] = False
-
     kind: str
     algebra: Algebra = "real"  # phm learns the rule; low-rank and monarch are for comparison
     # number of components of phm, of blocks of monarch: 2 or more; a fixed algebra implies its own
@@ -89,7 +87,7 @@ class LinearSection(Section):
     def _fit_two_factors(self) -> Self:
         if self.algebra not in TWO_FACTORS:
             return self
-        if not self.takes_two_factors:
+        if not isinstance(self, StackSection):
             raise ValueError(f"algebra {self.algebra!r} is for Transformers")
         if self.algebra == LOW_RANK and self.rank is None:
             raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
@@ -124,8 +122,6 @@ class LinearSection(Section):
 
 class StackSection(LinearSection):
     """What models of Transformer layers share."""
-
-    takes_two_factors: ClassVar[bool] = True
 
     width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`

@@ -2,9 +2,8 @@
 
 Every tensor of the same name and shape is used; where the source has a dense weight or another kind of rule and the
 model a rule and components, the nearest sum of Kronecker products; with ``model.composition_start: base`` also
-attention's output maps, by the compositions of heads that begin as these; and of rules held as factors, where the model
-has a lower rank, the terms of the largest norm. The new run's environment keeps the source run, its checkpoint and
-SHA-256, and which tensors were used, are new, or were left.
+attention's output maps, by the compositions of heads that begin as these. The new run's environment keeps the source
+run, its checkpoint and SHA-256, and which tensors were used, are new, or were left.
 """
 
 import re
@@ -88,7 +87,7 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     heads = {}
     if getattr(recipe.model, "composition_start", None) == "base":  # the names that a bilinear composition gives them
         heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
-    offered = {**heads, **theirs, **_strongest_terms(theirs, shapes)}
+    offered = {**heads, **theirs}
     used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
     shared = [getattr(each.model, "rules", None) for each in (run.recipe, recipe)]
     _take_sums(used, offered, model, shapes.keys(), run.recipe.model.algebra, shared[0] == shared[1])
@@ -153,18 +152,3 @@ def _weight(tensors: Mapping[str, Tensor], name: str, algebra: str) -> Tensor | 
     elif A is None and algebra in FIXED_DIMENSION:
         A = fixed_rule(algebra, dtype=S.dtype)
     return None if A is None or len(A) != len(S) else kronecker_sum(A, S)
-
-
-def _strongest_terms(theirs: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Return the factors of rules that have more terms than the model's, cut to the terms of the largest norm."""
-    factors: dict[str, Tensor] = {}
-    for name, W in theirs.items():
-        layer, _, last = name.rpartition(".")
-        shape = shapes.get(name, W.shape)
-        if last != "W" or len(shape) != 2 or len(W) != shape[0] or W.shape[1] <= shape[1]:
-            continue
-        U, V = theirs[f"{layer}.U"], theirs[f"{layer}.V"]  # (n, R), (R, n)
-        strength = W.norm(dim=0) * U.norm(dim=0) * V.norm(dim=1)  # (R,)
-        terms = strength.topk(shape[1]).indices.sort().values
-        factors |= {name: W[:, terms], f"{layer}.U": U[:, terms], f"{layer}.V": V[terms]}
-    return factors

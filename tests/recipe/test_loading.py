@@ -74,7 +74,11 @@ def test_common_overrides() -> None:
 
     assert resolved(n=4, algebra=None, steps=7) == [("model.n", 4), ("training.steps", 7), ("model.algebra", "phm")]
     no_factors = [("model.parametrization", "rule"), ("model.rank", None)]  # what has no learned rule has none of one
-    assert resolved(n=1) == [("model.n", 1), ("model.algebra", "real"), *no_factors]
+    assert resolved(n=1) == [("model.n", 1), ("model.algebra", "real"), *no_factors, ("model.execution", "auto")]
+    ranked = MINIMAL.replace(
+        "training:", "  algebra: phm\n  n: 4\n  parametrization: factors\n  execution: rank\ntraining:"
+    )
+    assert parse_recipe(ranked, where="r.yaml", overrides=common_overrides(n=1)).model.algebra == "real"
     assert resolved(algebra="quaternion") == [("model.algebra", "quaternion"), ("model.n", 1), *no_factors]
     assert resolved(algebra="quaternion", n=4) == [("model.algebra", "quaternion"), ("model.n", 4), *no_factors]
     assert ("model.rank", None) not in resolved(algebra="low-rank")

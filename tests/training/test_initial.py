@@ -180,21 +180,6 @@ def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Pa
         assert words in call(*given, tiny_run.folder).output
 
 
-def test_a_lower_rank_begins_with_the_strongest_terms(tmp_path: Path) -> None:
-    factors = ("model.parametrization=factors", "training.steps=3")
-    wide = train(rule_recipe("hamilton", *factors, "model.rank=6"), runs=tmp_path, quiet=True).run
-    recipe = rule_recipe("hamilton", *factors, "model.rank=4", f"training.initialise_from={wide.folder}")
-    start = start_of(recipe, tmp_path)
-    assert not start.noted["new"] + start.noted["left"]
-    theirs = tensors_of(wide)
-    layer = next(name.removesuffix("W") for name in theirs if name.endswith("W"))
-    W, U, V = (theirs[f"{layer}{part}"] for part in "WUV")
-    terms = [torch.einsum("i,a,b->iab", W[:, r], U[:, r], V[r]) for r in range(6)]
-    kept = sorted(range(6), key=lambda r: terms[r].norm().item())[2:]
-    rule = torch.einsum("ir,ar,rb->iab", *(start.tensors[f"{layer}{part}"] for part in "WUV"))
-    torch.testing.assert_close(rule, torch.stack([terms[r] for r in kept]).sum(dim=0))
-
-
 RULE, FIXED, SHARED, SOME = (), ("model.algebra=quaternion",), ("model.rules=model",), ("model.rules=sublayer",)
 TERMS = ("model.parametrization=factors", "model.rank=7")
 
