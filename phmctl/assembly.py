@@ -4,6 +4,7 @@ The models themselves (:mod:`phmctl.models`, :mod:`phmctl.nn`) take numbers and 
 Parts are built in a fixed order, for the order decides which random numbers each draws.
 """
 
+from collections import OrderedDict
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -148,11 +149,12 @@ def build_probe(section: ProbeSection, width: int, classes: int, device: Device 
 
     Dropout is before the sigmoid, as SentEval has it (Conneau et al. 2018). DimensionError: n does not divide `width`.
     """
-    dense = LinearBuilder("real", 1, device=device)
-    if not section.hidden:
-        return dense.linear(width, classes)
-    inner = builder_for(section, device).linear(width, section.hidden)
-    return nn.Sequential(inner, nn.Dropout(section.dropout), nn.Sigmoid(), dense.linear(section.hidden, classes))
+    parts: dict[str, nn.Module] = {}
+    if section.hidden:
+        parts["hidden"] = builder_for(section, device).linear(width, section.hidden)
+        parts |= {"dropout": nn.Dropout(section.dropout), "sigmoid": nn.Sigmoid()}
+    parts["output"] = LinearBuilder("real", 1, device=device).linear(section.hidden or width, classes)
+    return nn.Sequential(OrderedDict(parts))
 
 
 # ---------------------------------------------------------------------------------------------- parts of the models

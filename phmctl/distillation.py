@@ -129,7 +129,7 @@ def _taught_corpus(
 
     recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
     search = change_decoding(recipe.decoding, beam=beam)
-    made = f"{run.name} {checkpoint.sha256} {search.model_dump_json()} {engine or TORCH}"
+    made = f"{run.name} {checkpoint.sha256} {search.model_dump_json(exclude={'batch_tokens'})} {engine or TORCH}"
     mark = hashlib.sha256(made.encode()).hexdigest()[:8]
     folder = root / "taught" / f"{recipe.data.card}-taught-{mark}"
     name = folder.name if references else f"{folder.name}-alone"

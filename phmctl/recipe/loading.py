@@ -63,7 +63,7 @@ def common_overrides(**options: object) -> list[Override]:
         overrides.append(Override("model.parametrization", "rule", source, implied=True))
         if algebra != LOW_RANK:
             overrides.append(Override("model.rank", None, source, implied=True))
-        if algebra in (None, "real"):
+        if algebra not in ("complex", "quaternion"):  # whose factors are known
             overrides.append(Override("model.execution", "auto", source, implied=True))
     return overrides
 
