@@ -6,6 +6,7 @@ from phmctl.errors import DimensionError
 
 LOW_RANK, MONARCH = TWO_FACTORS = ("low-rank", "monarch")  # no algebras: two thin maps in a row, to compare with
 WITH_N = ("phm", MONARCH)  # those that want to be told an n; monarch's is its number of blocks
+WITH_FACTORS = ("complex", "quaternion")  # fixed ones whose factors are known exactly
 FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 

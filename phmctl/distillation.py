@@ -62,9 +62,8 @@ def distil(
     All else is of the student's training, as :func:`phmctl.train` has it.
 
     Raises:
-        RunError: there is no such run, or it is of a task that has no students, of another task or of other data than
-            the student's recipe; or words of its training text are not in its vocabulary, so that they are lost; or
-            all its translations are empty.
+        RunError: there is no such run, or it is of a task that has no students, or of another task or other data than
+            the student's recipe; its vocabulary lacks words of its training text; or all its translations are empty.
         DataError: the teacher's data is not prepared.
         UserError: no such start, an option that the task does not have, or a key that is set here.
     """
@@ -77,8 +76,7 @@ def distil(
     from phmctl.verbs import train
 
     check_known("start", start, STARTS)
-    if tag is not None:
-        check_tag(tag)
+    check_tag(tag)
     run = Run.open(teacher)
     task = run.recipe.task
     if task not in OWN:
@@ -123,14 +121,15 @@ def _taught_corpus(
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.decoding.translator import TORCH, change_decoding
     from phmctl.export import with_engine
+    from phmctl.recipe.models import NOTHING, keys_changing
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.tasks.translation.kind import CODE
     from phmctl.verbs import prepare
 
     recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
     search = change_decoding(recipe.decoding, beam=beam)
-    made = f"{run.name} {checkpoint.sha256} {search.model_dump_json(exclude={'batch_tokens'})} {engine or TORCH}"
-    mark = hashlib.sha256(made.encode()).hexdigest()[:8]
+    how = search.model_dump_json(exclude=keys_changing(search, NOTHING))
+    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {how} {engine or TORCH}".encode()).hexdigest()[:8]
     folder = root / "taught" / f"{recipe.data.card}-taught-{mark}"
     name = folder.name if references else f"{folder.name}-alone"
     files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}

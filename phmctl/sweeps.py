@@ -202,8 +202,7 @@ def training_jobs(cells: Sequence[Cell]) -> list[Job]:
     if single or given["recipe"] is None:
         what = f"--{single[0].replace('_', '-')} is for one training; leave it out" if single else "a RECIPE is wanted"
         raise UserError(f"{what}: a sweep goes on by itself with what was stopped; --list shows its cells")
-    if given["tag"] is not None:
-        check_tag(given["tag"])
+    check_tag(given["tag"])
     jobs: dict[str, Job] = {}
     for cell in cells:
         common = common_overrides(**{name: cell.given[name] for name in COMMON})

@@ -179,10 +179,9 @@ def train(
     from phmctl.training.train import train as run_training
 
     recipe, run = recipe_to_train(recipe, resume)
-    if tag is not None:
-        check_tag(tag)
-        if run is not None or resume is True:
-            raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
+    check_tag(tag)
+    if tag is not None and (run is not None or resume is True):
+        raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
     begun = None if init is None else str(init)
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun

@@ -48,7 +48,6 @@ _TABLES = {
         ),
     ),
 }
-RANK_TABLES = tuple(_TABLES)  # algebras whose factors are known exactly
 
 
 class Factors(NamedTuple):
@@ -103,7 +102,7 @@ def decompose(rule: Tensor, rank: int | None = None) -> Factors:
 
 
 def fixed_factors(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Factors:
-    """Return the factors of an algebra of :data:`RANK_TABLES`."""
+    """Return the factors of an algebra of :data:`phmctl.dimension.WITH_FACTORS`."""
     like = torch.empty((), device=device, dtype=dtype)
     return Factors(*map(like.new_tensor, _TABLES[algebra]))
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import RANK_TABLES, Factors, decompose, fixed_factors, recompose
+from phmctl.algebra.bilinear import Factors, decompose, fixed_factors, recompose
 from phmctl.algebra.initialisation import (
     dense_variance,
     initialise_components_,
@@ -22,7 +22,7 @@ from phmctl.algebra.initialisation import (
 )
 from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum
 from phmctl.algebra.rank_product import block_sums, rank_linear
-from phmctl.dimension import check_divides
+from phmctl.dimension import WITH_FACTORS, check_divides
 from phmctl.errors import RankError, UserError, check_known
 
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
@@ -87,7 +87,7 @@ class KroneckerWeight(nn.Module):
     @property
     def factors(self) -> Factors | None:
         """The rule's factors: parameters, or the exact table of complex numbers and quaternions; None for any other."""
-        if self.n > 1 and (self.holds_factors or self.algebra in RANK_TABLES):
+        if self.n > 1 and (self.holds_factors or self.algebra in WITH_FACTORS):
             return Factors(self.W, self.U, self.V)
         return None
 
@@ -117,7 +117,7 @@ class KroneckerWeight(nn.Module):
             return
         factory: dict[str, Any] = {"device": self.S.device, "dtype": self.S.dtype}
         self.register_buffer("A", fixed_rule(self.algebra, **factory), persistent=False)
-        if self.algebra in RANK_TABLES:
+        if self.algebra in WITH_FACTORS:
             for name, part in zip("WUV", fixed_factors(self.algebra, **factory), strict=True):
                 self.register_buffer(name, part, persistent=False)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from phmctl.dimension import LOW_RANK, WITH_N
+from phmctl.dimension import LOW_RANK, WITH_FACTORS, WITH_N
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
@@ -63,7 +63,7 @@ def common_overrides(**options: object) -> list[Override]:
         overrides.append(Override("model.parametrization", "rule", source, implied=True))
         if algebra != LOW_RANK:
             overrides.append(Override("model.rank", None, source, implied=True))
-        if algebra not in ("complex", "quaternion"):  # whose factors are known
+        if algebra not in WITH_FACTORS:
             overrides.append(Override("model.execution", "auto", source, implied=True))
     return overrides
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from phmctl.dimension import FIXED_DIMENSION, LOW_RANK, TWO_FACTORS, WITH_N, check_divides
+from phmctl.dimension import FIXED_DIMENSION, LOW_RANK, TWO_FACTORS, WITH_FACTORS, WITH_N, check_divides
 
 MOST = 10**9  # steps, rows, tokens: far more than anybody trains, and far from what overflows
 PositiveInt = Annotated[int, Field(ge=1, le=MOST)]
@@ -79,7 +79,7 @@ class LinearSection(Section):
             raise ValueError(f"parametrization 'factors' needs algebra 'phm'; {self.algebra!r} has no learned rule")
         if self.rank is not None and not factors and self.algebra != LOW_RANK:
             raise ValueError("rank needs parametrization: factors, or algebra: low-rank")
-        if self.execution == "rank" and not factors and self.algebra not in ("complex", "quaternion"):
+        if self.execution == "rank" and not factors and self.algebra not in WITH_FACTORS:
             raise ValueError("execution 'rank' needs parametrization: factors, or algebra complex or quaternion")
         return self
 

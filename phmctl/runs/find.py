@@ -139,9 +139,9 @@ def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
                 yield from _below(entry, depth - 1)
 
 
-def check_tag(tag: str) -> None:
+def check_tag(tag: str | None) -> None:
     """Refuse (UserError) a tag that is no plain name: it stands where paths do."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
+    if tag is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
         raise UserError(f"--tag {tag}: want a name of letters, digits, '.', '_', '+' and '-', 64 at most")
 
 
