@@ -311,7 +311,7 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
             found.setdefault(value, {})[one.recipe.training.seed] = one, own
         early += [one.run.name for each in found.values() for one, _ in each.values() if one.state != "finished"]
         if not (common := set.intersection(*map(set, found.values()))):
-            warn(f"{members[0][1].run.name} and its like: no seed has all values of {key}; different seeds are compared")
+            warn(f"{members[0][1].run.name} and its like: no seed has all values of {key}; other seeds are compared")
         shared = {
             value: [each[seed][1].value for seed in each if seed in (common or each)] for value, each in found.items()
         }
