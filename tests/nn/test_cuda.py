@@ -19,7 +19,7 @@ ALGEBRAS = [("real", 1), ("phm", 4), ("quaternion", 4), ("octonion", 8)]
 def outcome(layer: nn.Module, x: Tensor, device: str, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return a layer's output and gradients, as float32 on the CPU; `dtype` is autocast's."""
     layer = copy.deepcopy(layer).to(device)
-    leaf = x.to(device)
+    leaf = x.detach().to(device)  # a tensor of its own on the CPU too
     if leaf.is_floating_point():
         leaf.requires_grad_()
     with torch.autocast(device, dtype, enabled=dtype is not None):

@@ -20,7 +20,10 @@ from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask
 from tests.training.test_resume import SETTINGS, Interrupting, contents
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 
 class CudaTask(FakeTask):
