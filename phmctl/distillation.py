@@ -73,6 +73,7 @@ def distil(
     from phmctl.runs.find import check_tag
     from phmctl.tasks.registry import kind_of
     from phmctl.training.initial import other_shape
+    from phmctl.training.train import check_machine
     from phmctl.verbs import train
 
     check_known("start", start, STARTS)
@@ -98,12 +99,11 @@ def distil(
         )
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
     folder = str(run.folder.resolve())
+    check_machine(student.training)
+    own: dict[str, Any] = {"training.teacher": folder}
     if task == "translation":
         with silence(quiet):
-            name = _taught_corpus(run, student, root, beam, engine, references)
-        own: dict[str, Any] = {"data.card": name, "data.direction": "forward", "data.copies": False}
-    else:
-        own = {"training.teacher": folder}
+            own = _taught_corpus(run, student, root, beam, engine, references)
     key = None if start == "random" else other_shape(student, run.recipe)
     own["training.initialise_from"] = None if start == "random" or key else folder
     if key and not quiet:
@@ -114,8 +114,8 @@ def distil(
 
 def _taught_corpus(
     run: "Run", student: "Recipe", root: Path, beam: int | None, engine: str | None, references: bool
-) -> str:
-    """Prepare the corpus that the teacher's translations make, once for all its students; return its name."""
+) -> dict[str, Any]:
+    """Prepare the corpus that the teacher's translations make, once for all its students; return its recipe's keys."""
     from phmctl import load
     from phmctl.data.copies import read_text
     from phmctl.data.prepared.folder import PreparedData
@@ -168,7 +168,7 @@ def _taught_corpus(
     coded = len({*languages}) == 2 and all(map(CODE.fullmatch, languages))  # not the sides of a style transfer
     settings |= {"languages": languages} if coded else {}
     prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
-    return name
+    return {"data.card": name, "data.direction": "forward", "data.copies": False}
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -98,6 +98,7 @@ def test_a_teacher_of_words_that_its_vocabulary_lacks(copying_data: Path, tmp_pa
         ({"start": "nearer"}, UserError),
         ({"settings": {"data.vocabulary": 60}}, RunError),
         ({"n": 3}, RecipeError),
+        ({"settings": ["training.device=cuda:9"], "beam": 8}, RecipeError),  # before the teacher translates
         ({"recipe": "agreement-resplit"}, RunError),
         ({"settings": ["data.copies=false"]}, UserError),  # distil sets these itself
         ({"settings": {"training": {"initialise_from": "x"}}}, UserError),

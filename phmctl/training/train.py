@@ -13,7 +13,7 @@ from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors,
 from phmctl.console import note
 from phmctl.devices import check_compiler, has_bfloat16, isolated, world
 from phmctl.errors import UserError
-from phmctl.recipe.schema import Recipe
+from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
 from phmctl.training.initial import Start, find_start
@@ -137,11 +137,7 @@ def train_task(
     with ExitStack() as stack:
         with processes.agreed():  # a run should not be made in vain
             task.check_data()
-            device = processes.device(settings.device)
-            if settings.tensorboard:
-                summary_writer()
-            if settings.compile:
-                check_compiler(device)
+            device = check_machine(settings, processes)
             fresh = old is None or not saved_steps(old.checkpoints_folder)
             start = find_start(recipe, task) if processes.leads and fresh else None
         threads = settings.threads and max(settings.threads // world().local_size, 1)  # of those on this machine
@@ -179,6 +175,16 @@ def train_task(
     state, seconds = trainer.state, time.perf_counter() - began
     best = state.best_score, state.best_step
     return TrainingResult(run, state.step, state.step - first, seconds, *best, stop.exit_code or 0)
+
+
+def check_machine(settings: TrainingSection, processes: Processes | None = None) -> torch.device:
+    """Return the device of a training; RecipeError: this machine lacks it, TensorBoard or a compiler."""
+    device = (processes or Processes()).device(settings.device)
+    if settings.tensorboard:
+        summary_writer()
+    if settings.compile:
+        check_compiler(device)
+    return device
 
 
 def _environment(
