@@ -175,13 +175,9 @@ def train(
         OutputError: the folder of runs cannot be written.
     """
     from phmctl.recipe.loading import common_overrides, resolve, unmodified
-    from phmctl.runs.find import check_tag
     from phmctl.training.train import train as run_training
 
-    recipe, run = recipe_to_train(recipe, resume)
-    check_tag(tag)
-    if tag is not None and (run is not None or resume is True):
-        raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
+    recipe, run = recipe_to_train(recipe, resume, tag)
     begun = None if init is None else str(init)
     common = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
@@ -200,11 +196,17 @@ def train(
         )
 
 
-def recipe_to_train(recipe: "RecipeLike | None", resume: bool | str | Path) -> "tuple[RecipeLike, Run | None]":
+def recipe_to_train(
+    recipe: "RecipeLike | None", resume: bool | str | Path, tag: str | None
+) -> "tuple[RecipeLike, Run | None]":
     """Return the recipe that is trained, and the run that :func:`train` continues if one is named."""
     from phmctl.runs import Run
+    from phmctl.runs.find import check_tag
 
     run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
+    check_tag(tag)
+    if tag is not None and (run is not None or resume is True):
+        raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
     if recipe is None:
         if run is None:
             raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")

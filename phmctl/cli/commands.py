@@ -89,7 +89,7 @@ def train(
     if dry_run:
         if world().size > 1:
             raise UserError("--dry-run works in one process; start it without torchrun")
-        return _planned(verbs.recipe_to_train(recipe, how)[0], **given)
+        return _planned(verbs.recipe_to_train(recipe, how, given["tag"])[0], **given)
     if processes > 1:
         from phmctl.training.processes import launch, without_option
 

@@ -73,6 +73,8 @@ def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_fil
     assert (known["vocabularies_from"], [*known["parameters"]["sizes"].values()]) == ("prepared data", [34, 34])
     assert "34 source and 34 target" in _invoke(copying_file, "--dry-run", "--data", copying_data).stderr
     assert "as the recipe asks" in _invoke(copying_file, "--dry-run", "--data", tmp_path).stdout
+    with pytest.raises(UserError, match="a b"):
+        _invoke(copying_file, "--dry-run", "--tag", "a b")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -95,10 +97,8 @@ def test_a_signal_saves_and_the_run_can_be_resumed(
     assert process.returncode == code
     assert "stopped and saved at step" in errors
     saved = int(errors.rsplit("at step ", 1)[1].split(";")[0])
-    printed = errors.splitlines()[-1]
-    program, command, *rest = shlex.split(
-        printed
-    )  # complete, on a line of its own: neither --data nor --runs is needed
+    # The command stands complete on a line of its own: neither --data nor --runs is needed.
+    program, command, *rest = shlex.split(errors.splitlines()[-1])
     assert (program, command) == ("phmctl", "train")
     resumed = _invoke(*rest, "--steps", saved + 2, "--json")
     assert json.loads(resumed.stdout)["steps"] == saved + 2
