@@ -10,6 +10,7 @@ from typing import Any
 
 from phmctl.checkpoints import folder_name
 from phmctl.comparison.variants import (
+    BUDGETS,
     Trained,
     Trials,
     Variant,
@@ -23,7 +24,7 @@ from phmctl.comparison.variants import (
     within_budget,
 )
 from phmctl.console import Table, progress, warn
-from phmctl.errors import DataError, RunError, UserError, check_known, nearest
+from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.recipe.loading import differences as key_differences
@@ -204,6 +205,8 @@ def compare(
             select_runs([baseline], root)
             wanted.append(baseline)
     checkpoint = checkpoint and folder_name(checkpoint)
+    if budget is not None:
+        check_known("budget", budget, BUDGETS)
     if margin is not None and not 0 <= margin < math.inf:
         raise RunError(f"--margin {margin}: expected a number of points, 0 or more")
     summaries = list_runs(wanted, root)
@@ -218,7 +221,7 @@ def compare(
         for run in bare:
             try:
                 kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
-            except (RunError, DataError) as error:
+            except UserError as error:
                 warn(f"{run.name} is not scored: {error}")
         if bare:
             trained = settle(list_runs([one.run.folder for one in trained], root), each, checkpoint)

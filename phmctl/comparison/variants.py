@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from phmctl.console import warn
-from phmctl.errors import RecipeError, RunError, check_known, nearest
+from phmctl.errors import RecipeError, RunError, nearest
 from phmctl.recipe.loading import differences, flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
@@ -335,7 +335,6 @@ def _value(one: Summary, key: str) -> float | str:
 
 def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
     """The baseline and the models that spend, within a tenth, what it does; warn of those left out."""
-    check_known("budget", budget, BUDGETS)
     spent: dict[str, float | None] = {each.label: each.minutes for each in variants}
     if budget == "parameters":
         spent = {each.label: size.without_embeddings if (size := each.parameters) else None for each in variants}

@@ -208,8 +208,13 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
         return rates
     kept = _kept(run, RATES, lambda: rates, processes)
     sound = all(isinstance(rate, float) and 0 < rate < math.inf for rate in kept.values())
-    if kept.keys() != rates.keys() or not sound:
-        raise RunError(f"{run.folder / RATES} is damaged; copy the run again, or train anew")
+    sound = sound and kept.keys() == rates.keys()
+    if (
+        sound and not settings.initialise_from
+    ):  # else the start is not here any more; the same seed draws near it anywhere
+        sound = all(abs(math.log(kept[name] / rates[name])) < 0.2 for name in rates)
+    if not sound:
+        raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
     return kept
 
 

@@ -68,7 +68,8 @@ def test_rates_of_another_model_are_refused(tmp_path: Path) -> None:
     run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
     path = run.folder / measured.RATES
     kept = json.loads(path.read_text())
-    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:])):
+    others = {name: 1.4 * rate for name, rate in kept.items()}  # those of another n
+    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:]), others):
         path.write_text(json.dumps(wrong))
         with pytest.raises(RunError, match=r"rates\.json"):
             train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
