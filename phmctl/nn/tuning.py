@@ -9,8 +9,8 @@ The rule here: in a step every factor f moves by the same fraction of its scale,
 rms(H)``: Adam on factors that are all scaled to the entries of the weight H. The rate of a dense weight is ``64 / d``
 of the model's rate, and never more than that. c is 2 for Kronecker sums, with which a step of S moves the output 0.9 to
 1.7 times as far as one of the dense weight, and 1/2 for products of factors (W, U and V; low rank; Monarch), which move
-it less far (``phmctl bench rates``): both were chosen by the loss, and the best rates of all lie within a factor of two
-(docs/results.md). The rate of a table, dense or of factors, is the model's.
+it less far (``phmctl bench rates``): both were chosen by the loss, and the best rates lie within a factor of two, of
+factors of a rank up to four (docs/results.md). The rate of a table, dense or of factors, is the model's.
 """
 
 import math
