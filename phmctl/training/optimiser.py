@@ -207,12 +207,12 @@ def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, 
     if settings.rates == "one":
         return rates
     kept = _kept(run, RATES, lambda: rates, processes)
-    sound = all(isinstance(rate, float) and 0 < rate < math.inf for rate in kept.values())
-    sound = sound and kept.keys() == rates.keys()
-    if (
-        sound and not settings.initialise_from
-    ):  # else the start is not here any more; the same seed draws near it anywhere
-        sound = all(abs(math.log(kept[name] / rates[name])) < 0.2 for name in rates)
+    # The same seed draws nearly these scales on any device; a start from another run is not at hand any more.
+    apart = math.inf if settings.initialise_from else 0.2
+    sound = kept.keys() == rates.keys() and all(
+        isinstance(rate, float) and 0 < rate < math.inf and abs(math.log(rate / rates[name])) < apart
+        for name, rate in kept.items()
+    )
     if not sound:
         raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
     return kept

@@ -10,10 +10,7 @@ from phmctl.decoding.translator import Translator
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 PHM = {"algebra": "phm", "n": 4}
 

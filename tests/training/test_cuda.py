@@ -20,10 +20,7 @@ from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask
 from tests.training.test_resume import SETTINGS, Interrupting, contents
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 class CudaTask(FakeTask):
