@@ -1,1 +1,1 @@
-"""Pure tensor maths: rules, Kronecker sums, bilinear rank, initialisation."""
+"""Tensor mathematics of PHM: rules, Kronecker sums, bilinear rank, initialisation."""
