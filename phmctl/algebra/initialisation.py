@@ -1,10 +1,10 @@
-"""Initialisation that gives H the variance of the dense layer's scheme, for every n and every algebra.
+"""Initialisation that gives H the variance of a dense layer's scheme, for every n and every algebra.
 
-Every rule here has fibres of unit length: ``Σᵢ A[i, a, b]² = 1`` for all a, b. A fixed rule has them by nature (one
-entry ±1), a learned one is drawn so: each ``A[:, a, b]`` is a random direction, so Var(A) = 1/n. Then each entry of
-``H = Σᵢ kron(A[i], S[i])`` has exactly the variance of S, whatever n is, whatever rule was drawn, and S is drawn by the
-dense scheme with the dense fans: ``n·Var(A)·Var(S)`` is the scheme's variance. A rule of independent entries would keep
-that only on average; at n = 2, of 8 numbers, the gain of single layers would stray by a half.
+Every rule has fibres of unit length: ``Σᵢ A[i, a, b]² = 1`` for all a, b. A fibre of a fixed rule has one entry ±1;
+a fibre ``A[:, a, b]`` of a learned rule is drawn as a random direction, so Var(A) = 1/n. Each entry of
+``H = Σᵢ kron(A[i], S[i])`` then has exactly the variance of S for every n and every drawn rule, and S is drawn by the
+dense scheme with the dense fans: ``n·Var(A)·Var(S)`` is the scheme's variance. With independent entries of A this would
+hold only on average: at n = 2, with 8 numbers, the gain of a single layer would deviate by up to a half.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from phmctl.algebra.bilinear import QUICK, Factors, decompose, generic_rank, recompose
 from phmctl.errors import check_known
 
-_TINY = 1e-12
+_EPSILON = 1e-12  # avoids division by zero
 
 # scheme -> (variance of H from the dense fans, distribution)
 _SCHEMES: dict[str, tuple[Callable[[int, int], float], str]] = {
@@ -31,15 +31,15 @@ SCHEMES = tuple(_SCHEMES)
 
 
 def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:
-    """Return the variance that a scheme gives the entries of a dense weight.
+    """Return the variance of a dense weight's entries under a scheme.
 
     Args:
-        scheme: one of :data:`SCHEMES`. ``default`` is that of ``nn.Linear``; ``embedding`` is N(0, 1/fan_in).
+        scheme: one of :data:`SCHEMES`; ``default`` initialises like ``nn.Linear``, ``embedding`` is N(0, 1/fan_in).
         fan_in: d, the in-features (of an embedding: its width).
-        fan_out: k, the out-features (of one map, where several are stacked).
+        fan_out: k, the out-features (of a single map, if several are stacked).
 
     Raises:
-        UserError: no scheme has this name; names the nearest.
+        UserError: the name is unknown; the message suggests the nearest one.
     """
     check_known("initialization", scheme, SCHEMES)
     return _SCHEMES[scheme][0](fan_in, fan_out)
@@ -47,55 +47,57 @@ def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:
 
 @torch.no_grad()
 def initialise_rule_(A: Tensor) -> None:
-    """Draw a learned rule in place: every fibre ``A[:, a, b]`` a random direction. (n, n, n)."""
+    """Draw a learned rule (n, n, n) in place: each fibre ``A[:, a, b]`` is a random unit vector."""
     A.normal_()
-    A.copy_(F.normalize(A, dim=0, eps=_TINY))
+    A.copy_(F.normalize(A, dim=0, eps=_EPSILON))
 
 
 @torch.no_grad()
 def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
-    """Draw the factors of a learned rule in place. (n, R), (n, R), (R, n).
+    """Draw the factors W (n, R), U (n, R) and V (R, n) of a learned rule in place.
 
-    At the generic rank, where that is found in seconds, the rule that they make has fibres ``A[:, a, b]`` of unit
-    length, as :func:`initialise_rule_` gives it: one such rule is decomposed for each n, and moved by what keeps
-    lengths and rank: a rotation of i, permutations and signs of a and b. At other ranks U and V are random tight frames
-    (their rows orthogonal and of one length), so that mixing stretches no direction: at R = n the singular values of H
-    are those of its blocks. The fibres are of unit length in the mean.
+    At the natural rank and n ≤ 8, the rule has fibres ``A[:, a, b]`` of unit length, as with :func:`initialise_rule_`.
+    A single random rule is decomposed for each n, and then randomised by transformations that preserve fibre lengths
+    and rank: a rotation along i, and permutations and sign flips along a and b.
+
+    At other ranks U and V are random tight frames (orthogonal rows of equal length), so that mixing does not distort
+    any direction: at R = n, H has the singular values of its blocks. The fibres have unit length on average.
     """
     n, rank = W.shape
     if rank == natural_rank(n) and n <= QUICK:
-        W0, U0, V0 = (torch.tensor(part, dtype=torch.float64) for part in _canonical_factors(n))
+        W0, U0, V0 = (torch.tensor(entries, dtype=torch.float64) for entries in _canonical_factors(n))
         rotation, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))  # (n, n)
         signs = torch.randint(0, 2, (2, n), dtype=torch.float64) * 2 - 1
         U0 = U0[torch.randperm(n)] * signs[0, :, None]
-        parts = Factors(rotation @ W0, U0, V0[:, torch.randperm(n)] * signs[1])
+        drawn = Factors(rotation @ W0, U0, V0[:, torch.randperm(n)] * signs[1])
     else:
-        parts = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
-        gain = recompose(parts).square().sum(dim=0).mean() ** (1 / 6)
-        parts = Factors(*(part / gain for part in parts))
-    for part, drawn in zip((W, U, V), parts, strict=True):
-        part.copy_(drawn)
+        frames = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
+        gain = recompose(frames).square().sum(dim=0).mean() ** (1 / 6)
+        drawn = Factors(*(frame / gain for frame in frames))
+    W.copy_(drawn.W)
+    U.copy_(drawn.U)
+    V.copy_(drawn.V)
 
 
 def natural_rank(n: int) -> int:
-    """Return the rank that factors have where none is given: that of a random rule."""
+    """Return the default rank of factors: the rank of a random rule."""
     return len(_canonical_factors(n)[2]) if n <= QUICK else generic_rank(n)
 
 
 @cache
 def _canonical_factors(n: int) -> list[list[list[float]]]:
-    """Return W, U and V of one random rule with unit fibres, the same in every process.
+    """Return W, U and V of a random rule with unit fibres, the same in every process.
 
-    As lists: a cached tensor would keep the device or the mode that was active.
+    They are lists because a cached tensor would keep the device or the mode that was active at the first call.
     """
     with torch.device("cpu"):
         rule = torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-        return [part.tolist() for part in decompose(F.normalize(rule, dim=0))]
+        return [factor.tolist() for factor in decompose(F.normalize(rule, dim=0))]
 
 
 @torch.no_grad()
 def initialise_dense_(weight: Tensor, scheme: str, fan_in: int, fan_out: int) -> None:
-    """Draw a tensor in place with the variance and the distribution of a scheme; see :func:`dense_variance`."""
+    """Draw a dense weight in place by a scheme; see :func:`dense_variance` for the arguments."""
     deviation = math.sqrt(dense_variance(scheme, fan_in, fan_out))
     if _SCHEMES[scheme][1] == "uniform":
         bound = math.sqrt(3) * deviation
@@ -106,15 +108,15 @@ def initialise_dense_(weight: Tensor, scheme: str, fan_in: int, fan_out: int) ->
 
 @torch.no_grad()
 def initialise_components_(S: Tensor, A: Tensor, scheme: str, fan_in: int, fan_out: int) -> None:
-    """Draw the components in place so that H, under the rule A as it is, has the variance of a scheme.
+    """Draw the components in place so that H has the variance of a scheme under the current rule A.
 
-    A rule whose fibres are not of unit length (one that a caller brings) is allowed for by its mean square length.
+    If the fibres of A do not have unit length, S is divided by their root mean square length.
 
     Args:
         S: (n, k/n, d/n), overwritten.
-        A: (n, n, n), read.
-        scheme: see :func:`dense_variance`; `fan_in` and `fan_out` are the dense layer's, not a component's.
+        A: (n, n, n), unchanged.
+        scheme: see :func:`dense_variance`; `fan_in` and `fan_out` are of the dense layer, not of a component.
     """
     initialise_dense_(S, scheme, fan_in, fan_out)
     gain = A.square().sum(dim=0).mean().sqrt()
-    S.div_(gain.clamp_min(_TINY))
+    S.div_(gain.clamp_min(_EPSILON))
