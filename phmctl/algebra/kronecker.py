@@ -1,7 +1,7 @@
-"""Multiplication rules A, the sums ``H = Σᵢ kron(A[i], S[i])`` that they make, and the sum nearest to a given matrix.
+"""Multiplication rules A, the weight ``H = Σᵢ kron(A[i], S[i])``, and the nearest such sum to a given matrix.
 
-A rule is ``A[i, a, b]``: component a of the product S·x takes ``A[i, a, b] * S_i * x_b``. The fixed rules (complex,
-quaternion, octonion, sedenion) come from the Cayley–Dickson construction; a learned rule starts at random.
+In the product S·x, the term ``A[i, a, b] * S_i * x_b`` adds to component a. The fixed rules (complex, quaternion,
+octonion, sedenion) come from the Cayley–Dickson construction; a learned rule is initialised at random.
 """
 
 import math
@@ -18,11 +18,11 @@ ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 
 
 def check_algebra(algebra: str, n: int) -> None:
-    """Check that there is such an algebra, and that it has dimension n.
+    """Check an algebra's name and that its dimension is n.
 
     Raises:
-        UserError: no algebra has this name; names the nearest.
-        DimensionError: the algebra is a fixed one of another dimension.
+        UserError: the name is unknown; the message suggests the nearest one.
+        DimensionError: the algebra is fixed and has another dimension.
     """
     check_known("algebra", algebra, ALGEBRAS)
     implied = FIXED_DIMENSION.get(algebra, n)
@@ -36,32 +36,32 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
     For the quaternions ``Σᵢ kron(A[i], S[i])`` is the Hamilton product matrix of Zhang et al. (2021), eq. 3.4.
 
     Raises:
-        UserError: no fixed algebra has this name; names the nearest.
+        UserError: no fixed algebra has this name; the message suggests the nearest one.
     """
     check_known("fixed algebra", algebra, FIXED_DIMENSION)
     A = torch.ones(1, 1, 1, device=device, dtype=dtype)
     while len(A) < FIXED_DIMENSION[algebra]:  # Cayley–Dickson: (p, q)(r, s) = (pr − s̄q, sp + qr̄)
         zero, swapped = torch.zeros_like(A), A.transpose(0, 2)  # p·s and s·p
-        conjugate = torch.full_like(A[0, 0], -1.0)  # of r and s, on the last axis
+        conjugate = torch.full_like(A[0, 0], -1.0)  # signs for r̄ and s̄, on the last axis
         conjugate[0] = 1.0
         by_p = torch.cat([torch.cat([A, zero], 2), torch.cat([zero, swapped], 2)], 1)
         by_q = torch.cat([torch.cat([zero, zero - swapped * conjugate], 2), torch.cat([A * conjugate, zero], 2)], 1)
         A = torch.cat([by_p, by_q])
-    return A + 0.0  # no −0
+    return A + 0.0  # turns −0 into 0
 
 
 def kronecker_sum(A: Tensor, S: Tensor) -> Tensor:
-    """Return H by one matrix product and one permutation, without an n×k×d temporary.
+    """Return H from one matrix product and one permutation, without an n×k×d temporary.
 
-    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). Plain torch operations:
-    autograd, autocast, compilers, exporters, ``torch.func`` and operation counters need no rules of ours.
+    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). The operations are plain
+    torch, so that autograd, autocast, compilers, exporters, ``torch.func`` and operation counters work unchanged.
 
     Args:
         A: (n, n, n), the rule.
         S: (n, k/n, d/n), the components.
 
     Returns:
-        H of shape (k, d); under autocast in its dtype.
+        H, (k, d); under autocast, in autocast's dtype.
     """
     n, rows, columns = S.shape
     blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns)  # (a b, s t)
@@ -69,7 +69,7 @@ def kronecker_sum(A: Tensor, S: Tensor) -> Tensor:
 
 
 class NearestSum(NamedTuple):
-    """A and S of the nearest sum, and the error that it leaves."""
+    """The rule and components of the nearest sum of Kronecker products, and its error."""
 
     A: Tensor  # (n, n, n)
     S: Tensor  # (n, k/n, d/n)
@@ -78,43 +78,43 @@ class NearestSum(NamedTuple):
 
 @torch.no_grad()
 def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED) -> NearestSum:
-    """Return the sum of n Kronecker products nearest to a matrix in the Frobenius norm. Computed in float64.
+    """Return the sum of n Kronecker products nearest to a matrix in the Frobenius norm, computed in float64.
 
-    Rearranged so that each block is a row, a Kronecker product is a matrix of rank one, and the nearest sum is the
-    truncated singular value decomposition (Van Loan and Pitsianis, 1993); the fibres of its rule have unit length in
-    the mean, as at initialisation. With the rule of a fixed algebra S is found by least squares.
+    If the matrix is rearranged so that each block is a row, a Kronecker product becomes a matrix of rank one, and the
+    nearest sum is a truncated singular value decomposition (Van Loan and Pitsianis 1993). The rule is scaled so that
+    its fibres have unit length on average, as at initialisation. For a fixed algebra, least squares gives S.
 
     Args:
         weight: (k, d).
-        n: the order of the blocks' grid and the number of terms.
+        n: the number of terms, and of blocks in each direction.
         algebra: ``phm``, or a fixed algebra of dimension n.
 
     Raises:
         DimensionError: n does not divide k and d.
-        UserError: the weight has no numbers, or some that are not finite.
+        UserError: the weight is on the meta device, or not finite.
     """
     k, d = weight.shape
     check_divides(n, in_features=d, out_features=k)
     if weight.is_meta:
-        raise UserError("the weight is on the meta device and has no numbers; load them first")
+        raise UserError("the weight is on the meta device; load its values first")
     if not weight.isfinite().all():
-        raise UserError("the weight has NaN or infinite numbers; no sum of Kronecker products is near to it")
+        raise UserError("the weight has NaN or infinite entries, which no sum of Kronecker products approximates")
     blocks = weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)  # (a b, s t)
     norm = blocks.norm().item()
     if algebra != LEARNED:
         A = fixed_rule(algebra, device=weight.device, dtype=torch.float64)
         rule = A.reshape(n, n * n).t()  # (a b, i)
         S = torch.linalg.pinv(rule) @ blocks  # (i, s t)
-        left = (rule @ S - blocks).norm().item()
+        residual = (rule @ S - blocks).norm().item()
     else:
         vectors, singular, right = torch.linalg.svd(blocks, full_matrices=False)  # (a b, r), (r,), (r, s t)
         terms = min(n, len(singular))
-        # A layer so small that it has fewer terms than n keeps a rule for the idle ones: with A = S = 0 neither would
-        # ever get a gradient.
+        # A small layer may have fewer terms than n. The unused terms keep a nonzero A: with A = S = 0 neither factor
+        # would ever get a gradient.
         A = weight.new_full((n, n * n), 1 / math.sqrt(n), dtype=torch.float64)
         S = weight.new_zeros(n, blocks.shape[1], dtype=torch.float64)
         A[:terms] = vectors[:, :terms].t() * math.sqrt(n)
         S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(n)
-        left = singular[terms:].norm().item()
-    error = left / norm if norm else 0.0
+        residual = singular[terms:].norm().item()
+    error = residual / norm if norm else 0.0
     return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n).to(weight.dtype), error)
