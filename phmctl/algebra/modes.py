@@ -1,4 +1,4 @@
-"""What torch is told to do with operations at the moment: autocast, compilers, tracing, transformations."""
+"""Queries of torch's current state: autocast, compilers, tracing, function transforms."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -8,9 +8,9 @@ from torch.autograd import forward_ad
 
 
 def needs_plain_operations() -> bool:
-    """Whether a compiler, ``jit.trace``, ``torch.func`` or forward differentiation looks at the operations.
+    """Return whether a compiler, ``jit.trace``, ``torch.func`` or forward-mode differentiation is active.
 
-    Each has rules for torch's operations and none for our autograd functions.
+    These support torch's operations but not our ``autograd.Function`` classes.
     """
     return (
         torch.compiler.is_compiling()
@@ -21,7 +21,7 @@ def needs_plain_operations() -> bool:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that products with x are computed in: autocast's where it is on, else x's."""
+    """Return the dtype of matrix products with x: autocast's dtype if autocast is enabled, otherwise x's."""
     device = x.device.type
     if device == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return x.dtype
@@ -29,5 +29,5 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a scope without autocast; on the meta device, which has none, a scope that does nothing."""
+    """Return a context that disables autocast, or does nothing on the meta device, which does not support it."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
