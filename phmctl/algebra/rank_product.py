@@ -1,12 +1,12 @@
-"""A rule of bilinear rank R applied by R block products where H has n² blocks.
+"""Apply a rule of bilinear rank R by R block products instead of the n² blocks of H.
 
 With ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` and the blocks ``Tᵣ = Σᵢ W[i, r] · S[i]``,
 
     y_a = Σᵣ U[a, r] · Tᵣ (Σ_b V[r, b] · x_b)
 
-takes R/n² of the multiplications of a k×d product, and T·R·(d + k) more for mixing T tokens. Tokens go in tiles, so
-that what is mixed stays in cache. A token's n parts become its R inputs by a product of V (R × n) with the token
-(n × d/n): nothing is transposed.
+takes R/n² of the multiplications of a k×d product, plus T·R·(d + k) for mixing T tokens. Tokens are processed in tiles,
+so that the mixed inputs stay in cache. The product of V (R × n) with a token viewed as (n × d/n) gives the token's R
+inputs without a transpose.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from torch import Tensor
 from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
 from phmctl.errors import UserError
 
-# Tokens of a tile, at most. 1,024 is within 3 % of the best of 128 to 2,048 on two threads of an AMD EPYC, forward and
-# backward, d and k of 512 to 4,096. A CUDA grid has at most 65,535 entries along the axis of a batch of products.
+# Maximum tokens per tile. On two threads of an AMD EPYC, 1,024 is within 3 % of the best of 128 to 2,048 (forward
+# and backward, d and k from 512 to 4,096). A CUDA grid has at most 65,535 entries along the batch axis of bmm.
 TILE = {"cpu": 1 << 10, "cuda": 1 << 15}
 
 
@@ -30,8 +30,8 @@ def block_sums(W: Tensor, S: Tensor) -> Tensor:
 def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x Hᵀ + b`` for H of rank R, without building H.
 
-    In training the R·k/n outputs of the block products are kept for each token, for the gradient of U. Twice
-    differentiable: the first time in tiles, the second by plain operations, which compilers and ``torch.func`` see too.
+    Training stores the R·k/n block products of each token for the gradient of U. The function is twice differentiable:
+    the first backward pass runs in tiles; the second, like compilers and ``torch.func``, uses plain operations.
 
     Args:
         x: (..., d).
@@ -41,14 +41,14 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
         bias: (k,).
 
     Returns:
-        (..., k), under autocast in its dtype.
+        (..., k); under autocast, in autocast's dtype.
 
     Raises:
-        UserError: x has whole numbers.
+        UserError: x is not a floating-point tensor.
     """
     dtype = compute_dtype(x)
     if not x.is_floating_point():
-        raise UserError(f"a linear map wants floating-point numbers, not {x.dtype}")
+        raise UserError(f"the input of a linear map must be floating-point, not {x.dtype}")
     flat = x.reshape(-1, x.shape[-1]).to(dtype)  # (N, d)
     T, U, V = T.to(dtype), U.to(dtype), V.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -60,7 +60,7 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
 
 
 def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the same for x (N, d) by operations that torch has every rule for, all tokens at once: (N, k)."""
+    """Return the product (N, k) for x (N, d) from plain torch operations, without tiles."""
     mixed = V @ x.view(x.shape[0], V.shape[1], x.shape[1] // V.shape[1])  # (N, R, d/n)
     products = torch.bmm(mixed.transpose(0, 1), T.transpose(1, 2)).transpose(0, 1)  # (N, R, k/n)
     y = (U @ products).flatten(1)  # (N, k)
@@ -68,70 +68,72 @@ def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> T
 
 
 class _RankLinear(torch.autograd.Function):
-    """The rank product of x (N, d) in tiles."""
+    """The product of a rank-R weight with x (N, d), computed in tiles."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, keep: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, store_products: bool
+    ) -> Tensor:
         x = x.contiguous()
         N, n, (R, s, t) = len(x), len(U), T.shape
         inputs, scratch = x.view(N, n, t), _scratch(x, R, t)
         y = x.new_empty(N, n * s)
         outputs = y.view(N, n, s)
-        kept = x.new_empty((N, R, s) if keep else 0)
+        stored = x.new_empty((N, R, s) if store_products else 0)
         for rows in _tiles(x):
             mixed = _mix(V, inputs[rows], scratch)  # (m, R, t)
             products = torch.bmm(mixed.transpose(0, 1), T.transpose(1, 2)).transpose(0, 1)  # (m, R, s)
             if bias is None:
-                torch.bmm(_each(U, products), products, out=outputs[rows])
+                torch.bmm(_expand(U, products), products, out=outputs[rows])
             else:
-                torch.baddbmm(bias.view(n, s), _each(U, products), products, out=outputs[rows])
-            if keep:
-                kept[rows] = products
-        ctx.save_for_backward(x, T, U, V, bias, kept)
+                torch.baddbmm(bias.view(n, s), _expand(U, products), products, out=outputs[rows])
+            if store_products:
+                stored[rows] = products
+        ctx.save_for_backward(x, T, U, V, bias, stored)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if compute_dtype(gradient) != gradient.dtype:  # backward within autocast, of a forward pass without it
+        if compute_dtype(gradient) != gradient.dtype:  # backward under autocast, forward without
             with without_autocast(gradient.device.type):
                 return _RankLinear.backward(ctx, gradient)
-        x, T, U, V, bias, kept = ctx.saved_tensors
-        wants_x, wants_T, wants_U, wants_V, wants_bias, _ = ctx.needs_input_grad
+        x, T, U, V, bias, stored = ctx.saved_tensors
+        need_x, need_T, need_U, need_V, need_bias, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradient will be differentiated
-            # views, so that the gradient ends at them: x may itself come of U, V and the bias
-            inputs: Any = [None if part is None else part.view_as(part) for part in (x, T, U, V, bias)]
-            leaves = [part for part, wanted in zip(inputs, ctx.needs_input_grad, strict=False) if wanted]
-            grads = iter(torch.autograd.grad(_plain(*inputs), leaves, gradient, create_graph=True))
-            return *(next(grads) if wanted else None for wanted in ctx.needs_input_grad[:5]), None
+            # The views stop the gradient here, even if x itself depends on U, V or the bias.
+            inputs: Any = [None if tensor is None else tensor.view_as(tensor) for tensor in (x, T, U, V, bias)]
+            sources = [tensor for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+            grads = iter(torch.autograd.grad(_plain(*inputs), sources, gradient, create_graph=True))
+            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:5]), None
         N, n, (R, s, t) = len(x), len(U), T.shape
         inputs, gradients = x.view(N, n, t), gradient.reshape(N, n, s)
         mixed_scratch, gradient_scratch = _scratch(x, R, t), _scratch(x, R, s)
         dx = torch.empty_like(x)
-        wide = torch.promote_types(x.dtype, torch.float32)  # sums over tokens
-        dT, dU, dV = (torch.zeros_like(part, dtype=wide) for part in (T, U, V))
+        sum_dtype = torch.promote_types(x.dtype, torch.float32)  # for sums over tokens
+        dT, dU, dV = (torch.zeros_like(tensor, dtype=sum_dtype) for tensor in (T, U, V))
         for rows in _tiles(x):
-            part = inputs[rows]  # (m, n, t)
-            if wants_U:
-                dU += torch.bmm(gradients[rows], kept[rows].transpose(1, 2)).sum(0, dtype=wide)  # (n, R)
+            tile = inputs[rows]  # (m, n, t)
+            if need_U:
+                dU += torch.bmm(gradients[rows], stored[rows].transpose(1, 2)).sum(0, dtype=sum_dtype)  # (n, R)
             mixed_gradient = _mix(U.t(), gradients[rows], gradient_scratch)  # (m, R, s)
-            if wants_T:
-                mixed = _mix(V, part, mixed_scratch).transpose(0, 1)  # (R, m, t)
+            if need_T:
+                mixed = _mix(V, tile, mixed_scratch).transpose(0, 1)  # (R, m, t)
                 if dT.dtype == mixed.dtype:
                     dT.baddbmm_(mixed_gradient.permute(1, 2, 0), mixed)  # (R, s, t)
                 else:
                     dT += torch.bmm(mixed_gradient.permute(1, 2, 0), mixed)
-            if wants_x or wants_V:
+            if need_x or need_V:
                 back = torch.bmm(mixed_gradient.transpose(0, 1), T).transpose(0, 1)  # (m, R, t)
-                if wants_V:
-                    dV += torch.bmm(back, part.transpose(1, 2)).sum(0, dtype=wide)  # (R, n)
-                if wants_x:
-                    torch.bmm(_each(V.t(), back), back, out=dx[rows].view_as(part))
+                if need_V:
+                    dV += torch.bmm(back, tile.transpose(1, 2)).sum(0, dtype=sum_dtype)  # (R, n)
+                if need_x:
+                    torch.bmm(_expand(V.t(), back), back, out=dx[rows].view_as(tile))
         return (
-            dx if wants_x else None,
-            dT.to(T.dtype) if wants_T else None,
-            dU.to(U.dtype) if wants_U else None,
-            dV.to(V.dtype) if wants_V else None,
-            gradient.sum(0) if wants_bias else None,
+            dx if need_x else None,
+            dT.to(T.dtype) if need_T else None,
+            dU.to(U.dtype) if need_U else None,
+            dV.to(V.dtype) if need_V else None,
+            gradient.sum(0) if need_bias else None,
             None,
         )
 
@@ -142,15 +144,15 @@ def _tiles(x: Tensor) -> list[slice]:
 
 
 def _scratch(x: Tensor, rank: int, width: int) -> Tensor:
-    """Return memory (m, R, width) for every tile: fresh memory costs more than what is written into it."""
+    """Return a buffer (m, R, width) that all tiles reuse: allocating memory costs more than filling it."""
     return x.new_empty(min(TILE.get(x.device.type, TILE["cpu"]), len(x)), rank, width)
 
 
-def _each(M: Tensor, tile: Tensor) -> Tensor:
-    """View a matrix (p, q) as one for each token of a tile: (m, p, q)."""
+def _expand(M: Tensor, tile: Tensor) -> Tensor:
+    """View a matrix (p, q) as a batch (m, p, q), one copy per token of a tile."""
     return M.expand(tile.shape[0], -1, -1)
 
 
 def _mix(M: Tensor, tile: Tensor, scratch: Tensor) -> Tensor:
-    """Mix the parts of each token by a matrix. (p, q), (m, q, c) -> (m, p, c)."""
-    return torch.bmm(_each(M, tile), tile, out=scratch[: tile.shape[0]])
+    """Multiply each token of a tile by a matrix. (p, q), (m, q, c) -> (m, p, c)."""
+    return torch.bmm(_expand(M, tile), tile, out=scratch[: tile.shape[0]])
