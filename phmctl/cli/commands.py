@@ -335,7 +335,7 @@ def compare(
         document = {"tables": [each.as_json() for each in found]}
         records = [{"table": each["key"], **one} for each in document["tables"] for one in each["cells"]]
     commands = [line for each in found for line in each.missing()]
-    notes = [f"· {line}" for each in found for line in each.said()]
+    notes = [f"· {line}" for each in found for line in each.remarks()]
     tables = [table for each in found for table in each.tables()]
     return Shown(document, tables, records, notes=[*notes, *[words] * bool(commands), *commands])
 

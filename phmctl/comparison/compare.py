@@ -1,4 +1,4 @@
-"""``compare``: variants beside one another, with what else they differ in."""
+"""Compare variants of a model: scores over seeds, significance tests, sizes, speeds and other differences."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,15 +11,15 @@ from typing import Any
 from phmctl.checkpoints import folder_name
 from phmctl.comparison.variants import (
     BUDGETS,
-    Trained,
+    ComparedRun,
     Trials,
     Variant,
     best_of,
+    choose_results,
     conditions,
-    group,
+    group_by_model,
     mean,
     mean_and_spread,
-    settle,
     spread,
     within_budget,
 )
@@ -28,7 +28,7 @@ from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.recipe.loading import differences as key_differences
-from phmctl.runs import AUTO
+from phmctl.runs import AUTO, Run
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import splits_asked
 from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
@@ -37,140 +37,166 @@ from phmctl.tasks.base import Asked
 from phmctl.tasks.registry import kind_of
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
-POOLED = f"{OVER_SEEDS}; the single seed is taken to vary as the other side's"
+POOLED = f"{OVER_SEEDS}; the single seed is assumed to vary as the other model's seeds"
 
 
 @dataclass(frozen=True)
-class Test:
-    __test__ = False  # for pytest
+class SignificanceTest:
+    """The tested difference of one variant from the baseline in one metric."""
 
     metric: str
-    method: str  # in words
-    found: Difference  # the means, the difference, p
-    p_holm: float = 1.0  # p corrected by Holm's procedure: a family is all variants of one metric
+    method: str  # name of the test, for people
+    estimate: Difference  # both means, their difference and its p-value
+    p_holm: float = 1.0  # p-value after Holm's correction over all variants
 
 
 @dataclass(frozen=True)
 class Comparison:
-    split: str  # test or valid
-    metrics: tuple[Metric, ...]  # the task's figures
-    variants: tuple[Variant, ...]  # in the order of their recipes, algebras and n
-    baseline: Variant  # that which the others are compared with
-    tests: Mapping[str, Sequence[Test]]  # by label, the tested differences from the baseline
-    # of each model, the values of a key it was tried with; of these the best on valid is compared.
-    trials: tuple[Trials, ...] = ()
-    margin: float | None = None  # of the tests of non-inferiority
+    """Variants compared on one split."""
+
+    split: str
+    metrics: tuple[Metric, ...]
+    variants: tuple[Variant, ...]  # sorted by recipe, algebra and n
+    baseline: Variant
+    tests: Mapping[str, Sequence[SignificanceTest]]  # by the label of the variant
+    trials: tuple[Trials, ...] = ()  # with --best-of: the values that each model was trained with
+    margin: float | None = None  # of the non-inferiority tests
 
     @cached_property
     def same_machine(self) -> bool:
-        """Whether all trained on the same processor with as many threads, so that their speeds compare."""
-        return len({each for variant in self.variants for one in variant.runs for each in machines(one)}) == 1
+        """Whether all runs were trained on the same machine, so that their speeds can be compared."""
+        machines = [member.machines for variant in self.variants for member in variant.runs]
+        return len(set.union(*machines)) == 1
 
     def differences(self) -> Iterator[str]:
-        """A line for each thing besides n and the seed in which a variant differs from the baseline."""
+        """Yield the differences of the variants from the baseline other than n, algebra and seed."""
         others = [variant for variant in self.variants if variant is not self.baseline]
-        found = [(one.label, difference_lines(differences(self.baseline.first, one.first))) for one in others]
-        yield from shared(found, len(others))
+        lines = []
+        for variant in others:
+            changes = differences(self.baseline.first, variant.first)
+            lines.append((variant.label, difference_lines(changes)))
+        yield from merge_lines(lines, len(others))
 
     def notes(self) -> Iterator[str]:
-        """What a reader of the figures must know."""
-        yield from map(str, self.trials)
-        if len({len(each.scores) for each in self.trials}) > 1:
-            told = ", ".join(f"{each.model} {len(each.scores)}" for each in self.trials)
-            yield f"models were tried with different numbers of values ({told}): the comparison favours those with more"
-        yield from shared([(one.label, list(_notes(one, self.split))) for one in self.variants], len(self.variants))
+        """Yield limitations of the comparison, such as single seeds, unfinished runs and unequal trials."""
+        for trials in self.trials:
+            yield str(trials)
+        if len({len(trials.scores) for trials in self.trials}) > 1:
+            counts = ", ".join(f"{trials.model} {len(trials.scores)}" for trials in self.trials)
+            yield f"models were tried with different numbers of values ({counts}); this favours models with more values"
+        notes = [(variant.label, list(_notes(variant, self.split))) for variant in self.variants]
+        yield from merge_lines(notes, len(self.variants))
         yield from copy_notes(self.variants)
         if self.margin is not None and not self.tests:
-            yield f"no difference is tested, so nothing is known of a margin of {self.margin:g}"
+            yield f"the margin of {self.margin:g} is not tested because no difference could be tested"
         if not self.same_machine:
-            runs = [(variant.label, one) for variant in self.variants for one in variant.runs]
-            where = {f"{label} on {machine}" for label, one in runs for machine in machines(one)}
-            yield "speeds do not compare: " + "; ".join(sorted(where))
+            members = [(variant.label, member) for variant in self.variants for member in variant.runs]
+            places = {f"{label} on {machine}" for label, member in members for machine in member.machines}
+            yield "speeds are not comparable: " + "; ".join(sorted(places))
 
     def missing(self) -> Iterator[str]:
-        """The commands that score what has no result, as it was asked for."""
+        """Yield the commands that score the runs without a result."""
         for variant in self.variants:
-            for one in variant.runs:
-                if one.bare(self.split):
-                    yield one.command(self.split)
+            for member in variant.runs:
+                if member.lacks_result(self.split):
+                    yield member.eval_command(self.split)
 
-    def said(self) -> list[str]:
-        """All lines that people are told beside the tables."""
+    def remarks(self) -> list[str]:
+        """Return the lines to print with the tables."""
         return [*self.differences(), *self.notes()]
 
     def tables(self) -> Iterator[Table]:
-        """Yield the scores, the tested differences, and sizes and speeds; each fits 80 columns if names are short."""
-        names = [metric.name + ("" if metric.scale == 1 else " %") for metric in self.metrics]
-        rows = [
-            (each.label, len(each.scored), *(mean_and_spread(each.values(metric)) for metric in self.metrics))
-            for each in self.variants
-        ]
-        title, below = f"{self.split}: mean ± standard deviation over seeds", conditions(self.variants)
-        yield Table(title, ["model", "seeds", *names], rows, below=below)
+        """Yield the tables of scores, tested differences, and sizes and speeds."""
+        yield self._score_table()
         if self.tests:
-            single = [label for label, (test, *_) in self.tests.items() if test.method.endswith(ONE_SEED)]
-            about = "" if len(single) == len(self.tests) else f"{', '.join(single)}: "
-            title = f"difference from {self.baseline.label} (95 % interval)" + f";\n{about}{ONE_SEED}" * bool(single)
-            tested, methods = [], dict[str, None]()
-            for label, test in ((label, test) for label, tests in self.tests.items() for test in tests):
-                change, p_values = test.found.difference, (test.found.p_value, test.p_holm)
+            yield self._test_table()
+        yield self._size_table()
+
+    def _score_table(self) -> Table:
+        names = [metric.name if metric.scale == 1 else f"{metric.name} %" for metric in self.metrics]
+        rows = []
+        for variant in self.variants:
+            scores = [mean_and_spread(variant.values(metric)) for metric in self.metrics]
+            rows.append([variant.label, len(variant.scored), *scores])
+        title = f"{self.split}: mean ± standard deviation over seeds"
+        return Table(title, ["model", "seeds", *names], rows, below=conditions(self.variants))
+
+    def _test_table(self) -> Table:
+        title = f"difference from {self.baseline.label} (95 % interval)"
+        single = [label for label, tests in self.tests.items() if tests[0].method.endswith(ONE_SEED)]
+        if single:
+            labels = "" if len(single) == len(self.tests) else f"{', '.join(single)}: "
+            title += f";\n{labels}{ONE_SEED}"
+        columns = ["model", "metric", "difference", "p", "p (Holm)"]
+        if self.margin is not None:
+            columns.append(f"p (worse by {self.margin:g})")
+        rows = []
+        for label, tests in self.tests.items():
+            for test in tests:
+                change, p_margin = test.estimate.difference, test.estimate.p_not_inferior
                 interval = within(change.value, change.low, change.high, "+.2f")
-                bound = test.found.p_not_inferior
-                inferior = () if bound is None else (p_words(bound),)
-                tested.append((label, test.metric, interval, *map(p_words, p_values), *inferior))
-                methods[f"tested by: {test.method}"] = None
-            columns = ["model", "metric", "difference", "p", "p (Holm)"]
-            columns += [] if self.margin is None else [f"p (worse by {self.margin:g})"]
-            yield Table(title, columns, tested, text=(1,), below=[*methods])
-        columns = ["model", "parameters", "without emb.", "tokens/s" if self.same_machine else "tokens/s *", "minutes"]
-        sizes = []
-        for each in self.variants:
-            counts = (each.parameters and each.parameters.total, each.parameters and each.parameters.without_embeddings)
-            shown = ["–" if count is None else f"{count:,.0f}" for count in (*counts, each.speed)]
-            sizes.append([each.label, *shown, "–" if each.minutes is None else f"{each.minutes:,.1f}"])
-        yield Table("size and speed of training", columns, sizes)
+                row = [label, test.metric, interval, p_words(test.estimate.p_value), p_words(test.p_holm)]
+                rows.append(row if p_margin is None else [*row, p_words(p_margin)])
+        methods = dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests)
+        return Table(title, columns, rows, text=(1,), below=[*methods])
+
+    def _size_table(self) -> Table:
+        speed = "tokens/s" if self.same_machine else "tokens/s *"
+        rows = []
+        for variant in self.variants:
+            sizes = variant.parameters
+            counts = [sizes and sizes.total, sizes and sizes.without_embeddings, variant.speed]
+            cells = ["–" if count is None else f"{count:,.0f}" for count in counts]
+            minutes = "–" if variant.minutes is None else f"{variant.minutes:,.1f}"
+            rows.append([variant.label, *cells, minutes])
+        columns = ["model", "parameters", "without emb.", speed, "minutes"]
+        return Table("size and speed of training", columns, rows)
 
     def as_json(self) -> dict[str, Any]:
-        variants = []
-        for variant in self.variants:
-            sizes, recipe = variant.parameters, variant.first.run.recipe
-            values = {metric.name: variant.values(metric) for metric in self.metrics}
-            told = {
-                "label": variant.label,
-                "seeds": len(variant.scored),
-                "recipe": recipe.name,
-                "algebra": recipe.model.algebra,
-                "n": recipe.model.dimension,
-                "runs": [
-                    {"run": str(one.run.folder), "seed": one.seed, "state": one.summary.state}
-                    | {"result": one.result and one.result.as_json()}
-                    for one in variant.runs
-                ],
-                "scores": {
-                    name: {"mean": mean(each), "standard_deviation": spread(each), "values": each}
-                    for name, each in values.items()
-                },
-                "parameters": sizes and sizes.total,
-                "without_embeddings": sizes and sizes.without_embeddings,
-                "tokens_per_second": variant.speed,
-                "minutes": variant.minutes,
-                "tests": {
-                    test.metric: {"method": test.method, **asdict(test.found), "p_holm": test.p_holm}
-                    for test in self.tests.get(variant.label, ())
-                },
-            }
-            variants.append(told)
         return {
             "split": self.split,
             "baseline": self.baseline.label,
             "margin": self.margin,
             "metrics": [asdict(metric) for metric in self.metrics],
-            "trials": [asdict(each) for each in self.trials],
-            "variants": variants,
+            "trials": [asdict(trials) for trials in self.trials],
+            "variants": [self._variant_json(variant) for variant in self.variants],
             "conditions": conditions(self.variants),
             "differences": list(self.differences()),
             "notes": list(self.notes()),
             "missing": list(self.missing()),
+        }
+
+    def _variant_json(self, variant: Variant) -> dict[str, Any]:
+        sizes, recipe = variant.parameters, variant.first.run.recipe
+        runs = [
+            {
+                "run": str(member.run.folder),
+                "seed": member.seed,
+                "state": member.summary.state,
+                "result": member.result and member.result.as_json(),
+            }
+            for member in variant.runs
+        ]
+        scores = {}
+        for metric in self.metrics:
+            values = variant.values(metric)
+            scores[metric.name] = {"mean": mean(values), "standard_deviation": spread(values), "values": values}
+        tests = {}
+        for test in self.tests.get(variant.label, ()):
+            tests[test.metric] = {"method": test.method, **asdict(test.estimate), "p_holm": test.p_holm}
+        return {
+            "label": variant.label,
+            "seeds": len(variant.scored),
+            "recipe": recipe.name,
+            "algebra": recipe.model.algebra,
+            "n": recipe.model.dimension,
+            "runs": runs,
+            "scores": scores,
+            "parameters": sizes and sizes.total,
+            "without_embeddings": sizes and sizes.without_embeddings,
+            "tokens_per_second": variant.speed,
+            "minutes": variant.minutes,
+            "tests": tests,
         }
 
 
@@ -187,190 +213,225 @@ def compare(
     budget: str | None = None,
     margin: float | None = None,
 ) -> list[Comparison]:
-    """Compare runs, seeds taken together; return a comparison for each split: the one named, or ``all`` test sets.
+    """Compare runs over their seeds; return one comparison for each split.
 
-    `names` are runs, folders of runs, or tags; `recipe` means all of its runs. `checkpoint`: take results of this one
-    only. `baseline`: a run or a variant's label, by default the dense one, or the first. `score` the runs that have no
-    result. `best`: a recipe key; of each model's runs those count whose value of it is best on valid. `budget`:
-    ``parameters`` or ``minutes``; compare those only that spend, within a tenth, what the baseline does. `margin`: test
-    too whether each is not inferior to the baseline by so many points of each tested metric.
+    Args:
+        names: runs, folders of runs, or tags.
+        recipe: compare all runs of this recipe too.
+        runs: folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
+        split: a split, or ``all`` for all test sets.
+        checkpoint: use the results of this checkpoint only.
+        baseline: a run or the label of a variant; by default the dense variant, else the first.
+        score: first score the runs that have the text and the checkpoint but not the result.
+        best: a recipe key; compare the runs whose value of this key gives their model the best validation score.
+        budget: ``parameters`` or ``minutes``; compare the variants within a tenth of the baseline's cost.
+        margin: also test that each variant is worse than the baseline by less than this many points.
+
+    Raises:
+        RunError: no run matches, the runs cannot be compared, or an argument is out of range.
+        UserError: the split, the checkpoint or the budget is unknown.
     """
-    names = [names] if isinstance(names, str | Path) else names
     root = None if runs is None else Path(runs)
-    wanted = [*names, *([recipe] if recipe else [])]
-    if not wanted:
-        raise RunError("which runs? Name some, or all of a recipe with --recipe; phmctl runs lists them")
+    selection = [names] if isinstance(names, str | Path) else list(names)
+    if recipe:
+        selection.append(recipe)
+    if not selection:
+        raise RunError("no runs are named: name some, or give --recipe; phmctl runs lists them")
     if baseline is not None:
-        with suppress(UserError):  # a label is no run
+        with suppress(UserError):  # the baseline may be a label
             select_runs([baseline], root)
-            wanted.append(baseline)
-    checkpoint = checkpoint and folder_name(checkpoint)
+            selection.append(baseline)
     if budget is not None:
         check_known("budget", budget, BUDGETS)
     if margin is not None and not 0 <= margin < math.inf:
-        raise RunError(f"--margin {margin}: expected a number of points, 0 or more")
-    summaries = list_runs(wanted, root)
+        raise RunError(f"--margin {margin}: the margin must be a finite number of points, 0 or more")
+    checkpoint = checkpoint and folder_name(checkpoint)
+    summaries = list_runs(selection, root)
     if not summaries:
-        raise RunError(f"no run can be read at {', '.join(map(str, wanted))}")
-    summaries, trials = best_of(summaries, best) if best is not None else (summaries, [])
-    found = []
-    for each in splits_asked([one.run for one in summaries], split):
-        check_asked(summaries, each, checkpoint)
-        trained = settle(summaries, each, checkpoint)
-        bare = [one.run for one in trained if score and one.bare(each)]
-        for run in bare:
-            try:
-                kind_of(run.recipe).evaluate(Asked(run, checkpoint or "auto", split=each))
-            except UserError as error:
-                warn(f"{run.name} is not scored: {error}")
-        if bare:
-            trained = settle(list_runs([one.run.folder for one in trained], root), each, checkpoint)
-        variants = group(trained)
-        first = _find_baseline(variants, baseline, root)
+        raise RunError(f"no readable run at {', '.join(map(str, selection))}")
+    trials: list[Trials] = []
+    if best is not None:
+        summaries, trials = best_of(summaries, best)
+    comparisons = []
+    for name in splits_asked([summary.run for summary in summaries], split):
+        check_split_and_checkpoint(summaries, name, checkpoint)
+        members = choose_results(summaries, name, checkpoint)
+        if score:
+            members = _score_missing(members, name, checkpoint)
+        variants = group_by_model(members)
+        reference = _find_baseline(variants, baseline, root)
         if budget is not None:
-            variants = within_budget(variants, first, budget)
-        _check_alike(variants, first, each)
-        metrics = tuple(kind_of(first.first.run.recipe).metrics)
-        tests = _test(variants, first, margin)
-        found.append(Comparison(each, metrics, tuple(variants), first, tests, tuple(trials), margin))
-    return found
+            variants = within_budget(variants, reference, budget)
+        _check_comparable(variants, reference, name)
+        metrics = tuple(kind_of(reference.first.run.recipe).metrics)
+        tests = _test(variants, reference, margin)
+        comparisons.append(Comparison(name, metrics, tuple(variants), reference, tests, tuple(trials), margin))
+    return comparisons
 
 
-def check_asked(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
-    """Refuse (UserError) a split or a checkpoint that none of the runs has: a table of nothing would tell nobody."""
-    runs, results = [one.run for one in summaries], [result for one in summaries for result in one.results]
-    if runs:
-        splits = ["test", "valid", *(name for run in runs for name in run.splits()), *(one.split for one in results)]
-        check_known("split", split, dict.fromkeys(splits))
-    if runs and checkpoint is not None:
-        names = [name for run in runs for name in run.checkpoint_names()]
-        known = dict.fromkeys([AUTO, *names, *(one.checkpoint for one in results)])
-        check_known("checkpoint", checkpoint, known)
+def check_split_and_checkpoint(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
+    """Raise UserError if none of the runs has the split or the checkpoint."""
+    if not summaries:
+        return
+    runs = [summary.run for summary in summaries]
+    results = [result for summary in summaries for result in summary.results]
+    splits = ["test", "valid", *(name for run in runs for name in run.splits()), *(result.split for result in results)]
+    check_known("split", split, dict.fromkeys(splits))
+    if checkpoint is not None:
+        stored = [name for run in runs for name in run.checkpoint_names()]
+        check_known(
+            "checkpoint", checkpoint, dict.fromkeys([AUTO, *stored, *(result.checkpoint for result in results)])
+        )
 
 
-def _find_baseline(variants: Sequence[Variant], wanted: str | None, root: Path | None) -> Variant:
-    if wanted is None:
-        return next((one for one in variants if one.first.run.recipe.model.algebra == "real"), variants[0])
-    folder = Path(wanted).resolve()
-    with suppress(UserError):  # a label of several words is no run
-        folder = find_run(root / wanted if root and (root / wanted).is_dir() else wanted).resolve()
-
-    def called(one: Variant) -> list[set[object]]:  # what it may be called, the surest first
-        runs = [*(each.run for each in one.runs), *one.doubles]
-        names = one.first.run.recipe.variant, *(run.name for run in runs)
-        return [{one.label}, {run.folder.resolve() for run in runs}, {*names}]
-
-    found = list[Variant]()
-    for way in range(3):
-        found = found or [one for one in variants if {wanted, folder} & called(one)[way]]
-    if len(found) == 1:
-        return found[0]
-    labels = [variant.label for variant in found or variants]
-    why = f"{'several' if found else 'none'} of these{nearest(wanted, labels)}"
-    raise RunError(f"--baseline {wanted}: {why}; there are {', '.join(labels)}")
+def _score_missing(members: Sequence[ComparedRun], split: str, checkpoint: str | None) -> list[ComparedRun]:
+    """Score the runs without a result, and choose the results again."""
+    for member in members:
+        if member.lacks_result(split):
+            try:
+                kind_of(member.run.recipe).evaluate(Asked(member.run, checkpoint or AUTO, split=split))
+            except UserError as error:  # the other runs can still be compared
+                warn(f"{member.run.name} is not scored: {error}")
+    return choose_results(list_runs([member.run.folder for member in members]), split, checkpoint)
 
 
-def _check_alike(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
+def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | None) -> Variant:
+    """Return the variant with this label, else the one with this run, else with this name of a run or variant."""
+    if name is None:
+        dense = [variant for variant in variants if variant.first.run.recipe.model.algebra == "real"]
+        return dense[0] if dense else variants[0]
+    folder = Path(name)
+    with suppress(UserError):  # a label need not be a run
+        folder = find_run(root / name if root and (root / name).is_dir() else name)
+    folder = folder.resolve()
+
+    def folders(variant: Variant) -> list[Path]:
+        return [run.folder.resolve() for run in _runs_of(variant)]
+
+    def run_names(variant: Variant) -> list[str]:
+        return [variant.first.run.recipe.variant, *(run.name for run in _runs_of(variant))]
+
+    matches = (
+        [variant for variant in variants if variant.label == name]
+        or [variant for variant in variants if folder in folders(variant)]
+        or [variant for variant in variants if name in run_names(variant)]
+    )
+    if len(matches) == 1:
+        return matches[0]
+    labels = [variant.label for variant in matches or variants]
+    problem = "several variants match" if matches else "no variant matches"
+    raise RunError(f"--baseline {name}: {problem}{nearest(name, labels)}; the labels are {', '.join(labels)}")
+
+
+def _runs_of(variant: Variant) -> list[Run]:
+    return [*(member.run for member in variant.runs), *variant.duplicates]
+
+
+def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
+    """Raise RunError if the runs differ in their task, in the text of the split or in how it was scored."""
     task = baseline.first.run.recipe.task
-    runs = [one for variant in (baseline, *variants) for one in variant.runs]
-    for one in runs:
-        if one.run.recipe.task != task:
-            raise RunError(f"{one.run.folder} is of task {one.run.recipe.task!r}, not {task!r}: scores do not compare")
-    answered = [(one.run.folder, one.answers) for one in runs if one.answers]
-    for folder, own in answered:
-        first, its = answered[0]
-        if (own.asked, own.right) != (its.asked, its.right):
-            raise RunError(f"{folder} has other {split} text than {first}; leave one out: scores do not compare")
-        if own.how != its.how:
-            raise RunError(f"{folder} was not scored by the case and the tokenizer of {first}: score both alike")
+    members = [member for variant in (baseline, *variants) for member in variant.runs]
+    for member in members:
+        if member.run.recipe.task != task:
+            raise RunError(f"{member.run.folder} has task {member.run.recipe.task!r}, the baseline {task!r}")
+    scored = [(member.run.folder, member.answers) for member in members if member.answers]
+    for folder, answers in scored:
+        first_folder, first = scored[0]
+        if (answers.asked, answers.right) != (first.asked, first.right):
+            raise RunError(f"{folder} has a different {split} text than {first_folder}; leave one of them out")
+        if answers.how != first.how:
+            raise RunError(
+                f"{folder} was scored with a different case or tokenizer than {first_folder}; score both with the same"
+            )
 
 
-def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[Test]]:
+def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[SignificanceTest]]:
+    """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label."""
     kind = kind_of(baseline.first.run.recipe)
     comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
-    others = [variant for variant in variants if variant is not baseline and variant.answered]
-    if comparer is None or not baseline.answered or not others:
+    others = [variant for variant in variants if variant is not baseline and variant.answers]
+    if comparer is None or not baseline.answers:
         return {}
-    families = []
+    tests: dict[str, list[SignificanceTest]] = {variant.label: [] for variant in others}
     with progress("drawing samples", len(others) * len(metrics)) as advance:
         for metric in metrics:
-            tests = []
+            uncorrected = []
             for variant in others:
-                tests.append(test_answers(comparer, metric, baseline.answered, variant.answered, margin))
+                uncorrected.append(compare_answers(comparer, metric, baseline.answers, variant.answers, margin))
                 advance(1)
-            corrected = holm([test.found.p_value for test in tests])
-            families.append([replace(test, p_holm=p) for test, p in zip(tests, corrected, strict=True)])
-    return {variant.label: tests for variant, *tests in zip(others, *families, strict=True)}
+            corrected = holm([test.estimate.p_value for test in uncorrected])
+            for variant, test, p_holm in zip(others, uncorrected, corrected, strict=True):
+                tests[variant.label].append(replace(test, p_holm=p_holm))
+    return tests
 
 
-def test_answers(
-    by: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers], margin: float | None
-) -> Test:
-    """Test the difference of two models' means over seeds, the system's less the baseline's.
+def compare_answers(
+    comparer: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers], margin: float | None
+) -> SignificanceTest:
+    """Test the difference of two models' mean scores over seeds, system minus baseline.
 
-    With several seeds on a side as :mod:`phmctl.metrics.significance` says; with one each by the task's own paired
-    test, which speaks of these two trainings.
+    With several seeds on a side the test is the Multi-Bootstrap of :mod:`phmctl.metrics.significance`. With one seed a
+    side it is the task's paired test, which says something about these two trainings only.
     """
-    found = difference(by.scorer(metric, baseline), by.scorer(metric, system), len(baseline[0].given), margin=margin)
-    if len(baseline) > 1 or len(system) > 1:
-        return Test(metric, POOLED if 1 in (len(baseline), len(system)) else OVER_SEEDS, found)
-    method, p_value = by.paired(found, baseline[0], system[0])
-    return Test(metric, f"{method}; {ONE_SEED}", replace(found, p_value=p_value))
+    scorers = comparer.scorer(metric, baseline), comparer.scorer(metric, system)
+    estimate = difference(*scorers, len(baseline[0].given), margin=margin)
+    seeds = len(baseline), len(system)
+    if seeds != (1, 1):
+        return SignificanceTest(metric, POOLED if 1 in seeds else OVER_SEEDS, estimate)
+    method, p_value = comparer.paired(estimate, baseline[0], system[0])
+    return SignificanceTest(metric, f"{method}; {ONE_SEED}", replace(estimate, p_value=p_value))
 
 
-def differences(one: Trained, other: Trained) -> dict[str, tuple[Any, Any]]:
-    """What two runs and the results that are compared differ in, besides n and the seed."""
-    found = run_differences(one.run, other.run)
-    if one.result is not None and other.result is not None:
-        found |= key_differences(one.result.settings, other.result.settings)
-        if one.checkpoint != other.checkpoint:
-            found["checkpoint"] = (one.checkpoint, other.checkpoint)
-    return found
+def differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
+    """Return the differences of two runs and their results other than n, algebra and seed, with both values."""
+    changes = run_differences(first.run, second.run)
+    if first.result is not None and second.result is not None:
+        changes |= key_differences(first.settings, second.settings)
+        if first.checkpoint != second.checkpoint:
+            changes["checkpoint"] = (first.checkpoint, second.checkpoint)
+    return changes
 
 
-def shared(found: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
-    """Each line once, behind the labels that it is about."""
+def merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
+    """Yield each distinct line once, after the labels that have it, or after "all" if all `count` have it."""
     labels: dict[str, list[str]] = {}
-    for label, lines in found:
+    for label, lines in lines_by_label:
         for line in lines:
             labels.setdefault(line, []).append(label)
-    for line, about in labels.items():
-        yield f"{'all' if len(about) == count > 2 else ', '.join(about)}: {line}"
+    for line, owners in labels.items():
+        everyone = count > 2 and len(owners) == count
+        yield f"{'all' if everyone else ', '.join(owners)}: {line}"
 
 
 def _notes(variant: Variant, split: str) -> Iterator[str]:
     if len(variant.runs) == 1:
-        yield "one seed, so nothing is known of the spread over seeds"
-    gone, known = [str(one.seed) for one in variant.scored if one.answers is None], variant.first.run.splits()
-    if gone and kind_of(variant.first.run.recipe).comparer is not None:
-        way = ": score it anew" if split in (known or [split]) else ""  # of text that was never prepared none are kept
-        yield f"the answers of seed {', '.join(gone)} are not kept, so no test has them{way}"
-    for one in variant.runs:
-        if one.summary.state != "finished":
-            steps = one.run.recipe.training.steps
-            yield f"seed {one.seed} is {one.summary.state}, at step {one.summary.step:,} of {steps:,}"
-        if one.asked in (None, AUTO) and (one.checkpoint or "").startswith("step-") and one.run.checkpoint_names():
-            yield f"seed {one.seed} was scored at {one.checkpoint}, now neither its best nor its last checkpoint"
-        if one is not variant.first and (inner := differences(variant.first, one)):
-            yield f"seed {one.seed} differs: " + "; ".join(difference_lines(inner, f"seed {variant.first.seed}"))
-        if one.result is None and split not in (one.run.splits() or [split]):
-            yield f"seed {one.seed} has no text of {split}; it has {', '.join(one.run.splits())}"
-    for run in variant.doubles:
+        yield "one seed, so the spread over seeds is unknown"
+    lost = [str(member.seed) for member in variant.scored if member.answers is None]
+    if lost and kind_of(variant.first.run.recipe).comparer is not None:
+        can_be_scored = split in (variant.first.run.splits() or [split])
+        advice = "; score it again" if can_be_scored else ""
+        yield f"the answers of seed {', '.join(lost)} were not kept, so they are not tested{advice}"
+    for member in variant.runs:
+        summary, splits = member.summary, member.run.splits()
+        if summary.state != "finished":
+            steps = summary.recipe.training.steps
+            yield f"seed {member.seed} is {summary.state}, at step {summary.step:,} of {steps:,}"
+        was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
+        if was_best_or_last and member.run.checkpoint_names():
+            yield f"seed {member.seed} was scored at {member.checkpoint}, now neither its best nor last checkpoint"
+        if member is not variant.first:
+            changes = differences(variant.first, member)
+            if changes:
+                lines = difference_lines(changes, f"seed {variant.first.seed}")
+                yield f"seed {member.seed} differs: " + "; ".join(lines)
+        if member.result is None and splits and split not in splits:
+            yield f"seed {member.seed} lacks the text of {split}; it has {', '.join(splits)}"
+    for run in variant.duplicates:
         yield f"{run.name} is left out: another run has its seed, {run.recipe.training.seed}"
 
 
 def copy_notes(variants: Iterable[Variant]) -> list[str]:
-    """What copying the source scores, where both sides are one language; several lines if it was scored so."""
-    copies = [Copy(**kept) for variant in variants for one in variant.results if (kept := one.report.get("copy"))]
+    """Return the BLEU of copying the source, if source and target are in one language."""
+    stored = [result.report.get("copy") for variant in variants for result in variant.results]
+    copies = [Copy(**values) for values in stored if values]
     return list(dict.fromkeys(str(copy) for copy in copies if copy.one_language))
-
-
-def machines(one: Trained) -> set[str]:
-    """What a run was trained on, in words: where it began, and where it was resumed."""
-    first, found = one.run.environment(), set()
-    for each in ({}, *first.get("resumed", ())):
-        at = {**first, **each} if isinstance(each, dict) else first
-        processor = at.get("processor" if at.get("device") in (None, "cpu") else "device_name") or at.get("device_name")
-        threads = at.get("threads")
-        found.add(f"{processor}, {threads} {'thread' if threads == 1 else 'threads'}, {at.get('precision')}")
-    return found

@@ -11,8 +11,16 @@ from typing import Any
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import Column, PublishedTable, Row, published_tables, table_names
 from phmctl.checkpoints import folder_name
-from phmctl.comparison.compare import check_asked, copy_notes, shared
-from phmctl.comparison.variants import Variant, conditions, group, mean, mean_and_spread, settle, spread
+from phmctl.comparison.compare import check_split_and_checkpoint, copy_notes, merge_lines
+from phmctl.comparison.variants import (
+    Variant,
+    choose_results,
+    conditions,
+    group_by_model,
+    mean,
+    mean_and_spread,
+    spread,
+)
 from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe.loading import flatten
@@ -62,7 +70,7 @@ class Cell:
         if self.values:
             return None
         if self.variant is not None and self.variant.first.run.checkpoint_names() and self.column.metric != SPEED:
-            return self.variant.first.command(split_of(self.column))
+            return self.variant.first.eval_command(split_of(self.column))
         place = [] if self.root is None else ["--runs", str(self.root)]  # where it is looked for
         return shlex.join(["phmctl", "train", self.recipe, *self.row.options, *place])
 
@@ -135,7 +143,7 @@ class PaperComparison:
             head = ["model", "published #", "counted here", "published", "here", "seeds"]
             yield Table(title, head, rows, below=conditions(variants))
 
-    def said(self) -> list[str]:
+    def remarks(self) -> list[str]:
         """What must be read with the table: how it is scored and counted, and what differs in the setup."""
         lines = [self.printed.score, f"not published: {self.printed.unsaid}"]
         if any(cell.count is not None for cell in self.cells):
@@ -146,7 +154,7 @@ class PaperComparison:
                 lines.append(f"{column.label}: {column.remark}")
             lines += [f"{column.label}: {line}" for line in copy_notes(one.variant for one in cells if one.variant)]
             found = [(cell.row.label, list(cell.differences())) for cell in cells]
-            lines += [f"{column.label}, {line}" for line in shared(found, len(cells))]
+            lines += [f"{column.label}, {line}" for line in merge_lines(found, len(cells))]
         if any(cell.stands_in and cell.values for cell in self.cells):
             lines.append("‡ another recipe stands in")
         return lines
@@ -160,7 +168,7 @@ class PaperComparison:
             "key": self.printed.key,
             "title": self.printed.title,
             "cells": [cell.as_json() for cell in self.cells],
-            "notes": self.said(),
+            "notes": self.remarks(),
             "missing": self.missing(),
         }
 
@@ -187,9 +195,9 @@ def compare_papers(
     for summary in summaries if names and not any(one.run.recipe.name in known for one in summaries) else ():
         check_known(f"recipe of {name}", summary.run.recipe.name, known)
     checkpoint = checkpoint and folder_name(checkpoint)
-    check_asked(summaries, "test", checkpoint)
+    check_split_and_checkpoint(summaries, "test", checkpoint)
     splits = dict.fromkeys(split_of(column) for table in tables for column in table.columns)
-    variants = {split: group(settle(summaries, split, checkpoint)) for split in splits}
+    variants = {split: group_by_model(choose_results(summaries, split, checkpoint)) for split in splits}
     return [_compare(table, variants, root) for table in tables]
 
 

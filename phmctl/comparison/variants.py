@@ -1,16 +1,18 @@
-"""Runs of one model with several seeds, which of their results are compared, and which models fairly.
+"""Group runs into variants, choose the result of each run, and restrict a comparison to fair models.
 
-Fair is each model at its best of the values tried (``--best-of``), and models of equal cost (``--budget``).
+A variant is one model trained with several seeds. ``--best-of`` compares each model at its best tried value of a recipe
+key; ``--budget`` compares models of equal cost.
 """
 
 import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any, TypeVar
 
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, nearest
@@ -18,29 +20,24 @@ from phmctl.recipe.loading import differences, flatten
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
-from phmctl.runs.summary import (
-    Best,
-    Parameters,
-    Summary,
-    run_differences,
-    same_model,
-    value_words,
-)
+from phmctl.runs.summary import Best, Parameters, Summary, run_differences, same_model, value_words
 from phmctl.tasks.answers import Answers, Metric
 from phmctl.tasks.registry import kind_of
 
+T = TypeVar("T")
+
 BUDGETS = ("parameters", "minutes")
-_LONGEST = 16  # characters of a value in a label
-_TOLERANCE = 0.1
+_LABEL_VALUE_LENGTH = 16  # characters of a value in a label
+_BUDGET_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run, and its result that is compared, if it has one."""
+class ComparedRun:
+    """A run and the result by which it is compared, if it has one."""
 
     summary: Summary
     result: Result | None
-    asked: str | None = None  # the checkpoint whose results alone are compared
+    checkpoint_option: str | None = None  # value of --checkpoint; None: results of any checkpoint
 
     @property
     def run(self) -> Run:
@@ -50,302 +47,392 @@ class Trained:
     def seed(self) -> int:
         return self.run.recipe.training.seed
 
-    def command(self, split: str) -> str:
-        """What scores it on a split, at the checkpoint that was asked for."""
-        where = [] if split == "test" else ["--split", split]
-        where += [] if self.asked is None else ["--checkpoint", self.asked]
-        return shlex.join(["phmctl", "eval", str(self.run.folder), *where])
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the result, or an empty mapping without a result."""
+        return {} if self.result is None else dict(self.result.settings)
 
     @cached_property
     def answers(self) -> Answers | None:
-        """What it answered; None where it has no result or the result's answers are gone."""
+        """The scored answers; None without a result, or if its answers were not kept."""
         if self.result is None or self.result.answers is None:
             return None
         return kind_of(self.run.recipe).answers(self.run, self.result)
 
     @cached_property
     def speed(self) -> float | None:
-        """Tokens of both sides a second of training, the median over the log; None where it does not say."""
+        """Median training speed, in tokens of both sides per second; None if the log does not have it."""
         rates = [value for _, value in series(read_metrics(self.run.metrics_path), "train", "tokens_per_second")]
         return statistics.median(rates) if rates else None
 
+    @cached_property
+    def machines(self) -> set[str]:
+        """Descriptions of the machines on which the training was started and resumed."""
+        start = self.run.environment()
+        machines = set()
+        for changes in ({}, *start.get("resumed", ())):
+            environment = start | changes if isinstance(changes, dict) else start
+            on_cpu = environment.get("device") in (None, "cpu")
+            name = environment.get("processor" if on_cpu else "device_name") or environment.get("device_name")
+            threads = environment.get("threads")
+            unit = "thread" if threads == 1 else "threads"
+            machines.add(f"{name}, {threads} {unit}, {environment.get('precision')}")
+        return machines
+
     @property
     def checkpoint(self) -> str | None:
-        """Which checkpoint was scored, in words that mean the same for every seed: ``best``, ``average`` …"""
+        """Name of the scored checkpoint that has the same meaning for every seed, such as ``best``."""
         if self.result is None:
             return None
-        if self.asked not in (None, AUTO):
-            return self.asked
+        if self.checkpoint_option not in (None, AUTO):
+            return self.checkpoint_option
         for name in ("best", "last"):
             with suppress(RunError):
                 if self.run.checkpoint(name).name == self.result.checkpoint:
                     return name
         return self.result.checkpoint
 
-    def bare(self, split: str) -> bool:
-        """Whether it has no result, and could be scored on the split."""
+    def eval_command(self, split: str) -> str:
+        """Return the command that scores the run on a split at the selected checkpoint."""
+        arguments = ["phmctl", "eval", str(self.run.folder)]
+        if split != "test":
+            arguments += ["--split", split]
+        if self.checkpoint_option is not None:
+            arguments += ["--checkpoint", self.checkpoint_option]
+        return shlex.join(arguments)
+
+    def lacks_result(self, split: str) -> bool:
+        """Return whether the run is not scored yet but has the checkpoint and the text for it."""
         with suppress(RunError):
-            self.run.checkpoint(self.asked or AUTO)
+            self.run.checkpoint(self.checkpoint_option or AUTO)
             return self.result is None and split in (self.run.splits() or [split])
         return False
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs that are equal in all but their seed."""
+    """Runs that differ only in their seed."""
 
-    label: str  # what it is called in tables: phm-n4, with what else tells it from others
-    runs: tuple[Trained, ...]  # a run a seed, by seed
-    doubles: tuple[Run, ...] = field(default=())  # runs left out since a newer one has the same seed
+    label: str  # name in tables: phm-n4, plus a mark if several variants share the name
+    runs: tuple[ComparedRun, ...]  # one run per seed, sorted by seed
+    duplicates: tuple[Run, ...] = field(default=())  # runs left out because another run has their seed
 
     @property
-    def first(self) -> Trained:
-        """The run that stands for all where they are equal."""
+    def first(self) -> ComparedRun:
+        """A run that represents the others in everything but the seed."""
         return self.runs[0]
 
     @property
-    def scored(self) -> tuple[Trained, ...]:
-        return tuple(one for one in self.runs if one.result is not None)
+    def scored(self) -> tuple[ComparedRun, ...]:
+        return tuple(member for member in self.runs if member.result is not None)
 
     @property
     def results(self) -> list[Result]:
-        return [one.result for one in self.runs if one.result is not None]
+        return [member.result for member in self.runs if member.result is not None]
 
     @property
-    def answered(self) -> list[Answers]:
-        return [one.answers for one in self.scored if one.answers is not None]
+    def answers(self) -> list[Answers]:
+        return [member.answers for member in self.scored if member.answers is not None]
 
     def values(self, metric: Metric) -> list[float]:
-        """A metric's value of each seed that has it, as it is shown."""
-        return [metric.scale * one.scores[metric.name] for one in self.results if metric.name in one.scores]
+        """Return the metric of each seed that has it, scaled for display."""
+        scores = [result.scores for result in self.results]
+        return [metric.scale * values[metric.name] for values in scores if metric.name in values]
 
     @property
     def parameters(self) -> Parameters | None:
-        return next((one.summary.parameters for one in self.runs if one.summary.parameters), None)
+        known = [member.summary.parameters for member in self.runs if member.summary.parameters]
+        return known[0] if known else None
 
     @property
     def speed(self) -> float | None:
-        return mean(one.speed for one in self.runs)
+        return mean(member.speed for member in self.runs)
 
     @property
     def minutes(self) -> float | None:
-        return mean(one.summary.minutes for one in self.runs)
+        return mean(member.summary.minutes for member in self.runs)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are known; None of none."""
+    """Return the mean of the values that are not None, or None without any."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """The standard deviation of a sample; None of fewer than two."""
+    """Return the sample standard deviation, or None for fewer than two values."""
     if len(values) < 2:
         return None
-    middle = statistics.fmean(values)  # statistics.stdev takes no infinite numbers, and a run may have diverged
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
+    center = statistics.fmean(values)  # statistics.stdev rejects infinity, which a diverged run may have
+    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1))
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """``40.21 ± 0.35``, the sample's standard deviation; of one value the value alone; of none a dash."""
+    """Format values as ``40.21 ± 0.35`` (sample standard deviation), one value alone, no value as a dash."""
     if not values:
         return "–"
-    middle, deviation = statistics.fmean(values), spread(values)
-    form = ".2f" if abs(middle) >= 0.01 or not middle else ".1e"
-    return f"{middle:{form}}" if deviation is None else f"{middle:{form}} ± {deviation:{form}}"
+    center, deviation = statistics.fmean(values), spread(values)
+    form = ".2f" if abs(center) >= 0.01 or not center else ".1e"
+    return f"{center:{form}}" if deviation is None else f"{center:{form}} ± {deviation:{form}}"
 
 
 def conditions(variants: Iterable[Variant]) -> list[str]:
-    """Under what figures were found: the metrics' signatures; decoding, checkpoints, seeds and dates."""
-    scored = [one for variant in variants for one in variant.scored]
-    results = [one.result for one in scored if one.result is not None]
-    signatures = [f"{score['name']}: {score['signature']}" for one in results for score in one.report.get("scores", ())]
-    decoding = [one.settings.get("decoding") or {} for one in results]
+    """Return the conditions of the scores: metric signatures, then decoding, checkpoints, seeds and dates."""
+    scored = [member for variant in variants for member in variant.scored]
+    results = [member.result for member in scored if member.result is not None]
+    scores = [score for result in results for score in result.report.get("scores", ())]
+    signatures = [f"{score['name']}: {score['signature']}" for score in scores]
+    decoding = [result.settings.get("decoding") or {} for result in results]
     facts = {
-        "beam": {str(each["beam"]) for each in decoding if "beam" in each},
-        "alpha": {f"{each['alpha']:g}" for each in decoding if "alpha" in each},
-        "checkpoint": {one.checkpoint or "" for one in scored},
-        "seed": {str(one.seed) for one in scored},
-        "scored on": {one.date for one in results if one.date},
+        "beam": {str(settings["beam"]) for settings in decoding if "beam" in settings},
+        "alpha": {f"{settings['alpha']:g}" for settings in decoding if "alpha" in settings},
+        "checkpoint": {member.checkpoint or "" for member in scored},
+        "seed": {str(member.seed) for member in scored},
+        "scored on": {result.date for result in results if result.date},
     }
-    ordered = {name: sorted(values, key=lambda one: (len(one), one)) for name, values in facts.items()}  # seed 2, 10
-    told = "; ".join(f"{name} {', '.join(values)}" for name, values in ordered.items() if values)
-    return [*dict.fromkeys(signatures), *([told] if told else [])]
+    parts = []
+    for name, values in facts.items():
+        if values:
+            ordered = sorted(values, key=lambda value: (len(value), value))  # seed 2 before seed 10
+            parts.append(f"{name} {', '.join(ordered)}")
+    return [*dict.fromkeys(signatures), *(["; ".join(parts)] if parts else [])]
 
 
-def settle(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[Trained]:
-    """Choose the result of each run: on the split, of the checkpoint if one is named, without a comparison.
+def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[ComparedRun]:
+    """Choose the result of each run: on the split, of the checkpoint if given, not a comparison with a baseline.
 
-    Of several the one that the most runs have in common is taken, so that all were decoded alike from the same kind of
-    checkpoint; then that of the checkpoint that ``auto`` is; then that of the recipe's own decoding; then the newest.
+    If a run has several, prefer the settings and checkpoint that the most runs have in common, so that all runs are
+    decoded the same way; then the checkpoint that ``auto`` selects; then the recipe's decoding settings; then the
+    newest.
     """
-    found = []
-    for one in summaries:
-        folder = None
-        if checkpoint is not None:
-            with suppress(RunError):  # a name may be one of several of a checkpoint: the best is often the last, too
-                folder = one.run.checkpoint(checkpoint).name
-        fitting = [each for each in one.results if each.split == split and each.against is None]
-        fitting = [each for each in fitting if checkpoint is None or each.checkpoint in (checkpoint, folder)]
-        found.append([Trained(one, each, checkpoint) for each in fitting if _stands(one, each)])
-    shared = Counter(key for each in found for key in set(map(_key, each)))
+    candidates = [_candidates(summary, split, checkpoint) for summary in summaries]
+    counts = Counter(key for runs in candidates for key in {_scoring_key(run) for run in runs})
 
-    def worth(one: Trained) -> tuple[int, bool, bool, float]:
-        own, settings = getattr(one.run.recipe, "decoding", None), one.result.settings if one.result else {}
-        usual = {} if own is None else {"decoding": own.model_dump(exclude=keys_changing(own, NOTHING))}
-        written = one.result.path.stat().st_mtime if one.result else 0.0
-        found = {name: settings[name] for name in usual if name in settings}
-        return shared[_key(one)], one.checkpoint == one.run.choice(), not differences(usual, found), written
+    def preference(candidate: ComparedRun) -> tuple[int, bool, bool, float]:
+        written = candidate.result.path.stat().st_mtime if candidate.result else 0.0
+        chosen_by_auto = candidate.checkpoint == candidate.run.choice()
+        return counts[_scoring_key(candidate)], chosen_by_auto, _has_recipe_decoding(candidate), written
 
-    pairs = zip(summaries, found, strict=True)
-    return [max(each, key=worth, default=Trained(one, None, checkpoint)) for one, each in pairs]
+    chosen = []
+    for summary, runs in zip(summaries, candidates, strict=True):
+        chosen.append(max(runs, key=preference, default=ComparedRun(summary, None, checkpoint)))
+    return chosen
 
 
-def _stands(one: Summary, result: Result) -> bool:
-    """Whether a result is of the weights that bear its checkpoint's name today, or of a checkpoint that is gone."""
+def _candidates(summary: Summary, split: str, checkpoint: str | None) -> list[ComparedRun]:
+    names = {checkpoint}
+    if checkpoint is not None:
+        with suppress(RunError):  # "best" may be the folder that results call step-001800
+            names.add(summary.run.checkpoint(checkpoint).name)
+    return [
+        ComparedRun(summary, result, checkpoint)
+        for result in summary.results
+        if result.split == split
+        and result.against is None
+        and (checkpoint is None or result.checkpoint in names)
+        and _is_current(summary.run, result)
+    ]
+
+
+def _is_current(run: Run, result: Result) -> bool:
+    """Return False if the checkpoint has other weights than when it was scored; True if it was deleted."""
     with suppress(RunError):
-        return one.run.weights(result.checkpoint).sha256 == result.checkpoint_sha256
+        return run.weights(result.checkpoint).sha256 == result.checkpoint_sha256
     return True
 
 
-def _key(one: Trained) -> str:
-    settings = {} if one.result is None else one.result.settings
-    return repr((one.checkpoint, sorted((name, str(value)) for name, value in settings.items())))
+def _scoring_key(member: ComparedRun) -> str:
+    return repr((member.checkpoint, sorted((name, str(value)) for name, value in member.settings.items())))
 
 
-def group(trained: Sequence[Trained]) -> list[Variant]:
-    """Put runs together that are equal but for their seed, and were scored at the same kind of checkpoint.
+def _has_recipe_decoding(member: ComparedRun) -> bool:
+    section = getattr(member.run.recipe, "decoding", None)
+    if section is None:
+        return True
+    recipe_settings = section.model_dump(exclude=keys_changing(section, NOTHING))
+    return not differences({"decoding": recipe_settings}, {"decoding": member.settings.get("decoding", {})})
 
-    Of one seed the run that is scored stays, then one that is finished, then the newer.
+
+def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
+    """Group runs that differ only in the seed and were scored at the same kind of checkpoint.
+
+    A run without a result joins any group of its model. If several runs have the same seed, prefer one with a result,
+    then a finished one, then the newest.
     """
-    groups: list[list[Trained]] = []
-    order = {id(one): index for index, one in enumerate(trained)}
-    for one in sorted(trained, key=lambda one: one.result is None):  # what has no result goes with any
-        alike = (each for each in groups if one.result is None or each[0].checkpoint == one.checkpoint)
-        fitting = next((each for each in alike if same_model(each[0].run, one.run)), None)
-        groups.append([one]) if fitting is None else fitting.append(one)
-    groups.sort(key=lambda members: min(order[id(one)] for one in members))
+
+    def belongs(first: ComparedRun, run: ComparedRun) -> bool:
+        same_checkpoint = run.result is None or first.checkpoint == run.checkpoint
+        return same_checkpoint and same_model(first.run, run.run)
+
+    scored_first = sorted(runs, key=lambda run: run.result is None)
+    groups = _group(scored_first, belongs)
+    groups.sort(key=lambda members: min(runs.index(member) for member in members))
     variants = []
     for label, members in zip(_labels([members[0] for members in groups]), groups, strict=True):
-        by_age = sorted(members, key=lambda one: (str(one.run.environment().get("started", "")), one.run.folder.name))
-        ranked = sorted(by_age, key=lambda one: (one.result is not None, one.summary.state == "finished"))
-        by_seed = {one.seed: one for one in ranked}
+        by_seed = {member.seed: member for member in sorted(members, key=_precedence)}
         kept = tuple(by_seed[seed] for seed in sorted(by_seed))
-        variants.append(Variant(label, kept, tuple(one.run for one in members if one not in kept)))
+        variants.append(Variant(label, kept, tuple(member.run for member in members if member not in kept)))
     return variants
 
 
-def _labels(firsts: Sequence[Trained]) -> list[str]:
-    """Name each by its variant, with the recipe where there are several, and with what tells equal names apart."""
-    recipes = [one.run.recipe for one in firsts]
-    several = len({recipe.name for recipe in recipes}) > 1
-    labels = [f"{recipe.name}/{recipe.variant}" if several else recipe.variant for recipe in recipes]
+def _group(items: Iterable[T], belongs: Callable[[T, T], bool]) -> list[list[T]]:
+    """Add each item to the first group for which `belongs(first member, item)` holds, else start a group."""
+    groups: list[list[T]] = []
+    for item in items:
+        matches = [group for group in groups if belongs(group[0], item)]
+        if matches:
+            matches[0].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def _precedence(member: ComparedRun) -> tuple[bool, bool, str, str]:
+    """Return a sort key by which the preferred run of a seed comes last."""
+    started = str(member.run.environment().get("started", ""))
+    return member.result is not None, member.summary.state == "finished", started, member.run.folder.name
+
+
+def _labels(representatives: Sequence[ComparedRun]) -> list[str]:
+    """Return a unique label for each variant: its name, with the recipe if there are several recipes."""
+    recipes = [member.run.recipe for member in representatives]
+    if len({recipe.name for recipe in recipes}) > 1:
+        labels = [f"{recipe.name}/{recipe.variant}" for recipe in recipes]
+    else:
+        labels = [recipe.variant for recipe in recipes]
     for name in dict.fromkeys(labels):
-        alike = [index for index, other in enumerate(labels) if other == name]
-        if len(alike) > 1:
-            for index, mark in zip(alike, _marks([firsts[index] for index in alike]), strict=True):
+        indices = [index for index, label in enumerate(labels) if label == name]
+        if len(indices) > 1:
+            marks = _marks([representatives[index] for index in indices])
+            for index, mark in zip(indices, marks, strict=True):
                 labels[index] = f"{name} {mark}"
     return labels
 
 
-def _marks(firsts: Sequence[Trained]) -> list[str]:
-    """What tells runs of one name apart: the value of one key if that does, else numbers."""
-    first = firsts[0]
-    found = [
-        run_differences(first.run, one.run) | {"checkpoint": (first.checkpoint, one.checkpoint)} for one in firsts[1:]
-    ]
-    for key in dict.fromkeys(key for each in found for key in each):
-        value = next(each[key][0] for each in found if key in each)
-        values = [value, *(each[key][1] if key in each else value for each in found)]
-        short = [f"{key.rpartition('.')[2]}={str(value)[-_LONGEST:]}" for value in values]
-        if len(set(short)) == len(firsts) and key != "made with":
-            return short
-    return [f"({number})" for number in range(1, len(firsts) + 1)]
+def _marks(members: Sequence[ComparedRun]) -> list[str]:
+    """Return marks that distinguish runs of one name: the values of one key if they all differ, else numbers."""
+    first = members[0]
+    changes = []
+    for member in members[1:]:
+        checkpoints = {"checkpoint": (first.checkpoint, member.checkpoint)}
+        changes.append(run_differences(first.run, member.run) | checkpoints)
+    for key in dict.fromkeys(key for pairs in changes for key in pairs if key != "made with"):
+        first_value = next(pairs[key][0] for pairs in changes if key in pairs)
+        values = [first_value, *(pairs[key][1] if key in pairs else first_value for pairs in changes)]
+        marks = [f"{key.rpartition('.')[2]}={str(value)[-_LABEL_VALUE_LENGTH:]}" for value in values]
+        if len(set(marks)) == len(members):
+            return marks
+    return [f"({number})" for number in range(1, len(members) + 1)]
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The values of a key that one model was trained with."""
+    """The values of a recipe key with which one model was trained, and their validation scores."""
 
-    model: str  # what it is called in tables
-    key: str  # the recipe key, training.learning_rate
-    scores: dict[float | str, float]  # by value, the mean over common seeds of the best score on valid
-    metric: str  # what the scores are; loss is better where it is less
-    best: float | str  # the value that was chosen
+    model: str  # label in tables
+    key: str  # the recipe key, such as training.learning_rate
+    scores: dict[float | str, float]  # mean best validation score over the common seeds, by value
+    metric: str  # the metric of the scores; a lower loss is better
+    best: float | str  # the value with the best score
 
     def __str__(self) -> str:
-        told = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
-        values = [*self.scores]  # ascending
-        at_the_edge = len(self.scores) > 1 and self.best in (values[0], values[-1])
-        edge = ", at the end of the tried values" if at_the_edge else ""  # a number beyond may be better
-        return f"{self.model}: {self.key} = {value_words(self.best)}{edge} ({self.metric} on valid by value: {told})"
+        scores = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
+        values = list(self.scores)  # ascending
+        at_the_end = len(values) > 1 and self.best in (values[0], values[-1])  # a value beyond may be better
+        warning = ", at the end of the tried values" if at_the_end else ""
+        return (
+            f"{self.model}: {self.key} = {value_words(self.best)}{warning} ({self.metric} on valid by value: {scores})"
+        )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    summary: Summary
+    value: float | str  # of the key
+    best: Best  # the run's best validation
 
 
 def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
-    """The runs of each model that have its best value of a key, and the trials of each model.
+    """Return the runs with each model's best value of a recipe key, and the trials of each model.
 
-    Runs are of one model if they differ in nothing but this key and the seed. The best value has the best mean, over
-    the seeds that all values have in common (if any), of the validation that chose each run's best checkpoint.
+    Runs are of one model if they differ only in this key and the seed. The best value has the best mean validation
+    score over the seeds that all values share; without shared seeds, over all seeds.
     """
     if key == "training.seed":
-        raise RecipeError(f"--best-of {key}: the best of several seeds tells nothing of a model; name a setting")
-    if unscored := [one.run.name for one in summaries if one.best is None]:
-        warn(f"left out, for they have no validation yet: {', '.join(unscored)}")
-    models: list[list[tuple[float | str, Summary, Best]]] = []
-    for one in summaries:
-        if one.best is None:
-            continue
-        alike = next((members for members in models if same_model(members[0][1].run, one.run, key)), None)
-        if alike is None:
-            models.append(alike := [])
-        alike.append((_value(one, key), one, one.best))
+        raise RecipeError(f"--best-of {key}: the best seed does not describe a model; name another setting")
+    unvalidated = [summary.run.name for summary in summaries if summary.best is None]
+    if unvalidated:
+        warn(f"runs without a validation are left out: {', '.join(unvalidated)}")
+    trained = [_Trial(summary, _value_of(summary, key), summary.best) for summary in summaries if summary.best]
+    models = _group(trained, lambda first, trial: same_model(first.summary.run, trial.summary.run, key))
     if not models:
         raise RunError("no run has a validation to choose by; train one")
-    if all(len({value for value, *_ in members}) == 1 for members in models):
-        raise RunError(f"--best-of {key}: no two of the runs differ in nothing but its value and the seed")
-    tried, early = [], list[str]()  # of each model the runs that are kept, and its trials but for the name
-    for members in models:
-        found: dict[float | str, dict[int, tuple[Summary, Best]]] = {}  # by value, by seed; a finished run if there is
-        order = sorted(members, key=lambda each: (isinstance(each[0], str), each[0], each[1].state == "finished"))
-        for value, one, own in order:
-            found.setdefault(value, {})[one.recipe.training.seed] = one, own
-        early += [one.run.name for each in found.values() for one, _ in each.values() if one.state != "finished"]
-        if not (common := set.intersection(*map(set, found.values()))):
-            warn(f"{members[0][1].run.name} and its like: no seed has all values of {key}; other seeds are compared")
-        shared = {
-            value: [each[seed][1].value for seed in each if seed in (common or each)] for value, each in found.items()
-        }
-        scores = {value: statistics.fmean(each) for value, each in shared.items()}
-        chosen = (min if own.metric == "loss" else max)(scores, key=lambda value: scores[value])
-        trial = partial(Trials, key=key, scores=scores, metric=own.metric, best=chosen)
-        tried.append(([one for one, _ in found[chosen].values()], trial))
-    if early:
-        warn(f"not finished, so their best values may change: {', '.join(early)}")
-    labels = _labels([Trained(kept[0], None) for kept, _ in tried])
-    named = [trial(label) for label, (_, trial) in zip(labels, tried, strict=True)]
-    return [one for kept, _ in tried for one in kept], named
+    if all(len({trial.value for trial in model}) == 1 for model in models):
+        raise RunError(f"--best-of {key}: no two runs differ only in this key and the seed")
+    choices = [_choose_value(model, key) for model in models]
+    tried = [trial.summary for by_value, _, _ in choices for seeds in by_value.values() for trial in seeds.values()]
+    unfinished = [summary.run.name for summary in tried if summary.state != "finished"]
+    if unfinished:
+        warn(f"unfinished runs may still change the best values: {', '.join(unfinished)}")
+    kept = [[trial.summary for trial in by_value[best].values()] for by_value, _, best in choices]
+    labels = _labels([ComparedRun(runs[0], None) for runs in kept])
+    trials = []
+    for label, model, (_, scores, best) in zip(labels, models, choices, strict=True):
+        trials.append(Trials(label, key, scores, model[0].best.metric, best))
+    return [summary for runs in kept for summary in runs], trials
 
 
-def _value(one: Summary, key: str) -> float | str:
-    keys = dict(flatten(one.run.asked().model_dump()))
-    if key not in keys:
-        raise RecipeError(f"--best-of {key}: {one.run.name} has no such key{nearest(key, list(keys))}")
-    return keys[key] if type(keys[key]) in (int, float) else str(keys[key])
+_ByValue = dict[float | str, dict[int, _Trial]]  # one trial per value and seed
+
+
+def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, dict[float | str, float], float | str]:
+    """Return the trials by value and seed, the mean score of each value, and the best value."""
+    by_value: _ByValue = {}
+    order = sorted(trials, key=lambda trial: (isinstance(trial.value, str), trial.value, _is_finished(trial)))
+    for trial in order:  # a finished run replaces an unfinished one of its value and seed
+        by_value.setdefault(trial.value, {})[trial.summary.recipe.training.seed] = trial
+    common = set.intersection(*map(set, by_value.values()))
+    if not common:
+        name = trials[0].summary.run.name
+        warn(f"{name} and its model's other runs: no seed was trained with all values of {key}; all seeds are averaged")
+    scores = {}
+    for value, seeds in by_value.items():
+        scores[value] = statistics.fmean(trial.best.value for seed, trial in seeds.items() if seed in (common or seeds))
+    choose = min if trials[0].best.metric == "loss" else max
+    return by_value, scores, choose(scores, key=scores.__getitem__)
+
+
+def _is_finished(trial: _Trial) -> bool:
+    return trial.summary.state == "finished"
+
+
+def _value_of(summary: Summary, key: str) -> float | str:
+    values = dict(flatten(summary.run.asked().model_dump()))
+    if key not in values:
+        raise RecipeError(f"--best-of {key}: unknown key of {summary.run.name}{nearest(key, list(values))}")
+    value = values[key]
+    return value if type(value) in (int, float) else str(value)
 
 
 def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
-    """The baseline and the models that spend, within a tenth, what it does; warn of those left out."""
-    spent: dict[str, float | None] = {each.label: each.minutes for each in variants}
-    if budget == "parameters":
-        spent = {each.label: size.without_embeddings if (size := each.parameters) else None for each in variants}
-    allowed = spent[baseline.label]
-    if allowed is None:
-        raise RunError(f"--budget {budget}: {baseline.label} does not say how much it spends")
-    kept = [each for each in variants if abs((spent[each.label] or 0.0) - allowed) <= _TOLERANCE * allowed]
-    told = ", ".join(f"{label} {value:,.6g}" for label, value in spent.items() if value is not None)
+    """Return the variants whose cost is within a tenth of the baseline's, and warn about the others."""
+    costs: dict[str, float | None] = {}
+    for variant in variants:
+        sizes = variant.parameters
+        if budget == "minutes":
+            costs[variant.label] = variant.minutes
+        else:
+            costs[variant.label] = sizes.without_embeddings if sizes else None
+    target = costs[baseline.label]
+    if target is None:
+        raise RunError(f"--budget {budget}: the {budget} of {baseline.label} are not known")
+    kept = [
+        variant for variant in variants if abs((costs[variant.label] or 0.0) - target) <= _BUDGET_TOLERANCE * target
+    ]
+    known = ", ".join(f"{label} {cost:,.6g}" for label, cost in costs.items() if cost is not None)
     if len(kept) < 2:
-        raise RunError(f"--budget {budget}: no model spends what {baseline.label} does, within a tenth ({told})")
+        raise RunError(f"--budget {budget}: no model is within a tenth of {baseline.label} ({known})")
     if len(kept) < len(variants):
-        left = ", ".join(each.label for each in variants if each not in kept)
-        warn(f"left out, for they do not spend what {baseline.label} does within a tenth: {left} ({budget}: {told})")
+        excluded = ", ".join(variant.label for variant in variants if variant not in kept)
+        warn(f"left out because their {budget} are not within a tenth of {baseline.label}: {excluded} ({known})")
     return kept

@@ -17,8 +17,8 @@ from phmctl.accounting.ledger import Totals, ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
 from phmctl.algebra.bilinear import Factors, recompose
 from phmctl.checkpoints import read_checkpoint
-from phmctl.comparison.compare import Comparison, compare, machines
-from phmctl.comparison.variants import Trained, Variant, mean_and_spread
+from phmctl.comparison.compare import Comparison, compare
+from phmctl.comparison.variants import ComparedRun, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic
@@ -131,7 +131,7 @@ def _curves(found: Comparison) -> Blocks:
 def _breakdowns(found: Comparison) -> Blocks:
     """Scores of parts of the items: as the task divides them, and by each number that they have."""
     by = kind_of(found.baseline.first.run.recipe).comparer
-    models = {each.label: each.answered for each in found.variants if each.answered}
+    models = {each.label: each.answers for each in found.variants if each.answers}
     if by is None or not models:
         return []
     first, blocks = next(iter(models.values()))[0], Blocks()
@@ -176,7 +176,7 @@ class Learned:
     nearest: NearestAlgebra  # the known algebra nearest to A
 
 
-def learned_rules(one: Trained) -> list[Learned]:
+def learned_rules(one: ComparedRun) -> list[Learned]:
     """The rules in a run's checkpoint: that which was scored, else the best, else the last. Factors are multiplied."""
     names = one.run.checkpoint_names()
     wanted = one.result.checkpoint if one.result is not None else ""
@@ -239,14 +239,14 @@ def _tiles(found: list[Learned], key: str) -> Blocks:
 
 
 def _samples(found: Comparison) -> Blocks:
-    comparer, base = kind_of(found.baseline.first.run.recipe).comparer, next(iter(found.baseline.answered), None)
+    comparer, base = kind_of(found.baseline.first.run.recipe).comparer, next(iter(found.baseline.answers), None)
     if comparer is None or base is None:
         return []
     blocks, scores = Blocks(), comparer.item_scores(base)
     for variant in found.variants:
-        if variant is found.baseline or not variant.answered:
+        if variant is found.baseline or not variant.answers:
             continue
-        own = variant.answered[0]
+        own = variant.answers[0]
         gains = [mine - theirs for mine, theirs in zip(comparer.item_scores(own), scores, strict=True)]
         order = sorted(range(len(gains)), key=lambda row: gains[row])
         better = [row for row in reversed(order) if gains[row] > 0][:_SAMPLES]
@@ -268,7 +268,7 @@ def _recipes(found: Comparison) -> Blocks:
     rows: list[list[str]] = []
     for variant in found.variants:
         for one in variant.runs:
-            commit, where = str(one.run.environment().get("git") or "")[:7], "; ".join(sorted(machines(one)))
+            commit, where = str(one.run.environment().get("git") or "")[:7], "; ".join(sorted(one.machines))
             seed, step = str(one.seed), f"{one.summary.step:,}"
             rows.append([one.run.name, variant.label, seed, one.summary.state, step, commit, where])
     head = ["run", "model", "seed", "state", "step", "commit", "trained on"]

@@ -1,4 +1,4 @@
-"""Runs made by hand: no training, only the files that comparisons read."""
+"""Write runs without training: only the files that comparisons read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ MACHINE = {"processor": "Test CPU", "threads": 1, "precision": "float32", "git":
 
 
 def worse(lines: Sequence[str], every: int) -> list[str]:
-    """Spoil each line whose number `every` divides."""
+    """Return the lines with an error in every `every`-th of them."""
     spoilt = [line.replace("cat", "dog").replace("old mat", "rug") for line in lines]
     return [spoilt[row] if row % every == 0 else line for row, line in enumerate(lines)]
 
@@ -42,7 +42,7 @@ def make_run(
     copy: Mapping[str, float] | None = None,
     loss: float = 2.5,
 ) -> Run:
-    """Write a translator's run, finished, whose translations of the test set are `hypotheses` (None: not scored)."""
+    """Write a finished run of a translator; `hypotheses` are its translations of the test set (None: not scored)."""
     loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
 
     def fill(run: Run) -> None:
@@ -65,13 +65,13 @@ def make_classifier(
     recipe: str = "agreement-resplit",
     split: str = "test",
 ) -> Run:
-    """Write a classifier's run that has these examples of a split right."""
+    """Write a finished run of a classifier; `right` says which examples of the split it labels correctly."""
     loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
     examples = [{"texts": [f"text {row}"], "label": "VBZ", "attractors": row % 3} for row in range(len(right))]
 
     def fill(run: Run) -> None:
         write_json(run.folder / "data.json", {"sources": []})
-        write_atomic(run.text_folder / f"{split}.jsonl", "".join(json.dumps(each) + "\n" for each in examples))
+        write_atomic(run.text_folder / f"{split}.jsonl", "".join(json.dumps(example) + "\n" for example in examples))
 
     run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
     setting = Setting(split, run.weights("best"))
@@ -83,7 +83,7 @@ def make_classifier(
 
 
 def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
-    """Give a run a log and a checkpoint of its last step, with the shapes of its model."""
+    """Write a log and a checkpoint of the last step into a run."""
     steps = run.recipe.training.steps
     entries: list[dict[str, Any]] = []
     for step in (steps // 2, steps):
@@ -99,7 +99,7 @@ def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
 
 
 def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
-    """Return the tensors of a recipe's untrained model, of a small vocabulary."""
+    """Return the initial tensors of a recipe's model with a small vocabulary."""
     kind = kind_of(recipe)
     sizes = {name: min(size, 32) for name, size in kind.sizes(recipe).values.items()}
     torch.manual_seed(recipe.training.seed)
@@ -114,12 +114,14 @@ def score(
     copy: Mapping[str, float] | None = None,
     lowercase: bool = False,
 ) -> None:
-    """Write a result as eval does."""
+    """Write a result like ``phmctl eval``."""
     from phmctl.metrics.text import all_scores
 
-    own = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding)
-    setting = Setting("test", run.weights("best"), {"decoding": own, "lowercase": lowercase}, f"beam-{own['beam']}")
+    settings = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding)
+    setting = Setting(
+        "test", run.weights("best"), {"decoding": settings, "lowercase": lowercase}, f"beam-{settings['beam']}"
+    )
     path = setting.path(run, "hyp")
     write_atomic(path, "".join(f"{line}\n" for line in hypotheses))
-    found = all_scores(hypotheses, references)
-    write_result(run, setting, {"scores": [asdict(one) for one in found], "copy": copy}, path)
+    scores = all_scores(hypotheses, references)
+    write_result(run, setting, {"scores": [asdict(value) for value in scores], "copy": copy}, path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.comparison.compare import POOLED
+from phmctl.comparison.compare import OVER_SEEDS, POOLED
 from phmctl.comparison.variants import conditions, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import RunError
@@ -40,80 +40,79 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(root: Path) -> None:
-    found = compare_runs(recipe="miniature", runs=root)
-    assert [variant.label for variant in found.variants] == ["phm-n4", "real"]
-    assert found.baseline.label == "real"
+    comparison = compare_runs(recipe="miniature", runs=root)
+    assert [variant.label for variant in comparison.variants] == ["phm-n4", "real"]
+    assert comparison.baseline.label == "real"
     values = [bleu(worse(REFERENCES, every), REFERENCES).value for every in (6, 8, 12)]
     mean, deviation = statistics.mean(values), statistics.stdev(values)
-    told = found.as_json()["variants"][1]["scores"]["BLEU"]
-    assert told["values"] == pytest.approx(values)
-    assert (told["mean"], told["standard_deviation"]) == pytest.approx((mean, deviation))
+    scores = comparison.as_json()["variants"][1]["scores"]["BLEU"]
+    assert scores["values"] == pytest.approx(values)
+    assert (scores["mean"], scores["standard_deviation"]) == pytest.approx((mean, deviation))
     shown = call("compare", "--recipe", "miniature", "--runs", root).stdout
     assert f"{mean:.2f} ± {deviation:.2f}" in shown
     assert max(len(line) for line in shown.split("\n")) <= 80
-    (bleu_test, chrf_test) = found.tests["phm-n4"]
-    other = statistics.mean(found.variants[0].values(found.metrics[0]))
-    assert bleu_test.found.difference.value == pytest.approx(other - mean)
-    assert "seeds" in bleu_test.method
-    assert 0 < bleu_test.found.p_value <= bleu_test.p_holm
+    (bleu_test, chrf_test) = comparison.tests["phm-n4"]
+    phm_mean = statistics.mean(comparison.variants[0].values(comparison.metrics[0]))
+    assert bleu_test.estimate.difference.value == pytest.approx(phm_mean - mean)
+    assert bleu_test.method == OVER_SEEDS
+    assert 0 < bleu_test.estimate.p_value <= bleu_test.p_holm
     assert chrf_test.metric == "chrF2"
 
 
 def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None:
     from phmctl.metrics.text import paired_bootstrap
 
-    one, other = worse(REFERENCES, 6), worse(REFERENCES, 2)
-    make_run(tmp_path, settings=REAL, hypotheses=one)
-    make_run(tmp_path, settings=PHM, hypotheses=other)
-    found = compare_runs(recipe="miniature", runs=tmp_path)
-    test = found.tests["phm-n4"][0]
+    dense, phm = worse(REFERENCES, 6), worse(REFERENCES, 2)
+    make_run(tmp_path, settings=REAL, hypotheses=dense)
+    make_run(tmp_path, settings=PHM, hypotheses=phm)
+    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    test = comparison.tests["phm-n4"][0]
     assert test.method == f"paired bootstrap; {ONE_SEED}"
-    assert next(each for each in found.tables() if each.title.startswith("diff")).title.endswith(ONE_SEED)
-    assert test.found == paired_bootstrap(one, other, REFERENCES)["BLEU"]
-    assert any("one seed" in line for line in found.notes())
+    assert list(comparison.tables())[1].title.endswith(ONE_SEED)
+    assert test.estimate == paired_bootstrap(dense, phm, REFERENCES)["BLEU"]
+    assert any("one seed" in line for line in comparison.notes())
 
 
-def test_a_single_seed_beside_several_is_said_where_it_is_so(tmp_path: Path) -> None:
+def test_a_single_seed_against_several_is_named_in_the_method(tmp_path: Path) -> None:
     for seed, every in ((1, 2), (2, 3), (3, 6)):
         make_run(tmp_path, settings=REAL, seed=seed, hypotheses=worse(REFERENCES, every))
     make_run(tmp_path, settings=PHM, hypotheses=worse(REFERENCES, 2))
-    found = compare_runs(recipe="miniature", runs=tmp_path)
-    assert {test.method for test in found.tests["phm-n4"]} == {POOLED}
-    assert ONE_SEED not in "".join(table.title for table in found.tables())
+    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    assert {test.method for test in comparison.tests["phm-n4"]} == {POOLED}
+    assert ONE_SEED not in "".join(table.title for table in comparison.tables())
 
 
 def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
     make_classifier(tmp_path, [True] * 10 + [False] * 20)
     make_classifier(tmp_path, [True] * 2 + [False] * 8 + [True] * 20, settings=("model.algebra=phm", "model.n=4"))
-    found = compare_runs(recipe="agreement-resplit", runs=tmp_path)
-    test = found.tests["phm-n4"][0]
+    comparison = compare_runs(recipe="agreement-resplit", runs=tmp_path)
+    test = comparison.tests["phm-n4"][0]
     assert test.method == f"McNemar's exact test; {ONE_SEED}"
-    tail = sum(__import__("math").comb(28, k) for k in range(9))  # 8 against 20
-    assert test.found.p_value == pytest.approx(2 * tail / 2**28)
-    assert test.found.difference.value == pytest.approx(40)
+    tail = sum(math.comb(28, k) for k in range(9))  # 8 against 20
+    assert test.estimate.p_value == pytest.approx(2 * tail / 2**28)
+    assert test.estimate.difference.value == pytest.approx(40)
 
 
-def test_tables_say_under_what_their_figures_were_found(root: Path) -> None:
-    found = compare_runs(recipe="miniature", runs=root)
-    result = found.variants[0].scored[0].result
+def test_tables_show_the_conditions_of_their_scores(root: Path) -> None:
+    comparison = compare_runs(recipe="miniature", runs=root)
+    result = comparison.variants[0].scored[0].result
     assert result is not None
-    signatures = [f"{each['name']}: {each['signature']}" for each in result.report["scores"]]
-    told = f"beam 5; alpha 0.6; checkpoint best; seed 1, 2, 3; scored on {result.date}"
-    assert conditions(found.variants) == [*signatures, told]
-    below = next(found.tables()).below
-    assert set(conditions(found.variants)) <= set(below)
+    signatures = [f"{score['name']}: {score['signature']}" for score in result.report["scores"]]
+    settings = f"beam 5; alpha 0.6; checkpoint best; seed 1, 2, 3; scored on {result.date}"
+    assert conditions(comparison.variants) == [*signatures, settings]
+    assert set(conditions(comparison.variants)) <= set(next(comparison.tables()).below)
 
 
-def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
+def test_other_differences_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     changes = ("model.dropout=0.3", "training.steps=900")
     make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1, "precision": "bfloat16"}, data="b")
     lines = list(compare_runs(recipe="miniature", runs=tmp_path).differences())
     for n in (2, 8):
         make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=900"))
-    found = compare_runs(recipe="miniature", runs=tmp_path)
-    assert "all: training.steps: 900; 1,800 in the baseline" in list(found.differences())
-    assert "all: one seed, so nothing is known of the spread over seeds" in list(found.notes())
+    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    assert "all: training.steps: 900; 1,800 in the baseline" in list(comparison.differences())
+    assert any(line.startswith("all: one seed") for line in comparison.notes())
     assert "phm-n4: model.dropout: 0.3; 0.1 in the baseline" in lines
     assert "phm-n4: training.steps: 900; 1,800 in the baseline" in lines
     assert "phm-n4: decoding.beam: 1; 5 in the baseline" in lines
@@ -122,155 +121,155 @@ def test_what_else_differs_is_named_line_by_line(tmp_path: Path) -> None:
     assert not [line for line in lines if "seed" in line or "model.n:" in line or "algebra" in line]
 
 
-def test_of_two_runs_of_one_seed_the_newer_counts_and_the_other_is_named(tmp_path: Path) -> None:
+def test_the_newest_of_two_runs_with_one_seed_is_compared(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=REAL, hypotheses=None)
     newer = make_run(tmp_path, settings=REAL)
-    found = compare_runs(recipe="miniature", runs=tmp_path)
-    assert [one.run.folder for one in found.variants[0].runs] == [newer.folder]
-    assert "real: miniature/real/v001 is left out: another run has its seed, 1" in list(found.notes())
+    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    assert [member.run.folder for member in comparison.variants[0].runs] == [newer.folder]
+    assert any("miniature/real/v001" in line for line in comparison.notes())
 
 
-def test_runs_without_a_result_are_named_with_the_command(tmp_path: Path) -> None:
-    """By one that makes the result that was asked for."""
+def test_runs_without_a_result_are_listed_with_their_command(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
-    bare = make_run(tmp_path, settings=PHM, hypotheses=None)
+    unscored = make_run(tmp_path, settings=PHM, hypotheses=None)
     result = call("compare", tmp_path)
-    assert f"phmctl eval {bare.folder}" in result.stderr.split("\n")
+    assert f"phmctl eval {unscored.folder}" in result.stderr.split("\n")
     assert "–" in next(line for line in result.stdout.split("\n") if "phm-n4" in line)
-    assert json.loads(call("compare", tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {bare.folder}"]
-    (bare.text_folder / "valid.source").touch()
+    assert json.loads(call("compare", tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {unscored.folder}"]
+    (unscored.text_folder / "valid.source").touch()
     commands = list(compare_runs(recipe="miniature", runs=tmp_path, split="valid", checkpoint="last").missing())
-    assert commands == [f"phmctl eval {bare.folder} --split valid --checkpoint last"]
+    assert commands == [f"phmctl eval {unscored.folder} --split valid --checkpoint last"]
 
 
-def test_eval_first_scores_the_checkpoint_that_the_command_for_it_would_score(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scoring_first_uses_the_requested_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from phmctl.tasks.registry import kind_of
 
-    bare, asked = make_run(tmp_path, settings=REAL, hypotheses=None), list[str]()
-    kind = type(kind_of(bare.recipe))
+    unscored = make_run(tmp_path, settings=REAL, hypotheses=None)
+    checkpoints: list[str] = []
 
-    def evaluate(self: object, given: Asked) -> None:
-        asked.append(given.checkpoint)
-        raise RunError("one that cannot be scored stops no other")
+    def evaluate(self: object, request: Asked) -> None:
+        checkpoints.append(request.checkpoint)
+        raise RunError("a run that cannot be scored does not stop the others")
 
-    monkeypatch.setattr(kind, "evaluate", evaluate)
+    monkeypatch.setattr(type(kind_of(unscored.recipe)), "evaluate", evaluate)
     compare_runs(recipe="miniature", runs=tmp_path, score=True)
     compare_runs(recipe="miniature", runs=tmp_path, score=True, checkpoint="last")
-    assert asked == ["auto", "last"]
-    shutil.rmtree(bare.checkpoints_folder)
+    assert checkpoints == ["auto", "last"]
+    shutil.rmtree(unscored.checkpoints_folder)
     assert not list(compare_runs(recipe="miniature", runs=tmp_path).missing())
 
 
-def test_a_result_is_found_by_each_name_of_its_checkpoint_until_the_run_went_on(tmp_path: Path) -> None:
+def test_a_result_is_found_by_each_name_of_its_checkpoint_until_training_continues(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=REAL)
     for name in ("best", "last", "auto", str(run.recipe.training.steps)):
-        found = compare_runs(recipe="miniature", runs=tmp_path, checkpoint=name)
-        assert [len(variant.scored) for variant in found.variants] == [1]
-        assert list(found.missing()) == []
+        comparison = compare_runs(recipe="miniature", runs=tmp_path, checkpoint=name)
+        assert [len(variant.scored) for variant in comparison.variants] == [1]
+        assert list(comparison.missing()) == []
     steps = run.recipe.training.steps
-    line = f"seed 1 was scored at step-{steps:06d}, now neither its best nor its last checkpoint"
-    assert line not in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
+    place = f"step-{steps:06d}"
+    assert place not in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
     shutil.copytree(run.checkpoint("best"), run.checkpoints_folder / f"step-{steps + 1:06d}")
     for pointer in ("best", "last"):
         run.point(pointer, steps + 1)
-    assert line in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
+    assert place in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
 
 
-def test_a_run_that_diverged_has_no_spread_and_stands_in_the_table() -> None:
+def test_formatting_of_mean_and_spread() -> None:
     assert mean_and_spread([math.inf, 1.0]) == "inf ± nan"
     assert mean_and_spread([1.0, 2.0]) == "1.50 ± 0.71"
     assert mean_and_spread([1e-4, 5e-4]) == "3.0e-04 ± 2.8e-04"
 
 
-def test_other_test_sets_are_refused(tmp_path: Path) -> None:
+def test_runs_with_different_test_sets_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
-    with pytest.raises(RunError, match="other test text"):
+    with pytest.raises(RunError, match="test text"):
         compare_runs(recipe="miniature", runs=tmp_path)
     assert call("compare", tmp_path / "miniature" / "real").exit_code == 0
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"), hypotheses=None)
-    with pytest.raises(RunError, match="other test text"):  # the baseline's text is not known
+    with pytest.raises(RunError, match="test text"):  # the baseline is not scored
         compare_runs(recipe="miniature", runs=tmp_path, baseline="miniature/real/v002")
 
 
-def test_what_a_copier_scores_is_a_line_where_both_sides_are_one_language(tmp_path: Path) -> None:
+def test_the_score_of_copying_the_source_is_shown_if_both_sides_are_one_language(tmp_path: Path) -> None:
     copy = {"bleu": 19.701, "shared_words": 0.4857}
     make_run(tmp_path / "one", settings=REAL, copy=copy)
     make_run(tmp_path / "one", settings=PHM)  # without the copy's scores
     make_run(tmp_path / "two", settings=REAL, copy=copy | {"shared_words": 0.1})
-    one, two = (call("compare", "--recipe", "miniature", "--runs", tmp_path / name).stderr for name in ("one", "two"))
-    assert "· copying the source scores 19.70 BLEU\n" in one
-    assert "copying" not in two
+    outputs = [call("compare", "--recipe", "miniature", "--runs", tmp_path / name).stderr for name in ("one", "two")]
+    assert ["19.70" in output for output in outputs] == [True, False]
 
 
-def test_a_damaged_recipe_and_a_damaged_result_are_said_by_file_once_each(tmp_path: Path) -> None:
-    one, other, third = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2, 3))
-    recipe = other.folder / "recipe.yaml"
+def test_damaged_recipes_and_results_are_each_reported_once(tmp_path: Path) -> None:
+    sound, first, second = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2, 3))
+    recipe = first.folder / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("steps: 1800", "steps: many"))
-    (result,) = third.results_folder.glob("*.json")
+    (result,) = second.results_folder.glob("*.json")
     result.write_text("{")
-    told = call("compare", tmp_path).stderr
-    assert told.count(str(recipe)) == 1
-    assert f"warning: left out: {recipe}" in told
-    assert f"warning: {result} is damaged (" in told
-    assert str(one.folder) not in told
+    warnings = call("compare", tmp_path).stderr
+    assert warnings.count(str(recipe)) == 1
+    assert warnings.count(str(result)) == 1
+    assert str(sound.folder) not in warnings
 
 
-def test_speeds_of_other_machines_do_not_compare(tmp_path: Path) -> None:
+def test_speeds_on_different_machines_are_marked(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL, rate=800)
     make_run(tmp_path, settings=PHM, rate=700, environment=MACHINE | {"threads": 2})
     result = call("compare", tmp_path)
     assert "tokens/s *" in result.stdout
-    assert "speeds do not compare: phm-n4 on Test CPU, 2 threads" in result.stderr
+    assert "phm-n4 on Test CPU, 2 threads" in result.stderr
     assert not compare_runs([str(tmp_path)]).same_machine
 
 
 def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
     for name in ("phm-n4", "miniature/phm-n4/v001", "miniature/phm-n4", root / "miniature" / "phm-n4" / "v001"):
-        found = compare_runs([str(root)], runs=root, baseline=str(name))
-        assert (found.baseline.label, list(found.tests)) == ("phm-n4", ["real"])
+        comparison = compare_runs([str(root)], runs=root, baseline=str(name))
+        assert (comparison.baseline.label, list(comparison.tests)) == ("phm-n4", ["real"])
 
 
-def test_a_finished_run_stands_for_its_seed_and_a_name_of_several_is_no_baseline(tmp_path: Path) -> None:
+def test_a_finished_run_represents_its_seed_and_an_ambiguous_baseline_is_refused(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, settings=(*REAL, f"model.dropout=0.{seed}"), seed=seed) for seed in (1, 3, 3)]
     (runs[2].folder / "attempt.json").write_text('{"error": "it failed"}')
-    found = compare_runs([str(tmp_path)])
-    assert [one.run.folder for each in found.variants for one in each.runs] == [each.folder for each in runs[:2]]
-    with pytest.raises(RunError, match=r"--baseline real: several of these.*real dropout=0\.1, real dropout=0\.3"):
+    comparison = compare_runs([str(tmp_path)])
+    members = [member for variant in comparison.variants for member in variant.runs]
+    assert [member.run.folder for member in members] == [run.folder for run in runs[:2]]
+    with pytest.raises(RunError, match=r"--baseline real: .*real dropout=0\.1, real dropout=0\.3"):
         compare_runs([str(tmp_path)], baseline="real")
 
 
-def test_settings_that_change_something_make_a_row_of_their_own(tmp_path: Path) -> None:
+def test_runs_with_different_training_settings_are_different_variants(tmp_path: Path) -> None:
     changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
-    for seed, each in enumerate(changes, start=1):
-        make_run(tmp_path, settings=(*REAL, *each), seed=seed)
-    labels = {one.label: len(one.runs) for one in compare_runs(recipe="miniature", runs=tmp_path).variants}
+    for seed, settings in enumerate(changes, start=1):
+        make_run(tmp_path, settings=(*REAL, *settings), seed=seed)
+    labels = {variant.label: len(variant.runs) for variant in compare_runs(recipe="miniature", runs=tmp_path).variants}
     assert labels == {"real steps=1800": 2, "real steps=900": 1}
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"))
-    found = compare_runs([str(tmp_path)])
-    assert [one.label for one in found.variants] == ["real (1)", "real (2)", "real (3)"]  # no key tells all apart
+    comparison = compare_runs([str(tmp_path)])
+    assert [variant.label for variant in comparison.variants] == [
+        "real (1)",
+        "real (2)",
+        "real (3)",
+    ]  # no key tells all apart
 
 
 def test_csv_reads_back_with_all_figures(root: Path) -> None:
-    found = compare_runs([str(root)])
+    comparison = compare_runs([str(root)])
     rows = list(csv.DictReader(io.StringIO(call("compare", root, "--format", "csv").stdout)))
     assert [(row["label"], row["n"], row["scores.BLEU.mean"]) for row in rows] == [
-        (each.label, n, str(statistics.fmean(each.values(found.metrics[0]))))
-        for each, n in zip(found.variants, "41", strict=True)
+        (variant.label, n, str(statistics.fmean(variant.values(comparison.metrics[0]))))
+        for variant, n in zip(comparison.variants, "41", strict=True)
     ]
     assert [row["seeds"] for row in rows] == ["2", "3"]
-    test = found.tests["phm-n4"][0].found
+    test = comparison.tests["phm-n4"][0].estimate
     assert float(rows[0]["tests.BLEU.difference.value"]) == pytest.approx(test.difference.value)
     assert float(rows[0]["tests.BLEU.p_value"]) == test.p_value
     assert rows[1]["tests.BLEU.p_value"] == ""
 
 
-def test_latex_has_a_table_for_each_and_what_means_something_to_it_is_escaped(root: Path) -> None:
+def test_latex_escapes_special_characters(root: Path) -> None:
     shown = call("compare", root, "--format", "latex").stdout
-    tables = [each.latex() for each in compare_runs([str(root)]).tables()]
+    tables = [table.latex() for table in compare_runs([str(root)]).tables()]
     assert shown == "".join(tables)
     assert tables[0].split("\n")[1] == r"\begin{tabular}{lrrrr}"
     cells = [line.removesuffix(r"\\").split("&") for line in tables[0].split("\n") if line.endswith(r"\\")]
@@ -287,26 +286,26 @@ def average(run: Run, lines: Sequence[str]) -> None:
     setting = Setting("test", run.weights("average"), {"lowercase": False}, "")
     path = setting.path(run, "hyp")
     path.write_text("".join(f"{line}\n" for line in lines))
-    write_result(run, setting, {"scores": [asdict(one) for one in all_scores(lines, REFERENCES)]}, path)
+    write_result(run, setting, {"scores": [asdict(score) for score in all_scores(lines, REFERENCES)]}, path)
 
 
 def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: Path) -> None:
     first, second = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2))
     third = make_run(tmp_path, settings=REAL, seed=3, hypotheses=None)
     average(third, worse(REFERENCES, 2))
-    found = compare_runs([str(tmp_path)])
-    rows = {one.label: len(one.runs) for one in found.variants}
+    comparison = compare_runs([str(tmp_path)])
+    rows = {variant.label: len(variant.runs) for variant in comparison.variants}
     assert rows == {"real checkpoint=best": 2, "real checkpoint=average": 1}
     for run in (first, second):
         average(run, worse(REFERENCES, 3))
     (variant,) = compare_runs([str(tmp_path)]).variants
-    assert [one.checkpoint for one in variant.runs] == ["average"] * 3
+    assert [member.checkpoint for member in variant.runs] == ["average"] * 3
     (variant,) = compare_runs([str(tmp_path)], checkpoint="last").variants  # which the best is, too
-    assert [one.checkpoint for one in variant.runs] == ["last", "last", None]
+    assert [member.checkpoint for member in variant.runs] == ["last", "last", None]
     with (third.checkpoint("average") / "manifest.json").open("a") as file:  # an average of other checkpoints
         file.write(" ")
-    found = compare_runs([str(tmp_path)], checkpoint="average")
-    assert list(found.missing()) == [f"phmctl eval {third.folder} --checkpoint average"]
+    comparison = compare_runs([str(tmp_path)], checkpoint="average")
+    assert list(comparison.missing()) == [f"phmctl eval {third.folder} --checkpoint average"]
 
 
 def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
@@ -316,34 +315,34 @@ def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL, decoding={"beam": 1})
     both = make_run(tmp_path, settings=PHM, decoding={"beam": 1})
     score(both, worse(REFERENCES, 2), REFERENCES, {"beam": 5})
-    found = compare_runs([str(tmp_path)])
-    assert not [line for line in found.differences() if "beam" in line]
-    assert found.variants[0].first.result is not None
-    assert found.variants[0].first.result.settings["decoding"]["beam"] == 1
+    comparison = compare_runs([str(tmp_path)])
+    assert not [line for line in comparison.differences() if "beam" in line]
+    assert comparison.variants[0].first.result is not None
+    assert comparison.variants[0].first.result.settings["decoding"]["beam"] == 1
 
 
-def test_scores_of_another_case_are_refused(tmp_path: Path) -> None:
+def test_scores_with_a_different_case_are_refused(tmp_path: Path) -> None:
     from tests.comparison.runs import score
 
     make_run(tmp_path, settings=REAL)
     score(make_run(tmp_path, settings=PHM, hypotheses=None), REFERENCES, REFERENCES, {}, lowercase=True)
-    with pytest.raises(RunError, match="phm-n4/v001 was not scored by the case"):
+    with pytest.raises(RunError, match="tokenizer"):
         compare_runs([str(tmp_path)])
 
 
-def test_answers_that_are_gone_are_said(tmp_path: Path) -> None:
+def test_deleted_answers_are_reported_and_not_tested(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     run = make_run(tmp_path, settings=PHM)
     for path in run.results_folder.glob("*.hyp"):
         path.unlink()
-    found = compare_runs(recipe="miniature", runs=tmp_path)
-    assert found.variants[0].values(found.metrics[0]) == pytest.approx([100])
-    assert not found.tests
-    assert "phm-n4: the answers of seed 1 are not kept, so no test has them: score it anew" in list(found.notes())
+    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    assert comparison.variants[0].values(comparison.metrics[0]) == pytest.approx([100])
+    assert not comparison.tests
+    assert any(line.startswith("phm-n4: the answers of seed 1") for line in comparison.notes())
 
 
-def test_named_test_sets_are_taken_where_there_is_no_other(tmp_path: Path) -> None:
-    """And each command that is printed works."""
+def test_named_test_sets_are_compared_without_a_plain_one(tmp_path: Path) -> None:
+    """The printed commands work."""
     from tests.tasks.translation.runs import make_run as make_translator
 
     run = make_translator(tmp_path)
@@ -353,17 +352,20 @@ def test_named_test_sets_are_taken_where_there_is_no_other(tmp_path: Path) -> No
     printed = [line for line in call("compare", run.folder).stderr.split("\n") if line.startswith("phmctl")]
     assert printed == [f"phmctl eval {run.folder} --split test_{name}" for name in "ab"]
     assert call(*printed[0].split()[1:]).exit_code == 0
-    told = json.loads(call("compare", run.folder, "--split", "all", "--json").stdout)["comparisons"]
-    assert [(one["split"], len(one["missing"])) for one in told] == [("test_a", 0), ("test_b", 1)]
+    comparisons = json.loads(call("compare", run.folder, "--split", "all", "--json").stdout)["comparisons"]
+    assert [(comparison["split"], len(comparison["missing"])) for comparison in comparisons] == [
+        ("test_a", 0),
+        ("test_b", 1),
+    ]
     assert call("eval", run.folder, "--device", "cpu").exit_code == 0
     assert not list(compare_runs([str(run.folder)], split="test_b").missing())
 
 
 def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
-    other = make_run(tmp_path, settings=PHM, hypotheses=None)
-    for path in [*other.text_folder.glob("test.*")]:
+    run = make_run(tmp_path, settings=PHM, hypotheses=None)
+    for path in [*run.text_folder.glob("test.*")]:
         path.rename(path.with_name(path.name.replace("test", "test_a")))
-    found = compare_runs(recipe="miniature", runs=tmp_path, score=True)
-    assert list(found.missing()) == []
-    assert any("test_a" in line for line in found.notes())
+    comparison = compare_runs(recipe="miniature", runs=tmp_path, score=True)
+    assert list(comparison.missing()) == []
+    assert any("test_a" in line for line in comparison.notes())

@@ -130,7 +130,7 @@ def test_what_a_copier_scores_stands_beside_table_4(tmp_path: Path) -> None:
     copy = {"bleu": 21.5, "shared_words": 0.5}
     make_run(tmp_path, recipe="table4-shakespeare", settings=SMALL, copy=copy)
     (found,) = compare_papers("table4", root=tmp_path)
-    assert "Modern-Shakespeare: copying the source scores 21.50 BLEU" in found.said()
+    assert "Modern-Shakespeare: copying the source scores 21.50 BLEU" in found.remarks()
 
 
 def test_another_recipe_stands_in_and_that_is_said(trained: Path) -> None:

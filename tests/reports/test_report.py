@@ -113,7 +113,7 @@ def test_a_quaternion_rule_is_found_to_be_one(tmp_path: Path) -> None:
 
     from phmctl.algebra.kronecker import fixed_rule
     from phmctl.checkpoints import write_checkpoint
-    from phmctl.comparison.variants import Trained
+    from phmctl.comparison.variants import ComparedRun
     from phmctl.runs.summary import summarise
 
     run = make_run(tmp_path, settings=PHM, hypotheses=None)
@@ -122,7 +122,7 @@ def test_a_quaternion_rule_is_found_to_be_one(tmp_path: Path) -> None:
     tensors = {"map.A": rule, "map.S": torch.ones(4, 2, 2)}
     write_checkpoint(run.checkpoints_folder / "step-009999", {"model": tensors}, {"step": 9999})
     run.point("best", 9999)
-    (found,) = learned_rules(Trained(summarise(run.folder), None))
+    (found,) = learned_rules(ComparedRun(summarise(run.folder), None))
     assert (found.name, found.nearest.name, round(found.nearest.distance, 5)) == ("map", "quaternion", 0)
 
 
