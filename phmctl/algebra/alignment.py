@@ -30,20 +30,12 @@ _RANDOM_RULES = 200  # sample size of chance_distance
 
 
 class Alignment(NamedTuple):
-    """The change of basis that maps one rule as close as possible to another.
+    """The change of basis P that maps one rule A as close as possible to another rule A*."""
 
-    Attributes:
-        P: (n, n), float64, on the CPU.
-        relative_error: ‖P·A − A*‖ / ‖A*‖ in Frobenius norms: the part of A* outside the span of the A[i].
-        span_sine: sine of the largest angle between the spans of the A[i] and of the A*[i], or 1 if their dimensions
-            differ. It is symmetric and independent of the bases.
-        condition: condition number of P in the 2-norm. If it is infinite or huge, P is not a change of basis.
-    """
-
-    P: Tensor
-    relative_error: float
-    span_sine: float
-    condition: float
+    P: Tensor  # (n, n), float64, on the CPU
+    relative_error: float  # ‖P·A − A*‖ / ‖A*‖ in Frobenius norms: the part of A* outside the span of the A[i]
+    span_sine: float  # of the largest angle between the spans of A[i] and A*[i]; 1 if their dimensions differ
+    condition: float  # of P in the 2-norm; infinite or huge if P is not a change of basis
 
 
 @torch.no_grad()
@@ -109,19 +101,12 @@ def _row_space(matrix: Tensor) -> Tensor:
 
 
 class NearestAlgebra(NamedTuple):
-    """The known algebra nearest to a learned rule.
-
-    Attributes:
-        name: the algebra's name.
-        rule: its rule A*, (n, n, n), float64.
-        aligned: ``Σⱼ P[i, j] A[j]``, the learned rule in the basis nearest to A*.
-        distance: ‖P·A − A*‖ / ‖A*‖: 0 if A* is in the span of the A[i], 1 if A* is orthogonal to it.
-    """
+    """The known algebra nearest to a learned rule A."""
 
     name: str
-    rule: Tensor
-    aligned: Tensor
-    distance: float
+    rule: Tensor  # A* of the algebra, (n, n, n), float64
+    aligned: Tensor  # Σⱼ P[i, j] A[j], the learned rule in the basis nearest to A*
+    distance: float  # ‖P·A − A*‖ / ‖A*‖: 0 if A* is in the span of the A[i], 1 if A* is orthogonal to it
 
 
 def nearest_known(rule: Tensor) -> NearestAlgebra:

@@ -25,9 +25,9 @@ _MAX_ENTRY = 6.0  # of a factor, if the rule's entries have a root mean square o
 # Over the reals a random 2×2×2 tensor has rank 2 or 3, each with positive probability; 3×3×3 has generic rank 5
 # (Kruskal 1989). At other n the number of unknowns determines the rank (Abo, Ottaviani and Peterson 2009).
 _GENERIC_RANK_EXCEPTIONS = {1: 1, 2: 3, 3: 5}
-# W, U and V of fixed algebras at ranks 3 and 8 (Howell and Lafon 1975); 0, ±1 and ±½ are exact in any dtype.
+# W, U and Vᵀ of fixed algebras at ranks 3 and 8 (Howell and Lafon 1975); 0, ±1 and ±½ are exact in any dtype.
 _FIXED_FACTORS = {
-    "complex": (((1, 1, 0), (1, 0, 1)), ((1, 0, -1), (1, 1, 0)), ((1, 0), (-1, 1), (1, 1))),
+    "complex": (((1, 1, 0), (1, 0, 1)), ((1, 0, -1), (1, 1, 0)), ((1, -1, 1), (0, 1, 1))),
     "quaternion": (
         ((1, 0, -1, 0, 0, 0, 1, 1), (1, 0, 1, 0, 1, 1, 0, 0), (0, -1, 0, 1, 0, 0, 1, -1), (0, 1, 0, 1, 1, -1, 0, 0)),
         (
@@ -36,16 +36,7 @@ _FIXED_FACTORS = {
             (0, 0, -1, 0, 0.5, -0.5, 0.5, -0.5),
             (0, 0, 0, -1, 0.5, -0.5, -0.5, 0.5),
         ),
-        (
-            (1, 1, 0, 0),
-            (0, 0, 1, -1),
-            (0, 0, 1, 1),
-            (-1, 1, 0, 0),
-            (0, 1, 1, 0),
-            (0, 1, -1, 0),
-            (1, 0, 0, -1),
-            (1, 0, 0, 1),
-        ),
+        ((1, 0, 0, -1, 0, 0, 1, 1), (1, 0, 0, 1, 1, 1, 0, 0), (0, 1, 1, 0, 1, -1, 0, 0), (0, -1, 1, 0, 0, 0, -1, 1)),
     ),
 }
 
@@ -100,8 +91,9 @@ def decompose(rule: Tensor, rank: int | None = None) -> Factors:
 
 def fixed_factors(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Factors:
     """Return the factors of an algebra of :data:`phmctl.dimension.WITH_FACTORS`."""
-    like = torch.empty((), device=device, dtype=dtype)
-    return Factors(*map(like.new_tensor, _FIXED_FACTORS[algebra]))
+    dtype = dtype or torch.get_default_dtype()
+    W, U, V = (torch.tensor(entries, device=device, dtype=dtype) for entries in _FIXED_FACTORS[algebra])
+    return Factors(W, U, V.t().contiguous())
 
 
 def normalised(rule: Tensor) -> tuple[Tensor, float]:
