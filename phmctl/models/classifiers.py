@@ -1,6 +1,4 @@
-"""Classifiers: of one text by a Transformer encoder (Table 5 of the PHM paper), of two by a PHM-LSTM (Table 1)."""
-
-from itertools import pairwise
+"""Classifiers of texts (Transformer encoder; Table 5 of the PHM paper) and sentence pairs (PHM-LSTM; Table 1)."""
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +15,14 @@ from phmctl.nn.lstm import PHMLSTM, Cell, Gates
 
 
 class EncoderClassifier(nn.Module):
-    """A label for a text, from token ids: embedding, encoder layers, one pooled state, one dense map to the classes.
+    """Classify a text: embedding, encoder layers, pooling, and a dense map to the classes.
 
-    ``pooling`` says which state the label is read from. ``last`` takes the last token's: of a prefix that ends before
-    the verb, the place where the verb's number is due. ``mean`` takes the mean over all tokens: what Tensor2Tensor,
-    the PHM paper's public code base, does for a task with class labels (with one dense layer behind it, as here). The
-    paper (§5.4, appendix B.4) does not say which it took.
+    ``pooling: last`` uses the last token's state; if a prefix ends before the verb, this is the position that predicts
+    the verb's number. ``mean`` averages over all tokens, like Tensor2Tensor, the PHM paper's public code base, does for
+    class labels (followed by a dense layer, as here). The paper (§5.4, appendix B.4) does not say which one it used.
 
-    The maps of the layers are PHM. The embedding and the map to the classes are dense: Table 5's counts hold neither,
-    and n need not divide the number of classes. `dropout` is on the embeddings.
+    The encoder layers are PHM. The embedding and the map to the classes are dense: Table 5 counts neither, and n need
+    not divide the number of classes. `dropout` applies to the embeddings.
     """
 
     def __init__(
@@ -40,48 +37,54 @@ class EncoderClassifier(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.embedding, self.positions = embedding, positions
-        self.encoder, self.encoder_norm, self.output = encoder, encoder_norm, output
-        self.pooling, self.dropout = pooling, dropout
+        self.embedding = embedding
+        self.positions = positions
+        self.encoder = encoder
+        self.encoder_norm = encoder_norm
+        self.output = output
+        self.pooling = pooling
+        self.dropout = dropout
 
     @property
     def encoded_width(self) -> int:
         return self.embedding.embedding_dim
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map a text's ids (B, S), PAD behind each text, to logits (B, classes)."""
+        """Return logits (B, classes) for ids (B, S), padded at the end."""
         return self.output(self.encode(tokens))  # type: ignore[no-any-return]
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Read texts (B, S) into vectors (B, d). A text without tokens gives zeros."""
+        """Return a vector (B, d) for each text (B, S); an empty text gives zeros."""
         mask = tokens != PAD  # (B, S)
-        seen = mask.clone()
-        seen[:, :1] = True  # attention must see something, even where there is no token
+        attended = mask.clone()
+        attended[:, :1] = True  # attention over an empty set gives NaN
         dropout = self.dropout if self.training else 0.0
         x = embed(self.embedding, self.positions, tokens, dropout)  # (B, S, d)
-        x = self.encoder(x, seen[:, None, None, :])  # (B, S, d)
+        x = self.encoder(x, attended[:, None, None, :])  # (B, S, d)
         return POOLINGS[self.pooling](self.encoder_norm(x), mask)
 
 
 class PairClassifier(nn.Module):
-    """A label for two texts, from token ids.
+    """Classify a pair of texts.
 
     ::
 
         u, v = [max over time; mean over time] of LSTM(first), LSTM(second)     the same LSTM
         logits = W₃ ReLU(W₂ ReLU(W₁ x))                                         W₁, W₂ 300 wide
 
-    with x = [u; v] (``combination: concat``), or [u; v; |u − v|; u ∗ v] (``full``). Appendix B.1 gives the
-    concatenated pooled states themselves to the MLP and names no difference or product, so ``concat`` is the paper's
-    reading; ``full`` is common elsewhere (Mou et al. 2016, Conneau et al. 2017). "Two-layer 300D" is read as two
-    hidden layers of 300 and the map to the classes.
+    with x = [u; v] (``combination: concat``) or [u; v; |u − v|; u ∗ v] (``full``). In appendix B.1 the MLP's input is
+    the concatenated pooled states, without a difference or product, so ``concat`` follows the paper; ``full`` is common
+    elsewhere (Mou et al. 2016, Conneau et al. 2017). We read "two-layer 300D" as two hidden layers of width 300 before
+    the map to the classes.
 
-    The PHM maps are the LSTM's, which `builder` makes. The embeddings and the MLP are dense in every variant: Table 1's
-    counts are those of the LSTM to the unit and hold nothing else, and its text replaces the LSTM's maps only.
+    `builder` makes the LSTM's maps. The embeddings and the MLP are always dense: Table 1's counts equal the LSTM's
+    parameters exactly, and the paper's text replaces only the LSTM's maps.
 
-    `vectors` (vocabulary, embedding_width), such as GloVe's, are the embedding, which is then not trained. `dropout` is
-    on embeddings and before each map of the MLP. Raises DimensionError where n does not divide a dimension, or the
-    vectors have another shape than the table.
+    `vectors` (vocabulary, embedding_width), such as GloVe, become the embedding, which is then frozen. `dropout` is
+    applied to the embeddings and before each map of the MLP.
+
+    Raises:
+        DimensionError: n does not divide a dimension, or the vectors do not have the embedding's shape.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class PairClassifier(nn.Module):
         vectors: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.combination, self.dropout = combination, dropout
+        self.combination = combination
+        self.dropout = dropout
         dense = LinearBuilder("real", 1, device=builder.device)
         self.embedding: PHMEmbedding = dense.embedding(
             vocabulary, embedding_width, hypercomplex=False, initialization="standard_normal"
@@ -108,15 +112,15 @@ class PairClassifier(nn.Module):
         if vectors is not None:
             if vectors.shape != self.embedding.weight.shape:
                 raise DimensionError(
-                    f"vectors of shape {tuple(vectors.shape)} do not fit {vocabulary} token types of "
+                    f"the vectors have shape {tuple(vectors.shape)}, but the recipe has {vocabulary} token types and "
                     f"embedding_width = {embedding_width}"
                 )
             with torch.no_grad():
                 self.embedding.weight.copy_(vectors)
             self.embedding.weight.requires_grad_(False)
         self.lstm = PHMLSTM(embedding_width, width, gates=gates, cell=cell, builder=builder)
-        parts = {"concat": 2, "full": 4}[combination]  # what the MLP reads, in vectors as wide as u
-        self.mlp = nn.ModuleList(dense.linear(*pair) for pair in pairwise([parts * self.encoded_width, hidden, hidden]))
+        combined_width = {"concat": 2, "full": 4}[combination] * self.encoded_width
+        self.mlp = nn.ModuleList([dense.linear(combined_width, hidden), dense.linear(hidden, hidden)])
         self.output = dense.linear(hidden, classes)
 
     @property
@@ -124,31 +128,28 @@ class PairClassifier(nn.Module):
         return 2 * self.lstm.hidden_size
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Map two texts' ids, (B, S) and (B, S′) with PAD behind each text, to logits (B, classes).
-
-        A text without tokens is read as a vector of zeros.
-        """
+        """Return logits (B, classes) for two texts' ids, (B, S) and (B, S′), padded at the end."""
         steps = max(first.shape[1], second.shape[1], 1)
-        both = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, S) each
-        u, v = self.encode(torch.cat(both)).chunk(2)  # (B, 2h) each; one time loop for both
+        padded = [F.pad(ids, (0, steps - ids.shape[1]), value=PAD) for ids in (first, second)]  # (B, steps) each
+        u, v = self.encode(torch.cat(padded)).chunk(2)  # (B, 2h) each, from a single loop over time
         return self.compare(u, v)
 
     def encode(self, ids: Tensor) -> Tensor:
-        """Read texts (B, S) into vectors (B, 2h): the maximum and the mean of the states over time.
+        """Return a vector (B, 2h) for each text (B, S): the maximum and the mean of the states over time.
 
-        Lengths, which are values, are asked for on a CPU alone: elsewhere a step would wait for the device. The LSTM
-        runs over padding there, which nothing looks at.
+        An empty text gives zeros. Lengths are passed to the LSTM only on a CPU, because elsewhere reading them would
+        synchronise with the device; the LSTM then also runs over the padding, and pooling ignores those states.
         """
         mask = ids != PAD  # (B, S)
-        words = self._drop(self.embedding(ids))  # (B, S, e)
-        lengths = mask.sum(1).clamp(min=1) if ids.is_cpu else None  # the LSTM takes a step at least
-        states, _ = self.lstm(words, lengths)  # (B, S, h)
+        embedded = self._drop(self.embedding(ids))  # (B, S, e)
+        lengths = mask.sum(1).clamp(min=1) if ids.is_cpu else None  # the LSTM needs at least one step
+        states, _ = self.lstm(embedded, lengths)  # (B, S, h)
         return torch.cat([max_pool(states, mask), mean_pool(states, mask)], dim=1)
 
     def compare(self, u: Tensor, v: Tensor) -> Tensor:
-        """Map two texts' vectors (B, 2h) to logits (B, classes)."""
-        parts = [u, v] if self.combination == "concat" else [u, v, (u - v).abs(), u * v]
-        x = torch.cat(parts, dim=1)  # (B, 4h) or (B, 8h)
+        """Return logits (B, classes) for the vectors (B, 2h) of two texts."""
+        features = [u, v] if self.combination == "concat" else [u, v, (u - v).abs(), u * v]
+        x = torch.cat(features, dim=1)  # (B, 4h) or (B, 8h)
         for layer in self.mlp:
             x = layer(self._drop(x)).relu()  # (B, hidden)
         return self.output(self._drop(x))  # type: ignore[no-any-return]
@@ -158,12 +159,12 @@ class PairClassifier(nn.Module):
 
 
 class RuleModel(nn.Module):
-    """``y = Hx``, with as many features out as in. Raises DimensionError where n does not divide them."""
+    """The square map ``y = Hx``. Raises DimensionError if n does not divide the number of features."""
 
     def __init__(self, builder: LinearBuilder, features: int) -> None:
         super().__init__()
         self.product = builder.linear(features, features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the products. (B, d) -> (B, d)."""
+        """Return Hx for each row of x. (B, d) -> (B, d)."""
         return self.product(x)  # type: ignore[no-any-return]

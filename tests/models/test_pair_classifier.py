@@ -110,7 +110,7 @@ def test_without_vectors_the_embedding_is_trained(vectors: Tensor | None, choice
 
 
 def test_vectors_of_another_shape_are_refused() -> None:
-    with pytest.raises(DimensionError, match=r"\(12, 9\) do not fit 12 token types of embedding_width = 10"):
+    with pytest.raises(DimensionError, match=r"\(12, 9\).* embedding_width = 10"):
         build(torch.zeros(VOCABULARY, 9))
 
 

@@ -129,7 +129,7 @@ def test_vectors_may_be_left_alone_and_must_be_there_where_they_are_wanted(
     task = opened(small("lstm-pair", "model.embeddings=vectors"), labelled_data)
     with pytest.raises(DataError, match=r"has none; run: phmctl prepare-data pairs .* --vectors FILE"):
         task.check_data()
-    with pytest.raises(DimensionError, match=r"vectors of shape \(\d+, 16\) do not fit .* 20"):
+    with pytest.raises(DimensionError, match=r"\(\d+, 16\).* 20"):
         train(small("lstm-pair", "model.embedding_width=20"), data=with_vectors, runs=tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
 
