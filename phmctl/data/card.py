@@ -46,7 +46,7 @@ SplitName = Annotated[str, AfterValidator(check_split)]
 FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
 
 
-class Rows(Section):
+class RowFormat(Section):
     """How a table's row, or a line's JSON object, becomes texts and a label."""
 
     format: Literal["tsv", "csv", "jsonl"] = "tsv"
@@ -115,7 +115,7 @@ class Layout(Section):
 
     name: str
     scattered: bool = False  # several archives: each file may lie in a subfolder of its own
-    rows: Rows = Rows(header=False, texts=(0, 1))  # how tables are read
+    rows: RowFormat = RowFormat(header=False, texts=(0, 1))  # how tables are read
     splits: dict[SplitName, SplitFiles]  # not everybody has those beside train, valid and test
     parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
     odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.rows`
@@ -203,7 +203,7 @@ class Card(Section):
             if not getattr(self, key):
                 raise ValueError(f"wants {key!r}, as every card with 'task: {self.task}'")
         count = self.texts if self.labelled else 2
-        read: dict[str, Rows | Hub] = {f"layout {each.name!r}": each.rows for each in self.local}
+        read: dict[str, RowFormat | Hub] = {f"layout {each.name!r}": each.rows for each in self.local}
         for where, rows in {**read, **({"the hub": self.hub} if self.hub else {})}.items():
             if (len(rows.texts), rows.label is not None) != (count, self.labelled):
                 raise ValueError(f"{where} wants {count} 'texts' and {'a' if self.labelled else 'no'} 'label'")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from phmctl.console import note
-from phmctl.data.card import Card, Divide, Layout, Rows, SplitFiles, check_split, corpus_name, load_card
+from phmctl.data.card import Card, Divide, Layout, RowFormat, SplitFiles, check_split, corpus_name, load_card
 from phmctl.data.readers import check_columns, first_record, parallel_files, tables
 from phmctl.data.rows import (
     CORPORA,
@@ -294,7 +294,7 @@ def _match(layout: Layout, places: Sequence[Path]) -> Match:
 def own_corpus(
     name: str,
     given: Mapping[str, Sequence[Sequence[Path]]],
-    rows: Rows | None = None,
+    rows: RowFormat | None = None,
     *,
     skip: bool = False,
     languages: tuple[str, str] = ("source", "target"),
@@ -340,12 +340,12 @@ def own_corpus(
     return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
 
 
-def table_rows(path: Path, rows: Rows | None, skip: bool = False, chosen: bool = True) -> RowSource:
+def table_rows(path: Path, rows: RowFormat | None, skip: bool = False, chosen: bool = True) -> RowSource:
     """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
     name = path.name.lower().removesuffix(".gz")
     kind = "jsonl" if name.endswith((".jsonl", ".ndjson", ".json")) else "csv" if name.endswith(".csv") else "tsv"
     how = {"format": kind, "odd_rows": "drop" if skip else "refuse"}
-    own = (rows or Rows(header=False, texts=(0, 1))).model_copy(update=how)
+    own = (rows or RowFormat(header=False, texts=(0, 1))).model_copy(update=how)
     cells = [] if rows and chosen else first_record(path, own)
     if cells and (kind == "jsonl" or len(cells) != 2):  # ids, or scores, would be learned
         shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))

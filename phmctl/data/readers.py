@@ -4,7 +4,7 @@ Each reader streams, can be iterated again and again, and takes ``\n`` alone for
 ZWSP are characters of a sentence. Files whose name ends in ``.gz`` are decompressed on the way.
 
 Whether quotes in a table mean anything differs from source to source. With the wrong answer rows merge or fall apart,
-so a reader is told (:class:`~phmctl.data.card.Rows`), never guesses, and refuses a row of another width than the
+so a reader is told (:class:`~phmctl.data.card.RowFormat`), never guesses, and refuses a row of another width than the
 header's.
 """
 
@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from phmctl.data.card import Column, Format, Hub, Rows
+from phmctl.data.card import Column, Format, Hub, RowFormat
 from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
@@ -200,7 +200,7 @@ def parallel_files(
 
 
 @repeatable
-def tables(paths: Sequence[Path], rows: Rows, part: str | None = None) -> Iterator[Row]:
+def tables(paths: Sequence[Path], rows: RowFormat, part: str | None = None) -> Iterator[Row]:
     """Yield the rows of one split, from tables or JSON lines; of a `part` those whose column ``rows.split`` has it."""
     for path in paths:
         records = _records(path, rows)
@@ -239,13 +239,13 @@ def _whole(value: str, column: Column, where: str) -> int:
         ) from error
 
 
-def named_label(value: str, naming: Rows | Hub) -> str | None:
+def named_label(value: str, naming: RowFormat | Hub) -> str | None:
     """Return the label that a file's word stands for; None for the words that stand for no label, and for blanks."""
     word = value.strip()
     return None if not word or word in naming.unlabelled else naming.names.get(word, word)
 
 
-def first_record(path: Path, rows: Rows) -> list[str]:
+def first_record(path: Path, rows: RowFormat) -> list[str]:
     """Return a table's first row, be it a header or not, or the keys of the first JSON object."""
     record = next((record for _, record in _records(path, rows) if record not in ([BAD], {})), list[str]())
     if isinstance(record, list):
@@ -254,7 +254,7 @@ def first_record(path: Path, rows: Rows) -> list[str]:
     return [*record, *dict.fromkeys(nested)]
 
 
-def check_columns(path: Path, rows: Rows) -> list[str]:
+def check_columns(path: Path, rows: RowFormat) -> list[str]:
     """Refuse (DataError) a file that is empty, lacks a column, or has one that is read twice; return its columns."""
     if not rows.header and rows.format != "jsonl":
         return []
@@ -306,11 +306,11 @@ def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, 
     return text
 
 
-def _records(path: Path, rows: Rows) -> Iterator[tuple[int, Any]]:
+def _records(path: Path, rows: RowFormat) -> Iterator[tuple[int, Any]]:
     return _json_records(path, rows.odd_rows == "drop") if rows.format == "jsonl" else _cells(path, rows)
 
 
-def _cells(path: Path, rows: Rows) -> Iterator[tuple[int, list[str]]]:
+def _cells(path: Path, rows: RowFormat) -> Iterator[tuple[int, list[str]]]:
     """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
     separator = _SEPARATOR[rows.format]
     if rows.quoted:

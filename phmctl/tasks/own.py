@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.data.card import RESERVED, Rows
+from phmctl.data.card import RESERVED, RowFormat
 from phmctl.data.corpus import own_corpus
 from phmctl.errors import DataError
 from phmctl.recipe.loading import load_recipe
@@ -76,7 +76,7 @@ class TextKind(TaskKind[R]):
     @abstractmethod
     def own_files(
         self, files: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Rows | None, dict[str, Any]]:
+    ) -> tuple[Mapping[str, Any], RowFormat | None, dict[str, Any]]:
         """Return a user's files by split, how tables are read, and more for ``own_corpus``."""
 
     def open(self, recipe: Any, data: Path) -> Task:
@@ -97,7 +97,7 @@ class TextKind(TaskKind[R]):
         return Sizes({self.sides[0]: asked, self.sides[1]: self.classes or asked}, note)
 
 
-def rows_of(option: str, texts: Sequence[str], label: str | None, given: Mapping[str, Any]) -> Rows:
+def rows_of(option: str, texts: Sequence[str], label: str | None, given: Mapping[str, Any]) -> RowFormat:
     """Return how tables are read, of which an `option` named the columns of the texts and of the label.
 
     Columns are numbers, counted from 0, where all of them are; then there is no header but where the user says so.
@@ -113,7 +113,7 @@ def rows_of(option: str, texts: Sequence[str], label: str | None, given: Mapping
     if not header and not numbers:
         raise DataError(f"with --no-header, {option} are numbers, counted from 0; so is --extra")
     columns = {name: int(name) if numbers else name for name in (*named, *extras)}
-    return Rows(
+    return RowFormat(
         texts=tuple(columns[name] for name in texts),
         label=None if label is None else columns[label],
         extras={name: columns[name] for name in extras},

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.card import Rows
+from phmctl.data.card import RowFormat
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
@@ -86,7 +86,7 @@ def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
     return {split: [[table]] for split, table in tables.items()}
 
 
-def prepare_tables(data: LabelledSection, *, tables: Mapping[str, Path], rows: Rows, **more: Any) -> PreparedData:
+def prepare_tables(data: LabelledSection, *, tables: Mapping[str, Path], rows: RowFormat, **more: Any) -> PreparedData:
     """Prepare a user's own tables of labelled text."""
     settings = {"rows": rows.model_dump(mode="json")}
     return prepare(data, own_corpus(data.card, as_given(tables), rows), settings=settings, **more)

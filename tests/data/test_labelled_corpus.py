@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from phmctl.data.card import Rows, load_card
+from phmctl.data.card import RowFormat, load_card
 from phmctl.data.corpus import open_corpus, own_corpus
 from phmctl.data.hub import hub_rows
 from phmctl.errors import DataError
@@ -168,7 +168,7 @@ def test_own_tables(tmp_path):
     valid = put(tmp_path / "b.tsv", "label\ttext", 'y\t"three')
     extra = put(tmp_path / "c.jsonl", '{"text": "four", "label": "x"}')
     files = {"valid": valid, "train": train, "test_hard": extra}
-    corpus = own_corpus("own", as_given(files), Rows(texts=("text",), label="label"))
+    corpus = own_corpus("own", as_given(files), RowFormat(texts=("text",), label="label"))
     assert {name: texts(corpus.splits[name]) for name in corpus.splits} == {
         "train": [("one, two",)],
         "valid": [('"three',)],
@@ -188,7 +188,7 @@ def test_own_tables(tmp_path):
 def test_own_tables_that_cannot_be(tmp_path, files, message):
     put(tmp_path / "a.tsv", "label\ttext", "x\ty")
     with pytest.raises(DataError, match=message):
-        own_corpus("own", {k: [[tmp_path / v]] for k, v in files.items()}, Rows(texts=("text",), label="lable"))
+        own_corpus("own", {k: [[tmp_path / v]] for k, v in files.items()}, RowFormat(texts=("text",), label="lable"))
 
 
 def test_labels_of_the_hub():

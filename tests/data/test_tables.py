@@ -7,7 +7,7 @@ import json
 import pytest
 
 from phmctl.data import readers
-from phmctl.data.card import Rows
+from phmctl.data.card import RowFormat
 from phmctl.data.corpus import table_rows
 from phmctl.data.readers import check_columns, tables
 from phmctl.errors import DataError
@@ -17,7 +17,7 @@ PAIR = {"texts": ("premise", "hypothesis"), "label": "label"}
 
 
 def read(path, **rows):
-    return list(tables([path], Rows(**rows)))
+    return list(tables([path], RowFormat(**rows)))
 
 
 def test_a_quote_is_a_character_without_quoting(tmp_path):
@@ -26,7 +26,7 @@ def test_a_quote_is_a_character_without_quoting(tmp_path):
     path = put(tmp_path / "task.txt", *lines)
     rows = {"header": False, "split": 0, "label": 1, "texts": (2,)}
     assert [example.texts[0] for example in read(path, **rows)] == ['"Never , he said .', "Nothing .", 'Yes " .', "no"]
-    train = tables([path], Rows(**rows), part="tr")
+    train = tables([path], RowFormat(**rows), part="tr")
     assert [(example.label, example.place[1]) for example in train] == [("A", 1), ("B", 2)]
 
 
@@ -98,7 +98,7 @@ def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
 def test_bad_lines_are_left_out_wherever_they_stand(tmp_path, name, bad):
     path, good = tmp_path / name, {"csv": b"%d,x", "tsv": b"%d\tx"}.get(name[2:].lower(), b'{"a": "%d", "b": "x"}')
     path.write_bytes(b"".join(line + b"\n" for line in (bad, good % 1, bad, good % 2)))
-    columns = Rows(texts=("a", "b")) if good[:1] == b"{" else None
+    columns = RowFormat(texts=("a", "b")) if good[:1] == b"{" else None
     found = list(table_rows(path, columns, skip=True))
     assert [row.texts for row in found if row.whole] == [("1", "x"), ("2", "x")]
     assert len(found) == 4 + 2 * bad.count(b"\n")
@@ -107,14 +107,14 @@ def test_bad_lines_are_left_out_wherever_they_stand(tmp_path, name, bad):
 @pytest.mark.parametrize("rows", [PAIR, {"format": "jsonl", **PAIR}, {"texts": (0, 1)}, {"texts": (0,), "label": 1}])
 def test_an_empty_file(tmp_path, rows):
     with pytest.raises(DataError, match=r"a.tsv is empty; is the download"):
-        check_columns(put(tmp_path / "a.tsv"), Rows(**rows))
+        check_columns(put(tmp_path / "a.tsv"), RowFormat(**rows))
 
 
 def test_a_column_that_stands_twice_in_the_header(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\tlabel\thypothesis\tlabel\tother\tother", "a\t0\tb\t1\tx\ty")
     for attempt in (check_columns, lambda path, rows: list(tables([path], rows))):
         with pytest.raises(DataError, match=r"a.tsv has 2 columns 'label'; give each a name"):
-            attempt(path, Rows(**PAIR))
+            attempt(path, RowFormat(**PAIR))
     assert read(path, texts=("premise",), label="hypothesis")[0].label == "b"  # what is not read may be twice
 
 
@@ -149,14 +149,14 @@ def test_malformed_json_lines(tmp_path, line, message):
 @pytest.mark.parametrize("rows", [{"texts": ("a",), "label": 1, "header": False}, {"texts": (), "label": "x"}])
 def test_rows_that_cannot_be(rows):
     with pytest.raises(ValueError):
-        Rows(**rows)
+        RowFormat(**rows)
 
 
 @pytest.mark.parametrize("number", ["2147483648", "-2", "9" * 5000])
 def test_an_extra_has_32_bits(tmp_path, number):
     path = tmp_path / "a.tsv"
     path.write_text(f"text\tlabel\textra\na\tb\t{number}\n")
-    rows = Rows(texts=("text",), label="label", extras={"extra": "extra"})
+    rows = RowFormat(texts=("text",), label="label", extras={"extra": "extra"})
     with pytest.raises(DataError, match="not a whole number"):
         list(tables([path], rows))
     path.write_text("text\tlabel\textra\na\tb\t-1\n")

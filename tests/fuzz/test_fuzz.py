@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.card import Rows, load_card
+from phmctl.data.card import RowFormat, load_card
 from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.fetch import extract
 from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
@@ -144,7 +144,7 @@ LINES = b'{"text": "a b", "label": "x", "extra": 1}\n{"text": "\\u00e4", "label"
     ],
 )
 def test_tables(tmp_path: Path, form: Any, quoting: bool, seed: bytes) -> None:
-    rows = Rows(format=form, quoting=quoting, texts=("text",), label="label", extras={"extra": "extra"})
+    rows = RowFormat(format=form, quoting=quoting, texts=("text",), label="label", extras={"extra": "extra"})
 
     def use(path: Path) -> None:
         source = tables([path], rows)
@@ -176,7 +176,7 @@ RECIPE_VALUES = values_of(*map(yaml.safe_load, RECIPES), dump=as_yaml)
         ),
         (
             *("pairs, .tsv", "a.tsv", bytes_of(TEXT.rstrip())),
-            lambda path: list(tables([path], Rows(header=False, texts=(0, 1)))),
+            lambda path: list(tables([path], RowFormat(header=False, texts=(0, 1)))),
         ),
         ("vectors", "v.txt", bytes_of(VECTORS, VECTORS[4:]), lambda path: read_vectors(path, VOCABULARY)),
     ],

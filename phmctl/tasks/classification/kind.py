@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, progress, warn
-from phmctl.data.card import Rows
+from phmctl.data.card import RowFormat
 from phmctl.data.copies import ADVICE, read_text
 from phmctl.data.corpus import table_rows
 from phmctl.decoding.model import Classified
@@ -54,7 +54,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
 
     def own_files(
         self, files: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Rows | None, dict[str, Any]]:
+    ) -> tuple[Mapping[str, Any], RowFormat | None, dict[str, Any]]:
         tables: dict[str, Any] = {}
         for value in options.get("table") or ():
             split, _, path = value.partition("=")
@@ -152,7 +152,7 @@ def labels_of(run: Run) -> list[str]:
     return labels
 
 
-def labelled_rows(given: Mapping[str, Any]) -> Rows:
+def labelled_rows(given: Mapping[str, Any]) -> RowFormat:
     """Return how labelled tables are read. Raises DataError: a column is missing, or named twice."""
     text, label = given.get("text") or (), given.get("label")
     if not 1 <= len(text) <= 2 or label is None:

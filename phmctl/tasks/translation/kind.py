@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, note, progress, warn
-from phmctl.data.card import Rows
+from phmctl.data.card import RowFormat
 from phmctl.data.clean import clean_line
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
 from phmctl.data.readers import guess_format, read_sentences
@@ -66,7 +66,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
 
     def own_files(
         self, files: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Rows | None, dict[str, Any]]:
+    ) -> tuple[Mapping[str, Any], RowFormat | None, dict[str, Any]]:
         how: dict[str, Any] = {"chosen": "columns" in options}
         if codes := options.get("languages"):
             how["languages"] = _pair("languages", codes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import phmctl.data.prepared.prepare as preparation
-from phmctl.data.card import Divide, Rows
+from phmctl.data.card import Divide, RowFormat
 from phmctl.data.corpus import Corpus, divided
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
 from phmctl.data.prepared.prepare import choose_section, prepare
@@ -213,7 +213,7 @@ def test_data_on_another_disk_stay_there(tmp_path):
 
 def test_a_failed_second_preparation_keeps_the_first(tmp_path):
     before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
-    broken = tables([tmp_path / "absent.tsv"], Rows(header=False, texts=(0, 1)))
+    broken = tables([tmp_path / "absent.tsv"], RowFormat(header=False, texts=(0, 1)))
     with pytest.raises(DataError, match="absent"):
         prepare(
             SECTION, replace(corpus(), splits={**corpus().splits, "train": broken}), CLEANING, root=tmp_path, force=True

@@ -11,7 +11,7 @@ import phmctl
 from phmctl.benchmarks.models import bench_rates
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.batches import collate
-from phmctl.data.card import Rows
+from phmctl.data.card import RowFormat
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.special import PAD
 from phmctl.errors import DataError, DimensionError, RunError
@@ -98,7 +98,7 @@ def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path
     ]
     (folder / "vectors.txt").write_text("".join(f"{line}\n" for line in lines))
     tables = write_tables(folder, "label\tone\ttwo", {"train": pairs(80, 1), "valid": pairs(20, 2)})
-    rows = Rows(texts=("one", "two"), label="label")
+    rows = RowFormat(texts=("one", "two"), label="label")
     root = folder / "data"
     prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows, vectors=folder / "vectors.txt")
     return root
