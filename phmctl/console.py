@@ -1,4 +1,4 @@
-"""What is printed: data and tables on stdout, progress and notes for people on stderr."""
+"""Output: results on stdout; progress, notes and warnings on stderr."""
 
 import csv
 import io
@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from phmctl.errors import WriteFailedError
+from phmctl.recipe import flatten
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# C0 but for tab and line feed, DEL and C1; what turns the direction of writing; halves of surrogate pairs
+# control characters except tab and line feed, bidirectional overrides and isolates, surrogates
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_CLOSED_PIPE = 141  # as a shell reports SIGPIPE
-_WIDEST = 100_000  # columns: more than a table's words ever want
-_UNSEEN = 160  # columns where there is no terminal
-_REDRAW = 0.1  # seconds between two drawings of a bar, at least
+_CLOSED_PIPE = 141  # exit code that a shell reports for SIGPIPE
+_MAX_COLUMNS = 100_000
+_COLUMNS_OFF_TERMINAL = 160
+_REDRAW_SECONDS = 0.1  # minimum time between two drawings of a progress bar
 
 _LATEX = str.maketrans(
-    {each: f"\\{each}" for each in "&%$#_{}"}
+    {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
     | {"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "Δ": r"$\Delta$", "<": "$<$", ">": "$>$"}
 )
@@ -34,7 +35,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 def people() -> "Console":
-    """Return a console on stderr. Text is shown as it is: ``[x]`` and ``:x:`` are no markup."""
+    """Return a rich console on stderr that prints text literally: no markup, no emoji codes."""
     from rich.console import Console
 
     return Console(file=cast("IO[str]", _Stderr()), highlight=False, markup=False, emoji=False)
@@ -42,7 +43,7 @@ def people() -> "Console":
 
 @contextmanager
 def silence(silent: bool = True) -> Iterator[None]:
-    """Speak to a program, in this thread: nothing goes to stderr. With False all stays as it is."""
+    """Suppress notes, warnings and progress bars of this thread; ``silence(False)`` changes nothing."""
     token = _silent.set(silent or _silent.get())
     try:
         yield
@@ -51,61 +52,68 @@ def silence(silent: bool = True) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Return text as a terminal may have it: what would move its cursor or hide other text is written as an escape.
+    """Escape the characters that could move a terminal's cursor or hide text; tabs and line feeds stay.
 
-    File names, cards, tensors' names and servers' answers are others' words. Tabs and line ends stay.
+    File names, cards, tensor names and server replies can contain such characters.
     """
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def note(message: str) -> None:
-    """Print one line for people on stderr."""
-    if _silent.get():
-        return
-    stream = _Stderr() if not hasattr(sys.stderr, "rich_proxied_file") else sys.stderr  # a bar shows it above itself
-    stream.write(printable(message) + "\n")
-    stream.flush()
-
-
-class _Stderr:
-    """Stderr, for people. That nobody reads it any more (``| head -1``, a lost terminal) is no reason to stop work."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what stderr itself has: while a bar is shown, rich stands in its place and would write to us again."""
-        return getattr(getattr(sys.stderr, "rich_proxied_file", sys.stderr), name)
-
-    def write(self, text: str) -> int:
-        try:
-            self.__getattr__("write")(text)
-        except RuntimeError:  # a signal's handler came while a line was being written
-            with suppress(OSError):
-                os.write(2, text.encode(errors="replace"))
-        except OSError:
-            _discard(cast("TextIO", self))
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            self.__getattr__("flush")()
-        except RuntimeError:
-            return
-        except OSError:
-            _discard(cast("TextIO", self))
+    """Print one line on stderr."""
+    if not _silent.get():
+        _write(sys.stderr, printable(message) + "\n")
 
 
 def warn(message: str) -> None:
     note(f"warning: {message}")
 
 
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write to stderr. A closed pipe (``| head -1``) or a lost terminal does not stop the work."""
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except RuntimeError:  # a signal handler interrupted another write
+        with suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+    except OSError:
+        _discard(stream)
+
+
+class _Stderr:
+    """The file of a rich console: stderr as it was before a progress bar replaced it by rich's proxy."""
+
+    def __init__(self) -> None:
+        self._stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        self.encoding = getattr(self._stream, "encoding", None)
+
+    def write(self, text: str) -> int:
+        _write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing, because :func:`_write` flushes."""
+
+    def isatty(self) -> bool:
+        return _is_terminal(self._stream)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return bool(getattr(stream, "isatty", bool)())
+
+
 def emit(text: str) -> None:
-    """Print a result on stdout, as UTF-8 whatever the locale. A terminal gets it :func:`printable`, a pipe as it is."""
-    if sys.stdout.isatty():
+    """Print a result on stdout as UTF-8 in every locale; a terminal gets :func:`printable` text."""
+    if _is_terminal(sys.stdout):
         text = printable(text)
     try:
         sys.stdout.flush()
         if hasattr(sys.stdout, "buffer"):
             sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
-        else:  # a notebook's
+        else:  # in a notebook
             sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -116,35 +124,38 @@ def emit(text: str) -> None:
 
 
 def stdout_refused(error: OSError) -> WriteFailedError:
-    """What to raise where stdout takes no more; nothing else is written to it from now on."""
+    """Return the error for a failed write to stdout, and discard stdout's buffer."""
     _discard(sys.stdout)
-    return WriteFailedError(f"cannot write to stdout: {error.strerror or error}; the output is not complete")
+    return WriteFailedError(f"cannot write to stdout: {error.strerror or error}; the output is incomplete")
 
 
 def _discard(stream: TextIO) -> None:
-    """Send what is still buffered nowhere, or the interpreter would complain about it at its end."""
-    with suppress(OSError):  # a stream without a descriptor has no such end
+    """Redirect a stream to the null device, so that the interpreter can flush its buffer at exit."""
+    with suppress(OSError, AttributeError):  # the stream has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    r"""Return JSON in which what no terminal should see stands as JSON's own escapes: ``\u202e``."""
+    r"""Return JSON with unprintable characters as JSON escapes (``\u202e``)."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table to print. Columns of numbers stand on the right; the first and those in `text` on the left."""
+    """A table to print. The first column and those in `text` are left-aligned, the others right-aligned."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     text: Sequence[int] = ()
-    below: Sequence[str] = ()  # lines of its own
+    below: Sequence[str] = ()  # lines printed after the rows
 
     def drawn(self) -> str:
-        """Return it as text. Cells are broken between words only, so that names can be copied: it may be wider so."""
+        """Return the table as text for this terminal's width.
+
+        Cells are wrapped between words only, so that names can be copied; long words make the table wider.
+        """
         from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table as RichTable
@@ -152,27 +163,36 @@ class Table:
         table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         rows = [[printable(str(cell)) for cell in row] for row in self.rows]
         for index, column in enumerate(map(printable, self.columns)):
-            words = [column, *(row[index] for row in rows)]
-            left: Literal["left", "right"] = "left" if index in (0, *self.text) else "right"
-            single = all(" " not in each for each in words)  # rich would break the widest word, not the longest text
-            longest = max((cell_len(word) for each in words for word in each.split()), default=0)
-            table.add_column(column, justify=left, overflow="fold", no_wrap=single, min_width=longest)
+            cells = [column, *(row[index] for row in rows)]
+            justify: Literal["left", "right"] = "left" if index in (0, *self.text) else "right"
+            unbroken = not any(" " in cell for cell in cells)
+            longest_word = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
+            table.add_column(column, justify=justify, overflow="fold", no_wrap=unbroken, min_width=longest_word)
         for row in rows:
             table.add_row(*row)
-        text, terminal = io.StringIO(), Console()
-        pen = Console(file=text, width=_WIDEST, force_terminal=False, highlight=False, markup=False, emoji=False)
-        pen.width = max(terminal.width if terminal.is_terminal else _UNSEEN, pen.measure(table).minimum)
-        pen.print(table)
-        lines = [*text.getvalue().splitlines(), *map(printable, self.below)]
-        return "\n".join([*[printable(self.title)] * bool(self.title), *(line.rstrip() for line in lines), ""])
+        output = io.StringIO()
+        terminal = Console()
+        console = Console(
+            file=output, width=_MAX_COLUMNS, force_terminal=False, highlight=False, markup=False, emoji=False
+        )
+        available = terminal.width if terminal.is_terminal else _COLUMNS_OFF_TERMINAL
+        console.width = max(available, console.measure(table).minimum)
+        console.print(table)
+        lines = [printable(self.title)] if self.title else []
+        lines += [line.rstrip() for line in output.getvalue().splitlines()]
+        lines += [printable(line).rstrip() for line in self.below]
+        return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        """Return it as a ``tabular`` of the package ``booktabs``, with what stands above and below as comments."""
-        head, *body = ([_latex(str(cell)) for cell in row] for row in (self.columns, *self.rows))
-        first, *others = (f"  {' & '.join(cells)} \\\\" for cells in (head, *body))
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-        lines = [begin, r"  \toprule", first, r"  \midrule", *others, r"  \bottomrule", r"\end{tabular}"]
-        return "\n".join([f"% {_latex(self.title)}", *lines, *(f"% {_latex(line)}" for line in self.below), ""])
+        """Return the table as a ``tabular`` of the package ``booktabs``; title and notes become comments."""
+        head, *body = (" & ".join(_latex(str(cell)) for cell in row) for row in (self.columns, *self.rows))
+        alignment = "l" + "r" * (len(self.columns) - 1)
+        lines = [f"% {_latex(self.title)}", rf"\begin{{tabular}}{{{alignment}}}"]
+        lines += [r"  \toprule", rf"  {head} \\", r"  \midrule"]
+        lines += [rf"  {row} \\" for row in body]
+        lines += [r"  \bottomrule", r"\end{tabular}"]
+        lines += [f"% {_latex(line)}" for line in self.below]
+        return "\n".join(lines) + "\n"
 
 
 def _latex(text: str) -> str:
@@ -180,12 +200,13 @@ def _latex(text: str) -> str:
 
 
 def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV: a column for each figure, ``scores.BLEU.mean``. What is not known is empty."""
-    from phmctl.recipe.loading import flatten
-
-    rows = [{name: value for name, value in flatten(each) if not isinstance(value, list)} for each in records]
+    """Return records as CSV with one column per number (``scores.BLEU.mean``); missing values are empty."""
+    rows = []
+    for record in records:
+        rows.append({name: value for name, value in flatten(record) if not isinstance(value, list)})
+    columns = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -193,18 +214,18 @@ def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """What came of a command."""
+    """The output of a command in each of its forms, and its exit code."""
 
-    json: Any = None  # the one document of ``--json``
-    tables: Iterable[Table] = ()  # what people are shown instead
-    records: Sequence[Mapping[str, Any]] = ()  # the same for ``--format csv``
-    notes: Iterable[str] = ()  # what is told beside the tables, on stderr
-    text: str = ""  # what follows on stdout
-    remarks: Iterable[str] = ()  # what is told there beside JSON too
-    code: int = 0  # the exit code
+    json: Any = None  # the document of ``--json``
+    tables: Iterable[Table] = ()  # printed without ``--json``
+    records: Sequence[Mapping[str, Any]] = ()  # rows of ``--format csv``
+    notes: Iterable[str] = ()  # lines on stderr, unless the output is JSON
+    text: str = ""  # printed on stdout after the tables
+    remarks: Iterable[str] = ()  # lines on stderr in every form
+    code: int = 0
 
     def show(self, form: str = "table") -> None:
-        """Print it as ``table``, ``json``, ``csv`` or ``latex``; raises as :func:`emit` does."""
+        """Print the output as ``table``, ``json``, ``csv`` or ``latex``; raises as :func:`emit` does."""
         if form == "json":
             emit(json_text(self.json, indent=2) + "\n")
         elif form == "csv":
@@ -212,8 +233,9 @@ class Shown:
         else:
             for table in self.tables:
                 emit(table.latex() if form == "latex" else table.drawn())
-        for line in () if form == "json" else self.notes:
-            note(line)
+        if form != "json":
+            for line in self.notes:
+                note(line)
         if self.text and form not in ("json", "csv"):
             emit(self.text)
         for line in self.remarks:
@@ -222,13 +244,14 @@ class Shown:
 
 @contextmanager
 def progress(description: str, total: int | None, *, plain: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; elsewhere, if `plain`, a line when the work starts.
+    """Show a progress bar on a terminal; otherwise, if `plain`, print one line. Yields a function that advances it.
 
-    The bar is drawn when it advances, not by a thread of its own: a benchmark must not share its cores with one.
+    The bar is drawn only when it advances: a drawing thread would take processor time from benchmarks.
     """
-    # rich takes a while to import, and says of nothing else that it is a terminal
-    may_be = sys.stderr.isatty() or any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
-    console = people() if may_be and not _silent.get() else None
+    # importing rich takes long; it ignores that stderr is not a terminal only if one of these variables is set
+    forced = any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
+    bar_wanted = not _silent.get() and (forced or _is_terminal(sys.stderr))
+    console = people() if bar_wanted else None
     description = printable(description)
     if console is None or not console.is_terminal:
         if plain:
@@ -246,7 +269,7 @@ def progress(description: str, total: int | None, *, plain: bool = True) -> Iter
         def advance(amount: int) -> None:
             nonlocal drawn
             bar.advance(task, amount)
-            if time.monotonic() - drawn >= _REDRAW:
+            if time.monotonic() - drawn >= _REDRAW_SECONDS:
                 bar.refresh()
                 drawn = time.monotonic()
 

@@ -68,7 +68,8 @@ def distil(
         UserError: no such start, an option that the task does not have, or a key that is set here.
     """
     from phmctl.data.prepared.folder import data_root
-    from phmctl.recipe.loading import common_overrides, flatten, parsed, resolve
+    from phmctl.recipe import flatten
+    from phmctl.recipe.loading import common_overrides, parsed, resolve
     from phmctl.runs import Run
     from phmctl.runs.find import check_tag
     from phmctl.tasks.registry import kind_of

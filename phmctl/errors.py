@@ -1,4 +1,4 @@
-"""The exception tree. All that a user can cause is a :class:`UserError`; everything else may end in a traceback."""
+"""The exceptions of phmctl. A mistake of the user raises a :class:`UserError`."""
 
 import difflib
 import importlib
@@ -6,43 +6,44 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any
 
-_LONGEST_NAME, _NAMES = 100, 1000  # of names that are compared: their characters, and how many
+_LONGEST_NAME = 100  # characters; longer names get no suggestion, because the comparison is quadratic
+_MOST_NAMES = 1000  # known names that are compared
 
 
 class PhmctlError(Exception):
-    """Base of all errors that phmctl raises on purpose."""
+    """Base class of phmctl's errors; `exit_code` is the command's exit status."""
 
     exit_code = 1
 
 
 class UserError(PhmctlError):
-    """Something the user can put right. The message says what is wrong, where, and what to do."""
+    """A mistake that the user can correct. The message names the problem, its place and the remedy."""
 
     exit_code = 2
 
 
 class RecipeError(UserError):
-    """A recipe does not say what it must."""
+    """A recipe, or an option that sets one of its keys, is invalid."""
 
 
 class DimensionError(UserError, ValueError):
-    """n does not divide a dimension that a layer must split in n parts."""
+    """n does not divide a layer's dimension."""
 
 
 class RankError(UserError, ValueError):
-    """A rule cannot be written with this number of products, or is none."""
+    """A multiplication rule is invalid or has no exact factors of this rank."""
 
 
 class DataError(UserError):
-    """Data that is missing, malformed or not prepared."""
+    """Data is missing, malformed or not prepared."""
 
 
 class DownloadError(DataError):
-    """A hub or a server does not give what a card names."""
+    """A file that a card names could not be downloaded."""
 
 
 class RunError(UserError):
-    """A run directory or a checkpoint cannot be used."""
+    """A run or a checkpoint is missing, damaged or unsuitable."""
 
 
 class MissingExtraError(UserError):
@@ -50,11 +51,7 @@ class MissingExtraError(UserError):
 
 
 class RequestError(UserError):
-    """A request to a server cannot be answered as it is.
-
-    Attributes:
-        status: the HTTP status that says so, 400 to 499.
-    """
+    """A request to the server is invalid; `status` is the HTTP status, 400 to 499."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -62,21 +59,17 @@ class RequestError(UserError):
 
 
 class OutputError(UserError):
-    """An output folder cannot be written."""
+    """An output file or folder cannot be written."""
 
 
 class WriteFailedError(OutputError):
-    """A disk became full or broke while the work went on."""
+    """Writing failed during the work, for example because the disk is full."""
 
     exit_code = 1
 
 
 class BusyError(PhmctlError):
-    """A server takes no more work now: its queue is full, or it is stopping.
-
-    Attributes:
-        retry_after: seconds after which to try again.
-    """
+    """The server's queue is full or the server is stopping; retry after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -93,30 +86,27 @@ class NonFiniteError(PhmctlError):
     """A loss or a gradient became NaN or infinite."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the clause `` (did you mean 'x'?)`` for the known name nearest to `word`, or an empty string."""
-    if len(word) > _LONGEST_NAME:  # nobody mistyped that, and looking takes the square of its length
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the clause `` (did you mean 'x'?)`` for the known name most like `name`, or an empty string."""
+    if len(name) > _LONGEST_NAME:
         return ""
-    short = (name for name in known if len(name) <= _LONGEST_NAME)
-    matches = difflib.get_close_matches(word, islice(short, _NAMES), n=1)
+    candidates = (candidate for candidate in known if len(candidate) <= _LONGEST_NAME)
+    matches = difflib.get_close_matches(name, islice(candidates, _MOST_NAMES), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def check_known(kind: str, name: str, known: Collection[str]) -> None:
-    """Refuse (UserError) a name that is none of those known; names the nearest."""
+def check_known(noun: str, name: str, known: Collection[str]) -> None:
+    """Raise UserError, with the nearest known name, if `name` is unknown; `noun` says what it names."""
     if name not in known:
-        raise UserError(f"no {kind} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+        raise UserError(f"no {noun} {name!r}{nearest(name, known)}; choose from {', '.join(known)}")
 
 
 def require(module: str, extra: str) -> Any:
-    """Import an optional library.
+    """Return an optional module; raise MissingExtraError if it is not installed.
 
     Args:
-        module: what to import, ``onnxruntime``.
-        extra: the extra of phmctl that brings it.
-
-    Raises:
-        MissingExtraError: it is not installed; the message is the command that installs it.
+        module: the module's name, such as ``onnxruntime``.
+        extra: the extra of phmctl that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -125,7 +115,6 @@ def require(module: str, extra: str) -> Any:
 
 
 def missing(module: str, extra: str) -> MissingExtraError:
-    """Return the error that says how to install an optional library."""
-    return MissingExtraError(
-        f"{module.split('.', maxsplit=1)[0]} is not installed; install it with: pip install 'phmctl[{extra}]'"
-    )
+    """Return the error that names the pip command for an optional module."""
+    package = module.partition(".")[0]
+    return MissingExtraError(f"{package} is not installed; install it with: pip install 'phmctl[{extra}]'")

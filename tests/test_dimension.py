@@ -4,22 +4,21 @@ from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
 
 
-def test_what_n_divides_passes() -> None:
+def test_n_that_divides_every_dimension_is_accepted() -> None:
     check_divides(4, in_features=512, out_features=100)
 
 
 @pytest.mark.parametrize(
-    ("n", "dimensions", "message"),
+    ("n", "dimensions", "place"),
     [
-        (3, {"in_features": 512}, "n = 3 does not divide in_features = 512; the nearest n that do are 2 and 4"),
-        (8, {"a": 16, "b": 12}, "n = 8 does not divide b = 12; the nearest n that does is 4"),
-        (3, {"a": 7, "b": 5}, "n = 3 does not divide a = 7 and b = 5; the nearest n that does is 1"),
-        (7, {"a": 512}, "n = 7 does not divide a = 512; the nearest n that do are 4 and 8"),
-        (0, {"a": 4}, "n = 0 must be a whole number of at least 1"),
-        (2, {"a": 0}, "a = 0 must be at least 1"),
+        (3, {"in_features": 512}, r"n = 3 .*in_features = 512; .*n = 2 or 4$"),
+        (8, {"a": 16, "b": 12}, r"n = 8 .*b = 12; .*n = 4$"),
+        (3, {"a": 7, "b": 5}, r"n = 3 .*a = 7 and b = 5; .*n = 1$"),
+        (7, {"a": 512}, r"n = 7 .*a = 512; .*n = 4 or 8$"),
+        (0, {"a": 4}, "^n = 0"),
+        (2, {"a": 0}, "^a = 0"),
     ],
 )
-def test_what_n_does_not_divide_names_the_nearest(n: int, dimensions: dict[str, int], message: str) -> None:
-    with pytest.raises(DimensionError) as error:
+def test_an_error_names_the_dimension_and_the_nearest_n(n: int, dimensions: dict[str, int], place: str) -> None:
+    with pytest.raises(DimensionError, match=place):
         check_divides(n, **dimensions)
-    assert str(error.value) == message

@@ -23,7 +23,7 @@ from phmctl.comparison.variants import (
 )
 from phmctl.console import Table
 from phmctl.errors import check_known
-from phmctl.recipe.loading import flatten
+from phmctl.recipe import flatten
 from phmctl.runs.results import read_metrics, series
 from phmctl.runs.summary import list_runs, value_words
 from phmctl.tasks.answers import Metric

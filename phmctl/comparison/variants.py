@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from phmctl.console import warn
 from phmctl.errors import RecipeError, RunError, nearest
-from phmctl.recipe.loading import differences, flatten
+from phmctl.recipe import flatten
+from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series

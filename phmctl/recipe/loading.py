@@ -10,6 +10,7 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_FACTORS, WITH_N
 from phmctl.errors import RecipeError, nearest
+from phmctl.recipe import flatten
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
@@ -196,15 +197,6 @@ def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
         return {key: old for key, (old, _) in differences(resolve(written), resolved).items()}
     except RecipeError:  # options gave what it lacks
         return None
-
-
-def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of nested mappings, the keys as ``--set`` takes them: ``training.steps``."""
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _parse_override(text: str) -> Override:

@@ -17,7 +17,8 @@ from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RunError
 from phmctl.files import is_locked, read_json_object, sha256_text
-from phmctl.recipe.loading import differences, flatten
+from phmctl.recipe import flatten
+from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import ATTEMPT, LOCK, RECIPE, select_runs

@@ -91,7 +91,7 @@ def test_a_wait_for_a_file_shows_a_bar_on_a_terminal_only(
     arguments = (run.folder, "--split", "test", "--output", tmp_path / "out")
     assert all(line.startswith("warning: ") for line in decode(*arguments).stderr.splitlines())
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
-    monkeypatch.setattr("phmctl.console._REDRAW", 0)
+    monkeypatch.setattr("phmctl.console._REDRAW_SECONDS", 0)
     assert f"{len(SOURCES)}/{len(SOURCES)}" in decode(*arguments).stderr
     assert "━" not in decode(run.folder, "--split", "test").stderr
 

@@ -94,7 +94,7 @@ OTHERS = [
     ("count-params miniature --n 0", "--n 0"),
     ("count-params miniature --n 1,,2", "--n"),
     ("count-params miniature --algebra quaternions", "did you mean 'quaternion'"),
-    ("count-params table8 --paper", "there are table1, "),
+    ("count-params table8 --paper", "table1, "),
     ("serve nope --port 0", "no run at nope"),
     ("serve RUN --port 0 --host no-such-host.invalid", "no-such-host"),
     ("bench layer --n x", "--n x: expected a whole number"),

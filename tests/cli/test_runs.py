@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phmctl.files import write_json
-from phmctl.recipe.loading import flatten
+from phmctl.recipe import flatten
 from phmctl.runs import Run
 from phmctl.runs.summary import summarise
 from tests.calls import call, rows_of

@@ -8,7 +8,8 @@ import pytest
 
 from phmctl.accounting.published import Column, PublishedTable, published_tables
 from phmctl.comparison.papers import Cell, compare_papers
-from phmctl.recipe.loading import common_overrides, flatten, load_recipe
+from phmctl.recipe import flatten
+from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.runs import Weights
 from phmctl.runs.results import Setting, read_results, write_result
 from phmctl.shipped import shipped_names

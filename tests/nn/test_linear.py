@@ -98,7 +98,7 @@ def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:
 @pytest.mark.parametrize(
     ("sizes", "options", "words"),
     [
-        ((512, 100), {"n": 3}, "in_features = 512 and out_features = 100; the nearest n that do are 2 and 4"),
+        ((512, 100), {"n": 3}, "in_features = 512 and out_features = 100; use n = 2 or 4"),
         ((8, 8), {"n": 8, "algebra": "octonoin"}, "'octonion'"),
         ((8, 8), {"n": 4, "algebra": "octonion"}, "n = 8, not 4"),
         ((8, 8), {"n": 4, "initialization": "xavier_unifrm"}, "'xavier_uniform'"),
