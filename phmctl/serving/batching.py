@@ -1,13 +1,12 @@
-"""What clients may ask, and dynamic batching: what many of them ask one by one is answered together.
+"""Validate requests and answer the texts of many clients in batches.
 
-The JSON of a request::
+The JSON body of a request::
 
-    /translate   {"text": "…"} or {"texts": ["…", …]}, with "beam", "alpha", "n_best", "cut"
-    /classify    the same without a translator's options; a classifier of pairs takes ["…", "…"] for a text
+    /translate   {"text": "…"} or {"texts": ["…", …]}, optionally with "beam", "alpha", "n_best", "cut"
+    /classify    {"text": "…"} or {"texts": ["…", …]}, optionally with "cut"; a text of a pair classifier is ["…", "…"]
     /score       {"source": "…", "target": "…"} or {"sources": […], "targets": […]}
 
-Only items of one key can share a batch. A worker takes the oldest item and those of its key behind it, as many as the
-limits allow, whoever asked them. No asyncio and no HTTP here: futures are resolved, on whatever threads there are.
+This module uses threads and futures only, neither asyncio nor HTTP.
 """
 
 import math
@@ -18,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,10 +27,9 @@ from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
 from phmctl.options import Limits
 
-_LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
+_LONGEST_RETRY = 60  # seconds; upper bound of the Retry-After header
 
-
-# A line break within a text is a blank, as ``decode`` would read it.
+# Line breaks within a text become blanks, as in ``decode``.
 Line = Annotated[str, AfterValidator(lambda text: re.sub("\r\n?|\n", " ", text))]
 T = TypeVar("T")
 
@@ -43,12 +41,14 @@ class Body(BaseModel):
 class Classify(Body, Generic[T]):
     text: T | None = None
     texts: list[T] | None = None
-    cut: bool | None = None  # whether texts longer than the model knows are cut; None leaves it to the server
+    cut: bool | None = None  # whether to truncate long texts; None: the server's setting
 
-    def asked(self) -> list[T]:
-        if (self.text is None) == (self.texts is None):
-            raise RequestError('give either "text" or "texts"')
-        return self.texts if self.text is None else [self.text]  # type: ignore[return-value]
+    def items(self) -> list[T]:
+        if self.text is not None and self.texts is None:
+            return [self.text]
+        if self.texts is not None and self.text is None:
+            return self.texts
+        raise RequestError('give either "text" or "texts"')
 
 
 class Translate(Classify[Line]):
@@ -58,28 +58,29 @@ class Translate(Classify[Line]):
 
 
 class Score(Body):
+    cut: ClassVar[bool] = False  # the score of a truncated text would be wrong
     source: Line = ""
     target: Line = ""
     sources: list[Line] = []
     targets: list[Line] = []
 
-    def asked(self) -> list[tuple[str, str]]:
+    def items(self) -> list[tuple[str, str]]:
         if self.model_fields_set == {"source", "target"}:
             return [(self.source, self.target)]
         if self.model_fields_set != {"sources", "targets"} or len(self.sources) != len(self.targets):
-            raise RequestError('give "source" and "target", or "sources" and "targets", as many of both')
+            raise RequestError('give "source" and "target", or "sources" and "targets" of equal length')
         return list(zip(self.sources, self.targets, strict=True))
 
 
 @dataclass
 class Counts:
-    """What a batcher has done: items answered, failed and dropped before they began, batches, and seconds at work."""
+    """Totals of a batcher."""
 
-    answered: int = 0
-    failed: int = 0
-    dropped: int = 0
+    answered: int = 0  # items
+    failed: int = 0  # items
+    dropped: int = 0  # items that were cancelled before their batch started
     batches: int = 0
-    busy: float = 0.0
+    busy: float = 0.0  # seconds spent on batches, summed over workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,20 +93,21 @@ class _Item:
 
 
 class Batcher:
-    """Answers items in batches, on threads of its own.
+    """Answer items in batches on worker threads.
 
-    `answer` returns the answers to items of one key, in their order. What it raises is the failure of its batch, which
-    is then tried again in halves, so that only the items at fault fail.
+    A batch holds items of one key. `answer(key, values)` returns the answers in order. If it raises, the batch is split
+    in halves and tried again, so that only the faulty items fail.
     """
 
     def __init__(
         self, answer: Callable[[Any, Sequence[Any]], Sequence[Any]], limits: Limits | None = None, *, workers: int = 1
     ) -> None:
-        self.limits, self.counts = limits or Limits(), Counts()
+        self.limits = limits or Limits()
+        self.counts = Counts()
         self.running = 0  # items
         self._answer = answer
-        self._waiting: list[_Item] = []  # the oldest first
-        self._last = 1  # items of the last batch
+        self._waiting: list[_Item] = []  # oldest first
+        self._last_size = 1  # items of the last batch
         self._changed = threading.Condition()
         self._workers = [
             threading.Thread(target=self._work, name=f"batcher-{number}", daemon=True) for number in range(workers)
@@ -115,75 +117,76 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """How many items wait, without those whose futures were cancelled, which are dropped here."""
+        """Number of waiting items; cancelled items are dropped first."""
         with self._changed:
-            kept = [item for item in self._waiting if not item.future.cancelled()]
-            self.counts.dropped += len(self._waiting) - len(kept)
-            self._waiting = kept
-            return len(kept)
+            active = [item for item in self._waiting if not item.future.cancelled()]
+            self.counts.dropped += len(self._waiting) - len(active)
+            self._waiting = active
+            return len(active)
 
-    def submit(self, key: Hashable, items: Sequence[Any], costs: Sequence[int]) -> "list[Future[Any]]":
-        """Queue items and return the future of each one's answer. One that is cancelled before it is begun is dropped.
+    def submit(self, key: Hashable, values: Sequence[Any], costs: Sequence[int]) -> "list[Future[Any]]":
+        """Queue values of one key and return a future for each answer; cancel it to drop a waiting value.
 
-        Items with one key may be answered together; `costs` are theirs, in the unit of the limits. BusyError: the queue
-        is full.
+        `costs` count against ``batch_tokens`` of the limits. Raises BusyError if the queue is full.
         """
         with self._changed:
-            queued, counts = self.queued, self.counts
-            if queued + len(items) > self.limits.queue:
-                pace = counts.busy / max(1, counts.answered) / len(self._workers)
+            queued = self.queued
+            if queued + len(values) > self.limits.queue:
+                seconds_per_item = self.counts.busy / max(1, self.counts.answered) / len(self._workers)
                 raise BusyError(
-                    f"the queue is full: {queued} of {self.limits.queue} wait, and {len(items)} more do not fit",
-                    min(max(1, math.ceil(queued * pace)), _LONGEST_RETRY),
+                    f"the queue is full: {queued} of {self.limits.queue} places are taken, {len(values)} more needed",
+                    min(max(1, math.ceil(queued * seconds_per_item)), _LONGEST_RETRY),
                 )
-            added = [_Item(key, *each) for each in zip(items, costs, strict=True)]
-            self._waiting += added
-            self._changed.notify_all()  # the items may be several workers' batches
-        return [item.future for item in added]
+            items = [_Item(key, value, cost) for value, cost in zip(values, costs, strict=True)]
+            self._waiting += items
+            self._changed.notify_all()  # the items may be batches for several workers
+        return [item.future for item in items]
 
     def _work(self) -> None:
         while True:
-            batch, began = self._take(), time.monotonic()
+            batch = self._next_batch()
+            began = time.monotonic()
             self._solve(batch)
             with self._changed:
                 self.counts.batches += 1
                 self.counts.busy += time.monotonic() - began
                 self.running -= len(batch)
 
-    def _take(self) -> list[_Item]:
-        """Wait for the next batch, and until it is as large as the last or time is up."""
+    def _next_batch(self) -> list[_Item]:
+        """Wait until a batch is as large as the last one or its first item has waited long enough."""
         with self._changed:
             while True:
                 if not self.queued:
                     self._changed.wait()
                     continue
                 first, limits = self._waiting[0], self.limits
-                alike = [item for item in self._waiting if item.key == first.key][: limits.batch]
-                rest = first.arrived + limits.wait / 1000 - time.monotonic()
-                if rest > 0 and len(alike) < min(self._last, limits.batch):
-                    self._changed.wait(rest)  # after which the queue may be another
-                    continue
-                costs = accumulate(item.cost for item in alike)
-                fitting = [item for item, cost in zip(alike, costs, strict=True) if cost <= limits.batch_tokens]
-                taken = set(fitting) or {first}
-                self._waiting = [item for item in self._waiting if item not in taken]
-                batch = [item for item in fitting or [first] if item.future.set_running_or_notify_cancel()]
+                candidates = [item for item in self._waiting if item.key == first.key][: limits.batch]
+                remaining = first.arrived + limits.wait / 1000 - time.monotonic()
+                if remaining > 0 and len(candidates) < min(self._last_size, limits.batch):
+                    self._changed.wait(remaining)
+                    continue  # the queue may have changed
+                costs = accumulate(item.cost for item in candidates)
+                fitting = [item for item, cost in zip(candidates, costs, strict=True) if cost <= limits.batch_tokens]
+                selected = fitting or [first]  # one item always fits
+                removed = set(selected)
+                self._waiting = [item for item in self._waiting if item not in removed]
+                batch = [item for item in selected if item.future.set_running_or_notify_cancel()]
                 if batch:
                     self.running += len(batch)
-                    self._last = len(batch)
+                    self._last_size = len(batch)
                     return batch
 
     def _solve(self, batch: Sequence[_Item]) -> None:
-        """Answer a batch; where it fails, its halves, so that an item's failure is its own."""
+        """Answer a batch; if that fails, answer its halves."""
         try:
             answers = list(self._answer(batch[0].key, [item.value for item in batch]))
             if len(answers) != len(batch):
-                raise RuntimeError(f"{len(answers)} answers came to {len(batch)} items")
+                raise RuntimeError(f"the model returned {len(answers)} answers for {len(batch)} items")
         except Exception as error:
             if len(batch) > 1:
-                half = len(batch) // 2
-                self._solve(batch[:half])
-                self._solve(batch[half:])
+                middle = len(batch) // 2
+                self._solve(batch[:middle])
+                self._solve(batch[middle:])
                 return
             with self._changed:
                 self.counts.failed += 1
@@ -195,86 +198,90 @@ class Batcher:
             item.future.set_result(answer)
 
 
-def _refuse_longer(unit: str, lengths: Sequence[int], limit: int, advice: str) -> None:
-    for place, length in enumerate(lengths, start=1):
-        if length > limit:
-            raise RequestError(f"text {place} has {length} {unit}, more than the {limit} allowed; {advice}", 413)
-
-
 Answer = dict[str, Any]
-Key = tuple[str, tuple[tuple[str, Any], ...]]  # what texts must share to be answered together: the verb, its options
+Key = tuple[str, tuple[tuple[str, Any], ...]]  # method and options; texts with equal keys may share a batch
 _OPTIONS = {"beam", "alpha", "n_best"}
 
 
 class Service:
-    """Reads requests, queues their texts, and lets the model answer them in batches, as many at a time as `workers`.
+    """Validate requests, and let a model answer their texts in batches on `workers` threads.
 
-    With `cut` the beginning of a text that is longer than the model knows is answered, where a request does not say.
+    `cut` says whether texts longer than the model's limit are truncated if a request does not say.
     """
 
     def __init__(self, model: Model, limits: Limits | None = None, *, workers: int = 1, cut: bool = False) -> None:
         self.model, self.limits, self.cut = model, limits or Limits(), cut
-        self.about = {key: value for key, value in model.about().items() if key != "folder"}  # nobody's business
-        pairs = self.about.get("texts") == 2
-        bodies: dict[str, type[Classify[Any]] | type[Score]] = {"translate": Translate, "score": Score}
-        bodies["classify"] = Classify[tuple[Line, Line]] if pairs else Classify[Line]
-        self.verbs = {name: body for name, body in bodies.items() if name in self.about["methods"]}
+        self.about = {key: value for key, value in model.about().items() if key != "folder"}  # paths stay private
+        classify = Classify[tuple[Line, Line]] if self.about.get("texts") == 2 else Classify[Line]
+        bodies: dict[str, type[Classify[Any]] | type[Score]] = {
+            "translate": Translate,
+            "score": Score,
+            "classify": classify,
+        }
+        self.methods = {name: body for name, body in bodies.items() if name in self.about["methods"]}
         self._began = time.monotonic()
         self.batcher = Batcher(self._answer, self.limits, workers=workers)
 
-    def ask(self, name: str, content: bytes) -> "list[Future[Answer]]":
-        """Queue what a request's body asks, and return the future of each text's answer, in their order.
+    def submit(self, name: str, content: bytes) -> "list[Future[Answer]]":
+        """Queue the texts of a request body and return a future for each answer.
 
-        RequestError: the request is wrong (400), or more than the limits or the model allow (413). BusyError: no place
-        for it.
+        Raises RequestError if the request is malformed (400) or exceeds a limit (413), BusyError if the queue is full.
         """
-        limits = self.limits
         try:
-            body = self.verbs[name].model_validate_json(content)
+            body = self.methods[name].model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise RequestError(f"{place}: {first['msg']}" if place else first["msg"]) from None
-        texts, options = body.asked(), body.model_dump(include=_OPTIONS)
-        if len(texts) > (most := min(limits.texts, limits.queue)):
-            raise RequestError(f"{len(texts)} texts are more than the {most} of a request", 413)
-        sides = [[text] if isinstance(text, str) else text for text in texts]
-        _refuse_longer("characters", [max(map(len, each)) for each in sides], limits.characters, "split it")
-        widest = max(limits.beam, self.about.get("decoding", {}).get("beam", 0))
-        if (options.get("beam") or 0) > widest:
-            raise RequestError(f"beam: {options['beam']} is wider than the {widest} of this server")
-        lengths, longest = self.model.lengths(texts), self.model.max_tokens
-        if longest is not None:
-            asked = getattr(body, "cut", False)  # which /score has not
-            if not (self.cut if asked is None else asked):
+            problem = error.errors(include_url=False)[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise RequestError(f"{place}: {problem['msg']}" if place else problem["msg"]) from None
+        texts, options = body.items(), body.model_dump(include=_OPTIONS)
+        limits = self.limits
+        most_texts = min(limits.texts, limits.queue)
+        if len(texts) > most_texts:
+            raise RequestError(f"the request has {len(texts)} texts, more than the {most_texts} allowed", 413)
+        characters = [len(text) if isinstance(text, str) else max(map(len, text)) for text in texts]
+        _check_lengths(characters, limits.characters, "characters", "split it")
+        largest_beam = max(limits.beam, self.about.get("decoding", {}).get("beam", 0))
+        if (options.get("beam") or 0) > largest_beam:
+            raise RequestError(f"beam: {options['beam']} is larger than this server's limit of {largest_beam}")
+        lengths, most_tokens = self.model.lengths(texts), self.model.max_tokens
+        if most_tokens is not None:
+            truncate = self.cut if body.cut is None else body.cut
+            if not truncate:
                 advice = "split it" if name == "score" else 'split it, or send "cut": true'
-                _refuse_longer("tokens", lengths, longest, advice)
-            lengths = [min(length, longest) for length in lengths]
+                _check_lengths(lengths, most_tokens, "tokens", advice)
+            lengths = [min(length, most_tokens) for length in lengths]
         return self.batcher.submit((name, tuple(options.items())), texts, lengths)
 
     def health(self) -> dict[str, Any]:
-        batcher, counts = self.batcher, self.batcher.counts
         return {
             "model": self.model.name,
             "task": self.model.task,
             "version": __version__,
-            "answers": [f"/{name}" for name in self.verbs],
+            "answers": [f"/{name}" for name in self.methods],
             "about": self.about,
             "limits": {**asdict(self.limits), "tokens": self.model.max_tokens, "cut": self.cut},
-            "queue": {"waiting": batcher.queued, "running": batcher.running},
-            "counts": asdict(counts),
+            "queue": {"waiting": self.batcher.queued, "running": self.batcher.running},
+            "counts": asdict(self.batcher.counts),
             "seconds": round(time.monotonic() - self._began, 3),
         }
 
     def _answer(self, key: Key, texts: Sequence[Any]) -> list[Answer]:
-        verb, options = key
-        if verb == "translate":
-            found = self.model.translate(texts, **dict(options))
-            return [{**as_json(best), "cut": best[0].cut} for best in found]
-        if verb == "score":
+        method, options = key
+        if method == "translate":
+            translations = self.model.translate(texts, **dict(options))
+            return [{**as_json(n_best), "cut": n_best[0].cut} for n_best in translations]
+        if method == "score":
             scores = self.model.score(*zip(*texts, strict=True))
-            return [{"log_prob": value if math.isfinite(value) else None} for value in scores]  # JSON has no −∞
-        labels = self.model.classify(texts)
+            return [
+                {"log_prob": score if math.isfinite(score) else None} for score in scores
+            ]  # −∞ is not valid in JSON
         return [
-            {"label": one.label or None, "probabilities": dict(one.probabilities), "cut": one.cut} for one in labels
+            {"label": label.label or None, "probabilities": dict(label.probabilities), "cut": label.cut}
+            for label in self.model.classify(texts)
         ]
+
+
+def _check_lengths(lengths: Sequence[int], limit: int, unit: str, advice: str) -> None:
+    for number, length in enumerate(lengths, start=1):
+        if length > limit:
+            raise RequestError(f"text {number} has {length} {unit}, more than the {limit} allowed; {advice}", 413)

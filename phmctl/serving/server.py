@@ -1,11 +1,10 @@
-"""The HTTP of a service, JSON in and JSON out with a page to type into; and its process: socket, signals, end.
+"""Serve a model over HTTP: the application, and the process with its socket and signals.
 
-``GET /`` is the page; ``GET /health`` the server's state; ``POST /…`` is what the model answers: ``/translate`` and
-``/score``, or ``/classify``.
+``GET /`` is a page to type into, ``GET /health`` the state of the server, ``POST /translate``, ``/score`` or
+``/classify`` the model's answers. Every error is ``{"error": "…"}`` with its status.
 
-Every error is ``{"error": "…"}`` with its status. Nothing tells a browser to let other sites in (no CORS), a request
-must be declared as JSON, which browsers let no other site do unasked, and a server on localhost answers only to names
-of localhost, so that no name of another site can be pointed at it.
+Other web sites cannot use the server: it sends no CORS headers, requires a JSON content type, which browsers refuse to
+other sites, and on localhost answers only to host names of localhost, which stops DNS rebinding.
 """
 
 import asyncio
@@ -40,18 +39,16 @@ from phmctl.serving.batching import Answer, Service
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_BACKLOG = 1024  # connections that wait to be accepted
 
 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
-    """The ASGI application; `names` are the server's, as a Host header gives them, without the port (None: any)."""
+    """Return the ASGI application.
+
+    `names` are the host names, without port, to which the server answers; None: any.
+    """
     html = PAGE.read_text(encoding="utf-8")
-    policy = (
-        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    for tag, inner in re.findall(r"<(script|style)>(.*?)</\1>", html, re.DOTALL):  # nothing else runs
-        policy += f"; {tag}-src 'sha256-{base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()}'"
-    headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
+    headers = {"content-security-policy": _content_policy(html), "referrer-policy": "no-referrer"}
 
     async def page(request: Request) -> Response:
         return HTMLResponse(html, headers=headers)
@@ -60,50 +57,67 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
         return JSONResponse(service.health())
 
     routes = [Route("/", page), Route("/health", health)]
-    routes += [Route(f"/{name}", partial(_ask, service, name), methods=["POST"]) for name in service.verbs]
+    for name in service.methods:
+        routes.append(Route(f"/{name}", partial(_answer, service, name), methods=["POST"]))
     paths = ", ".join(route.path for route in routes)
 
-    async def refused(request: Request, error: Any) -> Response:
-        """Answer what Starlette refuses: an unknown path, a wrong method."""
-        return _error(
-            f"{error.detail}; this model ({service.model.task}) has {paths}", error.status_code, error.headers
-        )
+    async def unknown_route(request: Request, error: Any) -> Response:
+        """Answer a request with an unknown path or a wrong method."""
+        message = f"{error.detail}; this model ({service.model.task}) has {paths}"
+        return _error(message, error.status_code, error.headers)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: refused})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: unknown_route})
     app.router.redirect_slashes = False
-    refusal = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
+    wrong_host = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
 
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
-        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").lower()
-        elsewhere = names is not None and scope["type"] == "http" and re.sub(r":\d*$", "", host) not in names
-        await (refusal if elsewhere else app)(scope, receive, send)
+    async def check_host(scope: Any, receive: Any, send: Any) -> None:
+        header = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").lower()
+        host = re.sub(r":\d*$", "", header)
+        allowed = names is None or scope["type"] != "http" or host in names
+        await (app if allowed else wrong_host)(scope, receive, send)
 
-    return guarded
+    return check_host
 
 
-async def _ask(service: Service, name: str, request: Request) -> Response:
+def _content_policy(html: str) -> str:
+    """Return a Content-Security-Policy that allows the page's inline scripts and styles only."""
+    policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy += "; frame-ancestors 'none'"
+    for tag, content in re.findall(r"<(script|style)>(.*?)</\1>", html, re.DOTALL):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        policy += f"; {tag}-src 'sha256-{digest}'"
+    return policy
+
+
+async def _answer(service: Service, name: str, request: Request) -> Response:
     try:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
             raise RequestError("send JSON with the header Content-Type: application/json", 415)
         body = await _read_body(request, service.limits)
-        futures = await asyncio.to_thread(service.ask, name, body)  # the loop would keep others waiting for long texts
-        return JSONResponse({"model": service.model.name, "answers": await _wait(request, futures)})
+        futures = await asyncio.to_thread(service.submit, name, body)  # tokenizing long texts would block the loop
+        answers = await _wait(request, futures)
+        return JSONResponse({"model": service.model.name, "answers": answers})
     except BusyError as error:
         return _error(str(error), 503, {"retry-after": str(error.retry_after)})
     except UserError as error:
         status = error.status if isinstance(error, RequestError) else 400
         return _error(str(error), status, {"connection": "close"} if status in (408, 413) else None)
     except ClientDisconnect:
-        return Response(status_code=499)  # as nginx counts clients that did not wait; nobody is there to see it
+        return Response(status_code=499)  # nginx's status for a closed connection; the client cannot see it
     except asyncio.CancelledError:
-        return _error("the server stopped before this was answered", 503)
+        return _error("the server stopped before the request was answered", 503)
     except Exception as error:
-        warn(f"/{name}: {type(error).__name__}: {error}")
-        return _error(f"the server failed: {type(error).__name__}: {error}", 500)
+        message = f"{type(error).__name__}: {error}"
+        warn(f"/{name}: {message}")
+        return _error(f"the server failed: {message}", 500)
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
-    """Return the body. What is too large is read to its end, so that the client hears why it is refused; not kept."""
+    """Return the body of a request; raise RequestError if it is too slow (408) or too large (413).
+
+    A body that is too large is read to its end, so that the client sees the response, but not stored.
+    """
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(limits.seconds):
@@ -112,24 +126,24 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
                 if size <= limits.body:
                     body += chunk
     except TimeoutError:
-        raise RequestError(f"the body did not come within {limits.seconds:g} seconds", 408) from None
+        raise RequestError(f"the body did not arrive within {limits.seconds:g} seconds", 408) from None
     if size > limits.body:
-        raise RequestError(f"the body is larger than the {limits.body} bytes of a request", 413)
+        raise RequestError(f"the body is larger than the {limits.body} bytes allowed", 413)
     return bytes(body)
 
 
 async def _wait(request: Request, futures: "Sequence[Future[Answer]]") -> list[Answer]:
-    """Return the answers; raise ClientDisconnect, and drop what was asked, when the client does not wait for them."""
+    """Return the answers; if the client disconnects first, cancel them and raise ClientDisconnect."""
     answers = asyncio.gather(*map(asyncio.wrap_future, futures))
-    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())  # behind the body there is nothing but the end
-    both: set[asyncio.Future[Any]] = {answers, gone}
+    disconnected: asyncio.Future[Any] = asyncio.ensure_future(request.receive())  # the body was read already
+    tasks: set[asyncio.Future[Any]] = {answers, disconnected}
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
             raise ClientDisconnect
         return answers.result()
     finally:
-        gone.cancel()
+        disconnected.cancel()
         for future in futures:
             future.cancel()
 
@@ -138,16 +152,14 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"error": message}, status, headers)
 
 
-_BACKLOG = 1024
-
-
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; connections wait in it until :func:`serve` is called."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = ":" in host and socket.has_dualstack_ipv6()  # "::" takes IPv4 as well; it changes no other address
+    """Return a listening socket; its connections wait until :func:`serve` is called. Raises UserError."""
+    is_ipv6 = ":" in host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    dualstack = is_ipv6 and socket.has_dualstack_ipv6()  # "::" accepts IPv4 too
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host name is malformed
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"cannot listen on {host!r}, port {port}: {reason}; "
@@ -156,22 +168,22 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Return the address of a socket that listens, for a browser of this machine."""
+    """Return the URL at which a browser on this machine reaches a listening socket."""
     host, port = sock.getsockname()[:2]
     if ip_address(host).is_unspecified:
         host = "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def names_of(sock: socket.socket, more: Sequence[str] = ()) -> tuple[str, ...] | None:
-    """Return the names that a Host header may have: localhost's, the printed address and those given.
+def names_of(sock: socket.socket, extra: Sequence[str] = ()) -> tuple[str, ...] | None:
+    """Return the accepted host names: localhost's names, the socket's address and `extra`.
 
-    None, which is any, where others can connect and none is given.
+    None, which accepts any name, if other machines can connect and `extra` is empty.
     """
-    if not more and not ip_address(sock.getsockname()[0]).is_loopback:
+    if not extra and not ip_address(sock.getsockname()[0]).is_loopback:
         return None
-    printed = url_of(sock).removeprefix("http://").rpartition(":")[0]
-    return tuple(dict.fromkeys([*LOCAL_NAMES, printed, *(name.lower() for name in more)]))
+    address = url_of(sock).removeprefix("http://").rpartition(":")[0]
+    return tuple(dict.fromkeys([*LOCAL_NAMES, address, *(name.lower() for name in extra)]))
 
 
 def serve(
@@ -182,16 +194,17 @@ def serve(
     grace: float = 30.0,
     ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; then take nothing new, answer what waits, and return 128 + the signal's number.
+    """Serve until SIGINT or SIGTERM, then answer the waiting requests and return 128 + the signal number.
 
-    A second signal ends the process at once.
+    A second signal ends the process immediately. `grace` is the time in seconds for the waiting requests; `ready` is
+    called once the server accepts requests.
     """
     for logger in ("uvicorn.error", "asyncio"):
-        logging.getLogger(logger).setLevel(logging.CRITICAL + 1)  # what matters of it, the application says
+        logging.getLogger(logger).setLevel(logging.CRITICAL + 1)  # the application reports errors itself
     config = uvicorn.Config(
         build_app(service, names),
         http="h11",
-        limit_concurrency=service.limits.connections + 1,  # from which on uvicorn answers 503
+        limit_concurrency=service.limits.connections + 1,  # uvicorn answers 503 when it is reached
         timeout_keep_alive=ceil(service.limits.seconds),
         ws="none",
         lifespan="off",
@@ -205,26 +218,28 @@ def serve(
     )
     server = _Server(config, service, ready)
     server.run(sockets=[sock])
-    if service.batcher.running:  # a thread amid a batch would be torn off in the middle of the interpreter's end
+    if service.batcher.running:  # the interpreter must not shut down while a worker thread computes
         sys.stderr.flush()
         os._exit(server.code)
     return server.code
 
 
-class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicorn
-    """A server that tells when it has started, and what it waits for when it ends."""
+class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy does not see uvicorn
+    """A uvicorn server with a start callback and exit codes by signal."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service, self._ready, self.code = service, ready, 1
-        self._ignored = [each for each in signal.Signals if signal.getsignal(each) is signal.SIG_IGN]
+        self.code = 1
+        self._service = service
+        self._ready = ready
+        self._ignored_signals = [number for number in signal.Signals if signal.getsignal(number) is signal.SIG_IGN]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if sig in self._ignored:  # as a shell's background job ignores SIGINT
+        if sig in self._ignored_signals:  # a shell's background job ignores SIGINT
             return
         if self.code > 1:
             os._exit(128 + sig)
@@ -232,10 +247,11 @@ class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy is not shown uvicor
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if left := self._service.batcher.queued + self._service.batcher.running:
-            why = signal.Signals(self.code - 128).name
-            note(f"{why}: answering the {left} texts that wait, then stopping; once more to stop at once")
+        unanswered = self._service.batcher.queued + self._service.batcher.running
+        if unanswered:
+            name = signal.Signals(self.code - 128).name
+            note(f"{name}: answering {unanswered} waiting texts, then stopping; another signal stops at once")
         for connection in self.server_state.connections:
-            if connection.cycle and connection.cycle.more_body:  # a request that is not all here: it is not waited for
+            if connection.cycle and connection.cycle.more_body:  # the request is incomplete: do not wait for it
                 connection.transport.close()
         await super().shutdown(sockets)

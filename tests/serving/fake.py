@@ -1,4 +1,4 @@
-"""A model that answers at once, by rules that a test can foretell."""
+"""A fake model whose answers tests can predict."""
 
 import json
 import math
@@ -16,8 +16,10 @@ from phmctl.serving.batching import Limits, Service
 
 
 class FakeModel:
-    """Translates into capitals and labels by length; ``BOOM`` breaks it, ``REFUSE`` is a user's mistake;
-    ``SLOW`` and ``HANG`` take their time."""
+    """Translates into capitals and labels by length.
+
+    ``BOOM`` raises an internal error and ``REFUSE`` a user's error; ``SLOW`` and ``HANG`` delay the answer.
+    """
 
     name, task, max_tokens = "fake/real/v001", "translation", 8
 
@@ -64,7 +66,7 @@ class FakeModel:
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         self._note("score", sources, {})
         return [
-            -float(len(source) + len(target)) if source or not target else -math.inf  # as the real model
+            -float(len(source) + len(target)) if source or not target else -math.inf  # like the real model
             for source, target in zip(sources, targets, strict=True)
         ]
 
@@ -83,7 +85,7 @@ class FakeModel:
         if "BOOM" in texts:
             raise ZeroDivisionError("boom")
         if "REFUSE" in texts:
-            raise DataError("REFUSE is no text")
+            raise DataError("REFUSE is refused")
 
 
 def translation(text: str, beam: int = 4, alpha: float = 0.6, rank: int = 0) -> Translation:
@@ -91,9 +93,9 @@ def translation(text: str, beam: int = 4, alpha: float = 0.6, rank: int = 0) -> 
 
 
 def as_json(text: str, **options: Any) -> dict[str, Any]:
-    """What the server answers to one text, of which one translation is wanted."""
-    found = translation(text, **options)
-    return {"text": found.text, "score": found.score, "log_prob": found.log_prob}
+    """Return the server's JSON for the best translation of a text."""
+    best = translation(text, **options)
+    return {"text": best.text, "score": best.score, "log_prob": best.log_prob}
 
 
 def service(model: FakeModel | None = None, **settings: Any) -> Service:
@@ -101,16 +103,16 @@ def service(model: FakeModel | None = None, **settings: Any) -> Service:
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for something to become true; fail if it does not."""
-    ends = time.monotonic() + seconds
+    """Wait until a condition holds; raise TimeoutError if it does not."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.002)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve a fake model; the argument is JSON: ``model``, ``limits``, ``grace``, ``descriptors``, ``ignore``."""
+    """Serve a fake model; the argument is JSON with ``model``, ``limits``, ``grace``, ``descriptors``, ``ignore``."""
     from phmctl.serving.server import listen, serve, url_of
 
     settings = json.loads(arguments[0])
@@ -120,5 +122,5 @@ def main(arguments: Sequence[str]) -> None:
         signal.signal(settings["ignore"], signal.SIG_IGN)
     sock = listen("127.0.0.1", 0)
     served = service(FakeModel(**settings.get("model", {})), limits=Limits(**settings.get("limits", {})))
-    serve_it = {"grace": settings.get("grace", 30.0), "ready": lambda: print(url_of(sock), flush=True)}  # noqa: T201
-    raise SystemExit(serve(served, sock, **serve_it))
+    ready = lambda: print(url_of(sock), flush=True)  # noqa: E731, T201
+    raise SystemExit(serve(served, sock, grace=settings.get("grace", 30.0), ready=ready))

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and raw connections to them."""
+"""Server processes and raw connections to them."""
 
 import json
 import os
@@ -20,11 +20,11 @@ FAKE = "import sys; from tests.serving.fake import main; main(sys.argv[1:])"
 
 
 class Server:
-    """A process that printed its address and listens.
+    """A server process that has printed its address.
 
     Args:
-        command: what Python is given.
-        json_lines: of the JSON document that it prints; 0: it prints the address alone.
+        command: arguments of Python.
+        json_lines: lines of the JSON document that the process prints; 0: it prints only its address.
     """
 
     def __init__(self, command: Sequence[str], *, json_lines: int = 0) -> None:
@@ -32,8 +32,8 @@ class Server:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         self.process = subprocess.Popen([sys.executable, *command], text=True, env=environment, **pipes)
         assert self.process.stdout
-        said = "".join(self.process.stdout.readline() for _ in range(json_lines or 1))
-        self.about = json.loads(said) if json_lines and said else {"url": said.strip()}
+        output = "".join(self.process.stdout.readline() for _ in range(json_lines or 1))
+        self.about = json.loads(output) if json_lines and output else {"url": output.strip()}
         self.url = self.about["url"]
         if not self.url.startswith("http"):
             self.process.kill()
@@ -50,15 +50,15 @@ class Server:
         return socket.create_connection((parts.hostname, parts.port), timeout=SECONDS)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal and return the exit code and what was said on stderr."""
+        """Send a signal and return the exit code and stderr."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            _, said = self.process.communicate(timeout=SECONDS)
+            _, stderr = self.process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        return self.process.returncode, said
+        return self.process.returncode, stderr
 
 
 @contextmanager
@@ -71,15 +71,15 @@ def fake_server(**settings: Any) -> Iterator[Server]:
         server.end(signal.SIGKILL)
 
 
-def head(path: str = "/translate", length: int | None = None, *more: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+def head(path: str = "/translate", length: int | None = None, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     lines += [] if length is None else [f"Content-Length: {length}"]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def read_all(connection: socket.socket) -> bytes:
     """Read until the other end closes."""
-    found = b""
-    while some := connection.recv(65536):
-        found += some
-    return found
+    received = b""
+    while chunk := connection.recv(65536):
+        received += chunk
+    return received

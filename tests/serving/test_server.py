@@ -32,11 +32,13 @@ def works(server: Server) -> bool:
 # ---------------------------------------------------------------------------------------------------- the socket
 
 
-def test_what_cannot_be_listened_on_is_the_users_mistake() -> None:
+def test_an_address_that_cannot_be_used_is_a_user_error() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        wrong = [("127.0.0.1", port), ("192.0.2.1", 0), ("no such host", 0), ("x..y", 0), ("x" * 300, 0)]
-        for host, number in [*wrong, *([("127.0.0.1", 1)] if os.geteuid() else [])]:
+        addresses = [("127.0.0.1", port), ("192.0.2.1", 0), ("no such host", 0), ("x..y", 0), ("x" * 300, 0)]
+        if os.geteuid():
+            addresses.append(("127.0.0.1", 1))
+        for host, number in addresses:
             with pytest.raises(UserError):
                 listen(host, number)
 
@@ -57,12 +59,14 @@ def test_addresses_and_names() -> None:
             assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
-# ----------------------------------------------------------------------------------------- clients of every kind
+# ----------------------------------------------------------------------------------------- hostile clients
 
 
-def test_ten_megabytes_are_413_and_the_client_hears_it(server: Server) -> None:
-    found = httpx.post(f"{server.url}/translate", content=b"x" * TEN_MB, headers={"content-type": "application/json"})
-    assert (found.status_code, "larger than" in found.json()["error"]) == (413, True)
+def test_ten_megabytes_are_413_and_the_client_gets_the_response(server: Server) -> None:
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{server.url}/translate", content=b"x" * TEN_MB, headers=headers)
+    assert response.status_code == 413
+    assert "larger than" in response.json()["error"]
     assert works(server)
 
 
@@ -73,10 +77,10 @@ def test_a_slow_body_is_408(server: Server) -> None:
         assert read_all(slow).startswith(b"HTTP/1.1 408")
 
 
-def test_too_many_connections_are_503_and_those_there_are_served(server: Server) -> None:
-    others = [server.connect() for _ in range(12)]
+def test_too_many_connections_are_503(server: Server) -> None:
+    connections = [server.connect() for _ in range(12)]
     until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
-    for connection in others:
+    for connection in connections:
         connection.close()
     until(lambda: _answers(server))
 
@@ -88,16 +92,16 @@ def _answers(server: Server) -> bool:
         return False
 
 
-def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server) -> None:
+def test_requests_of_disconnected_clients_are_dropped(server: Server) -> None:
     before = server.health()["counts"]
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(server.ask, "SLOW")
         until(lambda: server.health()["queue"]["running"] == 1)
         body = json.dumps({"texts": ["x", "y", "z"]}).encode()
-        for sent in (head(length=len(body)) + body, head(length=len(body)) + body[:5], head()[:20]):
+        for request in (head(length=len(body)) + body, head(length=len(body)) + body[:5], head()[:20]):
             connection = server.connect()
-            connection.sendall(sent)
-            if sent.endswith(body):
+            connection.sendall(request)
+            if request.endswith(body):
                 until(lambda: server.health()["queue"]["waiting"] == 3)
             connection.close()
         until(lambda: server.health()["queue"]["waiting"] == 0)
@@ -109,14 +113,14 @@ def test_clients_that_hang_up_are_dropped_and_others_are_answered(server: Server
 
 def test_more_connections_than_descriptors_do_not_fill_the_log() -> None:
     with fake_server(descriptors=40) as server:
-        many = [server.connect() for _ in range(80)]
+        connections = [server.connect() for _ in range(80)]
         time.sleep(3)
-        for connection in many:
+        for connection in connections:
             connection.close()
         until(lambda: _answers(server))
-        code, said = server.end()
+        code, stderr = server.end()
     assert code == 143
-    assert len(said) < 4000
+    assert len(stderr) < 4000
 
 
 # ------------------------------------------------------------------------------------------------------- the end
@@ -131,7 +135,7 @@ def _refuses(server: Server) -> bool:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stop_answers_what_waits_takes_nothing_new_and_ends(number: int, code: int) -> None:
+def test_a_stop_signal_answers_waiting_requests_and_refuses_new_connections(number: int, code: int) -> None:
     with fake_server() as server, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(server.ask, text) for text in ("SLOW", "SLOW b")]
         until(lambda: sum(map(server.health()["queue"].get, ("running", "waiting"))) == 2)
@@ -139,20 +143,17 @@ def test_a_stop_answers_what_waits_takes_nothing_new_and_ends(number: int, code:
         until(lambda: _refuses(server))
         for future, text in zip(waiting, ("SLOW", "SLOW b"), strict=True):
             assert future.result(SECONDS).json()["answers"][0]["translations"] == [as_json(text)]
-        ended, said = server.process.wait(SECONDS), server.process.stderr.read()
-    assert ended == code
-    assert (
-        said
-        == f"{signal.Signals(number).name}: answering the 2 texts that wait, then stopping; once more to stop at once\n"
-    )
+        assert server.process.wait(SECONDS) == code
+        (line,) = server.process.stderr.read().splitlines()
+    assert line.startswith(f"{signal.Signals(number).name}: answering 2 ")
 
 
-def test_an_idle_server_stops_at_once_and_says_nothing() -> None:
+def test_an_idle_server_stops_at_once_and_prints_nothing() -> None:
     with fake_server() as server, server.connect():
         assert server.end() == (143, "")
 
 
-def test_a_signal_that_was_ignored_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     with fake_server(ignore=signal.SIGINT) as server:
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
@@ -160,18 +161,19 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         assert server.end() == (143, "")
 
 
-def test_what_takes_too_long_at_the_end_is_503_and_the_server_ends() -> None:
+def test_a_request_that_exceeds_the_grace_period_is_503() -> None:
     with fake_server(grace=0.2) as server, ThreadPoolExecutor(1) as pool:
         hung = pool.submit(server.ask, "HANG")
         until(lambda: server.health()["queue"]["running"] == 1)
         began = time.monotonic()
-        ended, said = server.end()
+        code, stderr = server.end()
         assert hung.result(SECONDS).status_code == 503
-    assert (ended, time.monotonic() - began < 10) == (143, True)
-    assert "SIGTERM: answering the 1 texts that wait" in said
+    assert code == 143
+    assert time.monotonic() - began < 10
+    assert stderr.startswith("SIGTERM: answering 1 ")
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_a_second_signal_stops_the_server_at_once() -> None:
     with fake_server() as server, ThreadPoolExecutor(1) as pool:
         hung = pool.submit(server.ask, "HANG")
         until(lambda: server.health()["queue"]["running"] == 1)
@@ -182,7 +184,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
             hung.result(SECONDS)
 
 
-def test_a_client_that_keeps_sending_does_not_keep_the_server() -> None:
+def test_an_incomplete_request_does_not_delay_the_stop() -> None:
     with fake_server() as server, server.connect() as connection:
         connection.sendall(head(length=100) + b"{")
         assert works(server)
