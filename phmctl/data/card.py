@@ -1,7 +1,6 @@
-"""Dataset cards: what a corpus is, where it lies, and how its files are read.
+"""Dataset cards: YAML files that describe a corpus, its origins, and the format of its files.
 
-A card is of parallel text (``task: translation``) or of texts, or pairs of texts, with labels
-(``task: classification``).
+A card describes parallel text (``task: translation``), or labelled texts and pairs of texts (``task: classification``).
 """
 
 import json
@@ -17,54 +16,59 @@ from phmctl.recipe.documents import read_document
 from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
 
-Column = str | NonNegativeInt  # by its name in the header, or counted from 0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-Default = Literal["tokenizer", "vocabulary", "joint", "max_tokens"]  # of a recipe's data section
+Column = str | NonNegativeInt  # a name in the header, or a position counted from 0
+_CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+DefaultKey = Literal["tokenizer", "vocabulary", "joint", "max_tokens"]  # keys of a recipe's data section
 Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
 
 
-def _below(name: str) -> str:
-    """Refuse a path that leads out of its folder, or that a terminal would not show as it is."""
+def _check_relative(name: str) -> str:
+    """Refuse a path that leads out of its folder or contains unprintable characters."""
     parts = name.split("/")
     if {"", ".", ".."} & {*parts} or "\\" in name or not name.isprintable():
-        raise ValueError(f"{name!r} is no plain name: it should lie below its folder, with '/' between parts")
+        raise ValueError(f"{name!r} must be a relative path below its folder, with '/' between its parts")
     return name
 
 
 def check_split(name: str) -> str:
-    if not re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
-        guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
-        raise ValueError(guess or "use train, valid, test, or test_ and a name of small letters, digits and _")
-    return name
+    """Return the name of a split; raises ValueError unless it is train, valid, test, or valid_… or test_…."""
+    if re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
+        return name
+    guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
+    raise ValueError(guess or "use train, valid, test, or test_ followed by lower-case letters, digits and _")
 
 
-# What prepared data and predictions have columns for.
-_SIDES = ("text", "first", "second", "source", "target")
-RESERVED = ("label", "predicted", "probability", "texts", *_SIDES, *(f"{name}_text" for name in _SIDES))
+# Column names of prepared data and of prediction tables; extras cannot have them.
+_TEXT_COLUMNS = ("text", "first", "second", "source", "target")
+RESERVED = (
+    *("label", "predicted", "probability", "texts"),
+    *_TEXT_COLUMNS,
+    *(f"{name}_text" for name in _TEXT_COLUMNS),
+)
 
 SplitName = Annotated[str, AfterValidator(check_split)]
-FileNames = tuple[Annotated[str, AfterValidator(_below)], ...]
+FileNames = tuple[Annotated[str, AfterValidator(_check_relative)], ...]
 
 
 class RowFormat(Section):
-    """How a table's row, or a line's JSON object, becomes texts and a label."""
+    """The format of a table or of JSON lines: which columns or fields hold the texts, the label and the extras."""
 
     format: Literal["tsv", "csv", "jsonl"] = "tsv"
-    quoting: bool | None = None  # cells may stand in quotes; otherwise a quote is a character. None: as CSV has it
+    quoting: bool | None = None  # whether quotes enclose cells; None: in CSV only
     header: bool = True  # the first line names the columns
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
-    label: Column | None = None  # None: of parallel text
-    extras: dict[str, Column] = Field(default_factory=dict)  # whole numbers that are kept beside the label
-    split: Column | None = None  # names the split of a row, where one file holds all
-    names: dict[str, str] = Field(default_factory=dict)  # the files' words for the card's labels
-    unlabelled: tuple[str, ...] = ()  # what stands for "no label": such rows are dropped, and counted
-    odd_rows: Literal["refuse", "drop"] = "refuse"  # rows that cannot be read; dropped, they are counted
-    header_has: tuple[str, ...] = ()  # columns that tell this layout from another with the same file names
+    label: Column | None = None  # None for parallel text
+    extras: dict[str, Column] = Field(default_factory=dict)  # integers that are stored with each example
+    split: Column | None = None  # column with the split of each row, if one file contains all splits
+    names: dict[str, str] = Field(default_factory=dict)  # labels of the files → labels of the card
+    unlabelled: tuple[str, ...] = ()  # values that mean "no label"; these rows are dropped and counted
+    odd_rows: Literal["refuse", "drop"] = "refuse"  # malformed rows: an error, or dropped and counted
+    header_has: tuple[str, ...] = ()  # columns that distinguish this layout from another with the same file names
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        named = self.header_has or any(isinstance(column, str) for column in self.columns)
-        if named and not self.header and self.format != "jsonl":
+    def _check_header(self) -> Self:
+        has_names = self.header_has or any(isinstance(column, str) for column in self.columns)
+        if has_names and not self.header and self.format != "jsonl":
             raise ValueError("without a header columns are numbers, counted from 0")
         return self
 
@@ -73,15 +77,19 @@ class RowFormat(Section):
         return self.format == "csv" if self.quoting is None else self.quoting
 
     @property
+    def skips_malformed(self) -> bool:
+        return self.odd_rows == "drop"
+
+    @property
     def columns(self) -> list[Column]:
-        others = [column for column in (self.label, self.split) if column is not None]
-        return [*self.texts, *self.extras.values(), *others]
+        optional = [column for column in (self.label, self.split) if column is not None]
+        return [*self.texts, *self.extras.values(), *optional]
 
 
 class SplitFiles(Section):
-    """One split's files: two sides, or tables. Names are relative; each may also end in ``.gz``.
+    """The files of a split: one or more for each side, or tables. Each may also end in ``.gz``.
 
-    A list of names alone is that of the tables, which are read as the layout's ``rows`` say.
+    A plain list of names means tables, whose format is the layout's ``rows``.
     """
 
     format: Format = "text"
@@ -91,18 +99,18 @@ class SplitFiles(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
+    def _list_of_tables(cls, value: Any) -> Any:
         return {"tables": value} if isinstance(value, list | tuple) else value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_sides(self) -> Self:
         if bool(self.source) == bool(self.tables) or len(self.source) != len(self.target):
-            raise ValueError("wants either a list of tables, or 'source' and 'target' with as many files each")
+            raise ValueError("give either a list of tables, or equally many files for 'source' and 'target'")
         return self
 
     @property
     def sides(self) -> dict[str, FileNames]:
-        """The file names by what is read from them: ``source``, ``target``, or ``rows`` of both."""
+        """File names by content: ``source``, ``target``, or ``rows`` for tables."""
         return {"source": self.source, "target": self.target, "rows": self.tables}
 
     @property
@@ -111,23 +119,23 @@ class SplitFiles(Section):
 
 
 class Layout(Section):
-    """One way in which people have a corpus on disk."""
+    """File names and formats of one distribution of a corpus."""
 
     name: str
-    scattered: bool = False  # several archives: each file may lie in a subfolder of its own
-    rows: RowFormat = RowFormat(header=False, texts=(0, 1))  # how tables are read
-    splits: dict[SplitName, SplitFiles]  # not everybody has those beside train, valid and test
-    parts: dict[SplitName, str] = Field(default_factory=dict)  # what `rows.split` says of each split's rows
-    odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # of `phmctl.data.rows`
+    scattered: bool = False  # from several archives: each file may be in a different subfolder
+    rows: RowFormat = RowFormat(header=False, texts=(0, 1))  # the format of tables
+    splits: dict[SplitName, SplitFiles]  # splits other than train, valid and test are optional
+    parts: dict[SplitName, str] = Field(default_factory=dict)  # split → its value in the column `rows.split`
+    odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # function in `phmctl.data.rows`
 
 
 class Hub(Section):
     id: Annotated[str, Field(pattern=r"^[^/.][^/]*/[^/.][^/]*$")]  # owner/name
     config: str | None = None
-    folder: Annotated[str, AfterValidator(_below)] | None = None  # the folder in the repository that holds the files
+    folder: Annotated[str, AfterValidator(_check_relative)] | None = None  # folder in the repository with the files
     revision: str | None = None
     splits: dict[SplitName, str]
-    texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]  # columns; or `translation.de`, a field in one
+    texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]  # columns; `translation.de` is a nested field
     label: str | None = None
     names: dict[str, str] = Field(default_factory=dict)
     unlabelled: tuple[str, ...] = ("-1",)
@@ -135,42 +143,43 @@ class Hub(Section):
 
 class Url(Section):
     url: Annotated[str, Field(pattern=r"^https?://")]
-    file: Annotated[str, Field(pattern=r"^[^/.][^/]*$"), AfterValidator(_below)]  # its name in the cache
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: not known
-    extract: bool = False  # a tar or zip archive
+    file: Annotated[str, Field(pattern=r"^[^/.][^/]*$"), AfterValidator(_check_relative)]  # name in the download cache
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # None: unknown
+    extract: bool = False  # the file is a tar or zip archive
 
 
 class Divide(Section):
-    """How a set without valid or test of its own is divided: which of every `period` rows are held out for them."""
+    """Rows of train that become valid or test, for corpora that lack them: row p of every `period` rows."""
 
     period: Annotated[int, Field(ge=2)]
-    valid: PositiveInt | None = None  # the row with this number, counted from 1, and every `period`-th after it
+    valid: PositiveInt | None = None  # number of the first row, counted from 1
     test: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        places = self.places.values()
-        if not places or max(places) > self.period or len(set(places)) < len(places):
-            raise ValueError("wants 'valid', 'test' or both: two different numbers up to 'period'")
+    def _check_first_rows(self) -> Self:
+        numbers = self.first_rows.values()
+        if not numbers or max(numbers) > self.period or len(set(numbers)) < len(numbers):
+            raise ValueError("give 'valid', 'test' or both: different numbers of at most 'period'")
         return self
 
     @property
-    def places(self) -> dict[str, int]:
-        """The number of each held-out split's first row."""
-        return {split: place for split in ("valid", "test") if (place := getattr(self, split)) is not None}
+    def first_rows(self) -> dict[str, int]:
+        """The number of the first row of each split that is taken from train."""
+        numbers = {"valid": self.valid, "test": self.test}
+        return {split: number for split, number in numbers.items() if number is not None}
 
 
 class Cleaning(Section):
-    """What the corpus' text wants before it is tokenized, whatever the recipe, and which rows are left out."""
+    """Changes to a corpus' text before tokenization, and the limits that rows must meet."""
 
     lowercase: bool = False
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
-    normalise: bool = False  # Unicode NFC, and blanks of all kinds to one
-    # longer text / shorter text in tokens, so at least 1, train only; 0 is off
+    normalise: bool = False  # Unicode NFC; each run of white space becomes one space
+    # Largest ratio, longer text to shorter text in tokens, of a train row; 0 means no limit.
     max_ratio: Annotated[float, Field(ge=0)] = 0.0
-    min_count: PositiveInt | None = None  # of a word, or of a pair that BPE joins; None: 1 of a word, 2 of a pair
-    duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text stands in valid or test
-    keep: Literal["start", "end"] = "start"  # which tokens stay of a labelled text of valid or test that is too long
+    min_count: PositiveInt | None = None  # least occurrences of a word (None: 1), or of a pair that BPE joins (None: 2)
+    duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text is in valid or test
+    keep: Literal["start", "end"] = "start"  # the part that is kept of an over-long labelled text of valid or test
 
 
 class Card(Section):
@@ -182,31 +191,33 @@ class Card(Section):
     homepage: str = ""
     source_language: str = ""
     target_language: str = ""
-    built_in: bool = False  # comes with the package, nothing to fetch
-    texts: Annotated[int, Field(ge=1, le=2)] | None = None  # that an example has
-    symmetric: bool = False  # the order of a pair's texts means nothing: swapped, they are the same example
-    train_text: bool = False  # train keeps its text too, for models with tokenizers of their own
-    labels: tuple[str, ...] = ()  # the classes, in the order of their numbers; empty: those that train has, sorted
-    borrowed: dict[SplitName, str] = Field(default_factory=dict)  # cards whose test sets are of interest here
-    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows a split; empty where they are not known
-    divide: Divide | None = None  # for what has no valid or test of its own
-    defaults: dict[Default, str | bool | PositiveInt] = Field(default_factory=dict)  # where nothing else is said
+    built_in: bool = False  # part of the package; needs no download
+    texts: Annotated[int, Field(ge=1, le=2)] | None = None  # texts of a labelled example
+    symmetric: bool = False  # the order of a pair's texts does not matter
+    train_text: bool = False  # also store the text of train, for models with their own tokenizers
+    labels: tuple[str, ...] = ()  # classes in the order of their numbers; empty: the labels of train, sorted
+    borrowed: dict[SplitName, str] = Field(default_factory=dict)  # split → card whose test set it is
+    sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows per split, if known
+    divide: Divide | None = None
+    defaults: dict[DefaultKey, str | bool | PositiveInt] = Field(default_factory=dict)  # used without recipe or option
     cleaning: Cleaning = Cleaning()
     local: tuple[Layout, ...] = ()
     urls: tuple[Url, ...] = ()
     hub: Hub | None = None
-    prefer: Literal["hub", "urls"] = "urls"  # which to ask first where both are given
+    prefer: Literal["hub", "urls"] = "urls"  # tried first if the card has both
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_task(self) -> Self:
         for key in ("texts",) if self.labelled else ("source_language", "target_language"):
             if not getattr(self, key):
-                raise ValueError(f"wants {key!r}, as every card with 'task: {self.task}'")
+                raise ValueError(f"needs {key!r} because of 'task: {self.task}'")
+        formats: dict[str, RowFormat | Hub] = {f"layout {layout.name!r}": layout.rows for layout in self.local}
+        if self.hub:
+            formats["the hub"] = self.hub
         count = self.texts if self.labelled else 2
-        read: dict[str, RowFormat | Hub] = {f"layout {each.name!r}": each.rows for each in self.local}
-        for where, rows in {**read, **({"the hub": self.hub} if self.hub else {})}.items():
-            if (len(rows.texts), rows.label is not None) != (count, self.labelled):
-                raise ValueError(f"{where} wants {count} 'texts' and {'a' if self.labelled else 'no'} 'label'")
+        for name, row_format in formats.items():
+            if len(row_format.texts) != count or (row_format.label is not None) != self.labelled:
+                raise ValueError(f"{name} needs {count} 'texts' and {'a' if self.labelled else 'no'} 'label'")
         return self
 
     @property
@@ -214,69 +225,69 @@ class Card(Section):
         return self.task == "classification"
 
     @property
-    def ways(self) -> list[str]:
-        """Where the network has it, in the order in which they are asked."""
-        return [way for way in dict.fromkeys((self.prefer, "urls", "hub")) if getattr(self, way)]
+    def download_origins(self) -> list[str]:
+        """The keys of the card's online sources, ``urls`` and ``hub``, in the order in which they are tried."""
+        return [key for key in dict.fromkeys((self.prefer, "urls", "hub")) if getattr(self, key)]
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of what decides on the text: of all but prose, sizes and proposals."""
-        prose = {"title", "description", "licence", "homepage", "sizes", "defaults"}
-        content = self.model_dump(mode="json", exclude=prose, exclude_defaults=True)
+        """The SHA-256 of the keys that determine the text; descriptions, sizes and defaults are excluded."""
+        descriptive = {"title", "description", "licence", "homepage", "sizes", "defaults"}
+        content = self.model_dump(mode="json", exclude=descriptive, exclude_defaults=True)
         return sha256_text([json.dumps(content, sort_keys=True)])
 
 
 def corpus_name(card: str) -> str:
-    """Return a corpus' name: the card's id, or the stem of its file; raises DataError for what names no folder."""
+    """Return the name of a corpus: a card's id, or the stem of its file. Raises DataError for an invalid name."""
     path = Path(card)
     name = path.stem if path.suffix in {".yaml", ".yml"} else card
-    if not _NAME.fullmatch(name):
+    if not _CORPUS_NAME.fullmatch(name):
         raise DataError(f"{card!r} cannot name a corpus; use letters, digits, dots, hyphens and underscores")
     return name
 
 
 def is_card(name: str) -> bool:
-    """Return whether a corpus' name stands for a card, shipped or a file; otherwise it is of one's own files."""
+    """Return whether a name refers to a card, shipped or a file, rather than to a user's own corpus."""
     return name in shipped_names("cards") or name != corpus_name(name)
 
 
 def load_card(name_or_path: str) -> Card:
-    return read_document(find_card(name_or_path), DataError).validate(Card, DataError)
+    return read_document(_find_card(name_or_path), DataError).validate(Card, DataError)
 
 
 def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """Return what is told of the shipped cards, by task and then by name, or of the one named.
+    """Return a summary of each shipped card, sorted by task and name, or of one card.
 
-    `root` has raw and prepared data: ``prepared`` are a card's folders, one for each tokenizer setting, and ``fetched``
-    says whether something of it lies in the cache of downloads. ``origins`` are asked in their order.
+    ``origins`` are listed in the order in which they are tried. ``prepared`` lists the card's prepared folders below
+    the data folder `root`, one for each tokenizer setting; ``fetched`` says whether the download cache has its files.
     """
-    listed, names = [], [name] if name else shipped_names("cards")
-    for card in sorted(map(load_card, names), key=lambda card: (card.task, card.id)):
-        manifests = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # only what is complete has such a name
-        listed.append(
-            {
-                "name": card.id,
-                **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
-                "languages": [] if card.labelled else [card.source_language, card.target_language],
-                "texts": card.texts or 0,
-                "origins": ["built in"] if card.built_in else list(card.ways or ("local",)),
-                "divided": list(card.divide.places if card.divide else ()),
-                "fetched": any((root / "raw" / card.id).glob("[!.]*")),
-                "prepared": sorted(path.parent.name for path in manifests),
-            }
-        )
-    return listed
+    cards = [load_card(card) for card in ([name] if name else shipped_names("cards"))]
+    return [_summary(card, root) for card in sorted(cards, key=lambda card: (card.task, card.id))]
 
 
-def find_card(name_or_path: str) -> Path:
+def _summary(card: Card, root: Path) -> dict[str, Any]:
+    manifests = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # names of incomplete folders begin with "."
+    return {
+        "name": card.id,
+        **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
+        "languages": [] if card.labelled else [card.source_language, card.target_language],
+        "texts": card.texts or 0,
+        "origins": ["built in"] if card.built_in else card.download_origins or ["local"],
+        "divided": list(card.divide.first_rows if card.divide else ()),
+        "fetched": any((root / "raw" / card.id).glob("[!.]*")),
+        "prepared": sorted(path.parent.name for path in manifests),
+    }
+
+
+def _find_card(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in {".yaml", ".yml"} and path.is_file():
         return path
-    known = shipped_names("cards")
-    if name_or_path in known:
+    names = shipped_names("cards")
+    if name_or_path in names:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
-        f"no dataset card {name_or_path!r}{nearest(name_or_path, known)}; phmctl prepare-data --list shows all\n"
-        "for a corpus of your own: phmctl prepare-data NAME --train SRC TGT --valid SRC TGT --test SRC TGT\n"
-        "of labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+        f"no dataset card {name_or_path!r}{nearest(name_or_path, names)}; phmctl prepare-data --list shows all\n"
+        "for your own parallel text: phmctl prepare-data NAME --train SRC TGT --valid SRC TGT --test SRC TGT\n"
+        "for labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     )

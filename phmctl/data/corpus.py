@@ -75,7 +75,7 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
 
 def divided(corpus: Corpus, divide: Divide) -> Corpus:
     """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source."""
-    places = {split: place for split, place in divide.places.items() if split not in corpus.splits}
+    places = {split: place for split, place in divide.first_rows.items() if split not in corpus.splits}
     if not places or "train" not in corpus.splits:
         return corpus
     whole, period = corpus.splits["train"], divide.period
@@ -126,7 +126,7 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     urls = sha256_text([json.dumps([url.model_dump(mode="json") for url in card.urls], sort_keys=True)])
     folder = cache / f"urls-{urls[:12]}"
     with locked(cache / ".lock"):
-        for way in card.ways:
+        for way in card.download_origins:
             try:
                 if way == "hub" and card.hub is not None:
                     return _of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))

@@ -1,4 +1,4 @@
-"""Cards: every shipped one is valid, and a wrong one is told what is wrong with it."""
+"""Dataset cards: every shipped card is valid; errors name the key of an invalid card."""
 
 import json
 import re
@@ -17,7 +17,7 @@ MINIMAL = {
     "title": "Own",
     "source_language": "de",
     "target_language": "en",
-    "description": "A card of one's own.",
+    "description": "A user's card.",
     "licence": "none",
     "sizes": {"train": 3, "valid": 2, "test": 1},
 }
@@ -41,37 +41,37 @@ UNKNOWN_SIZES = {"iwslt14-ro-en"}
 
 
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_shipped_cards_are_whole(name):
+def test_shipped_cards_are_complete(name):
     card = load_card(name)
     assert card.id == name
     assert set(card.sizes) == set(SPLITS) or name in UNKNOWN_SIZES
-    made = set(card.divide.places) if card.divide else set()
-    read = [layout.splits for layout in card.local] + ([card.hub.splits] if card.hub else [])
-    assert all(set(SPLITS) - made <= set(splits) <= set(SPLITS) for splits in read)
+    divided = set(card.divide.first_rows) if card.divide else set()
+    origins = [layout.splits for layout in card.local] + ([card.hub.splits] if card.hub else [])
+    assert all(set(SPLITS) - divided <= set(splits) <= set(SPLITS) for splits in origins)
     assert card.built_in or card.hub or card.urls
 
 
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_what_the_urls_give_is_what_a_layout_reads(name):
+def test_a_layout_reads_the_files_of_the_urls(name):
     card = load_card(name)
-    plain = {item.file.removesuffix(".gz") for item in card.urls if not item.extract}
-    wanted = [{file for split in layout.splits.values() for file in split.names} for layout in card.local]
-    assert not plain or plain in wanted
+    downloads = {url.file.removesuffix(".gz") for url in card.urls if not url.extract}
+    layouts = [{name for files in layout.splits.values() for name in files.names} for layout in card.local]
+    assert not downloads or downloads in layouts
 
 
 @pytest.mark.parametrize(
-    ("name", "whole"),
+    ("name", "published"),
     [("setimes-en-mk", 207_777), ("iwslt17-en-id", 109_335), ("iwslt14-de-en", 167_522), ("mnli", 392_702)],
 )
-def test_the_sizes_are_what_the_division_leaves_of_what_is_published(name, whole):
+def test_the_sizes_follow_from_the_published_rows_and_the_division(name, published):
     card = load_card(name)
-    assert sum(size for split, size in card.sizes.items() if split == "train" or split in card.divide.places) == whole
-    for split, place in card.divide.places.items():
-        assert card.sizes[split] == len(range(place, whole + 1, card.divide.period))
+    assert sum(card.sizes[split] for split in ("train", *card.divide.first_rows)) == published
+    for split, first in card.divide.first_rows.items():
+        assert card.sizes[split] == len(range(first, published + 1, card.divide.period))
 
 
 @pytest.mark.parametrize("name", [name for name in TRANSLATION if name.startswith(("iwslt", "setimes", "wmt"))])
-def test_no_card_is_turned_round(name):
+def test_no_card_swaps_its_sides(name):
     """The published files are named after both languages in either order; the sides must not be."""
     source, target = name.split("-")[1:]
     card = load_card(name)
@@ -80,30 +80,25 @@ def test_no_card_is_turned_round(name):
         assert [text.removeprefix("translation.") for text in card.hub.texts] == [source, target]
     for layout in card.local:
         for files in layout.splits.values():
-            for one, other in zip(files.source, files.target, strict=True):
-                assert _language(one, source)
-                assert _language(other, target)
+            assert all(_has_language(name, source) for name in files.source)
+            assert all(_has_language(name, target) for name in files.target)
 
 
-def _language(name: str, language: str) -> bool:
-    return re.search(rf"\.{language}(\.(xml|sgm|txt))?$", name) is not None or name.startswith(
-        "src-" if language == "en" else "tgt-"
-    )
+def _has_language(name: str, language: str) -> bool:
+    prefix = "src-" if language == "en" else "tgt-"
+    return name.startswith(prefix) or re.search(rf"\.{language}(\.(xml|sgm|txt))?$", name) is not None
 
 
 @pytest.mark.parametrize(
     "divide", [{}, {"valid": 101}, {"valid": 50, "test": 50}, {"valid": 0}, {"valid": 1, "period": 1}]
 )
-def test_a_division_that_cannot_be(tmp_path, divide):
+def test_invalid_divisions(tmp_path, divide):
     assert "divide" in refusal(tmp_path, divide={"period": 100} | divide)
 
 
 def test_all_problems_at_once_with_nearest_names(tmp_path):
     message = refusal(tmp_path, licens="x", cleaning={"lowercase": "yes", "entities": "decoded"}, sizes={"trian": 3})
-    assert "unknown key 'licens' (did you mean 'licence'?)" in message
-    assert "cleaning.lowercase" in message
-    assert "did you mean 'decode'" in message
-    assert "did you mean 'train'" in message
+    assert all(name in message for name in ("'licens'", "'licence'", "cleaning.lowercase", "'decode'", "'train'"))
     lines = [re.search(r"own\.yaml:(\d+): ", line) for line in message.splitlines()]
     text = (tmp_path / "own.yaml").read_text().splitlines()
     keys = [text[int(line[1]) - 1].split(":")[0].strip() for line in lines]
@@ -119,9 +114,8 @@ def test_all_problems_at_once_with_nearest_names(tmp_path):
         {"source": ["a"], "target": ["b"], "tables": ["c"]},
     ],
 )
-def test_a_split_wants_two_sides_or_tables(tmp_path, files):
-    with pytest.raises(DataError, match=r"local\.0\.splits\.train: wants either a list of tables, or 'source' and"):
-        load(tmp_path, local=[{"name": "x", "splits": {"train": files}}])
+def test_a_split_has_two_sides_or_tables(tmp_path, files):
+    assert "local.0.splits.train" in refusal(tmp_path, local=[{"name": "x", "splits": {"train": files}}])
 
 
 OUTSIDE = ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "", "a/", "C:\\x", "a\x1b[31m", "a\nb", "a\u202eb"]
@@ -130,14 +124,14 @@ OUTSIDE = ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "", "a/", "C:\\x", "
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_names_of_files_stay_below_their_folder(tmp_path, name):
     layout = {"name": "mine", "splits": {"train": {"source": [name], "target": ["train.en"]}}}
-    assert "is no plain name" in refusal(tmp_path, local=[layout])
+    assert "splits.train.source.0" in refusal(tmp_path, local=[layout])
     assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
     labelled = {"name": "mine", "rows": {"texts": ["a"], "label": "b"}, "splits": {"train": [name]}}
-    with pytest.raises(ValidationError, match="is no plain name"):
+    with pytest.raises(ValidationError, match=r"splits\.train\.tables\.0"):
         Layout.model_validate(json.loads(json.dumps(labelled)), strict=False)
 
 
-def test_files_may_lie_in_subfolders_but_not_in_the_cache(tmp_path):
+def test_layouts_may_name_subfolders_but_downloads_may_not(tmp_path):
     for name in ("a/b", ".lock", ".part"):
         assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
     layout = {"name": "mine", "splits": {"train": {"source": ["de-en/train.de.gz"], "target": ["de-en/ü.en"]}}}
@@ -145,22 +139,22 @@ def test_files_may_lie_in_subfolders_but_not_in_the_cache(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["/etc/passwd", "file:///etc/passwd", "FILE:///x", " file:///x", "ftp://h/x"])
-def test_addresses_of_other_kinds_are_refused(tmp_path, address):
+def test_only_http_addresses(tmp_path, address):
     assert "urls.0.url" in refusal(tmp_path, urls=[{"url": address, "file": "x"}])
 
 
 @pytest.mark.parametrize("name", ["text", "/etc", "../etc", "./etc", "a/b/c"])
-def test_a_cards_hub_is_no_folder_of_this_machine(tmp_path, name):
+def test_a_cards_hub_cannot_be_a_local_folder(tmp_path, name):
     hub = {"splits": {"train": "train"}, "texts": ["de", "en"]}
     assert "hub.id" in refusal(tmp_path, hub={**hub, "id": name})
-    assert "is no plain name" in refusal(tmp_path, hub={**hub, "id": "a/b", "folder": "/etc"})
+    assert "hub.folder" in refusal(tmp_path, hub={**hub, "id": "a/b", "folder": "/etc"})
 
 
 LABELLED_CARD = {
     "id": "own",
     "task": "classification",
     "title": "Own",
-    "description": "A card of one's own.",
+    "description": "A user's card.",
     "licence": "none",
     "texts": 1,
     "local": [
@@ -174,14 +168,14 @@ LABELLED_CARD = {
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_shipped_labelled_cards_are_whole(name):
+def test_shipped_labelled_cards_are_complete(name):
     card = load_card(name)
     assert card.labelled
     assert card.id == name
     assert card.local
     for layout in card.local:
-        made = {*(card.divide.places if card.divide else ()), *(("valid", "test") if layout.odd else ())}
-        assert {"train", "valid", "test"} <= set(layout.splits) | made
+        derived = {*(card.divide.first_rows if card.divide else ()), *(("valid", "test") if layout.odd else ())}
+        assert set(SPLITS) <= set(layout.splits) | derived
         assert set(layout.parts) <= set(layout.splits)
         assert set(layout.rows.names.values()) <= set(card.labels)
     if card.hub:
@@ -190,16 +184,16 @@ def test_shipped_labelled_cards_are_whole(name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "place"),
     [
-        ({"texts": 2}, "layout 'tables' wants 2 'texts' and a 'label'"),
-        ({"texts": None}, "wants 'texts', as every card with 'task: classification'"),
-        ({"label": ["a"]}, "unknown key 'label'.*'labels'"),
+        ({"texts": 2}, "layout 'tables'"),
+        ({"texts": None}, "'texts'"),
+        ({"label": ["a"]}, "'label'.*'labels'"),
         ({"sizes": {"dev": 3}}, "dev"),
     ],
 )
-def test_a_labelled_card_that_cannot_be(tmp_path, changes, message):
+def test_invalid_labelled_cards(tmp_path, changes, place):
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump(LABELLED_CARD | changes))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=place):
         load_card(str(path))

@@ -178,17 +178,18 @@ def test_own_tables(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "place"),
     [
-        ({"train": "nowhere.tsv", "valid": "a.tsv"}, r"--table train: .*nowhere.tsv is no file"),
-        ({"dev": "a.tsv"}, "no split can be called 'dev' .use train, valid, test, or test_ and a name"),
-        ({"train": "a.tsv", "valid": "a.tsv"}, r"no column 'lable' \(did you mean 'label'\?\); it has label, text"),
+        ({"train": "nowhere.tsv", "valid": "a.tsv"}, r"--table train: .*nowhere\.tsv"),
+        ({"dev": "a.tsv"}, "'dev'"),
+        ({"train": "a.tsv", "valid": "a.tsv"}, r"a\.tsv.* 'lable' .*'label'.* label, text"),
     ],
 )
-def test_own_tables_that_cannot_be(tmp_path, files, message):
+def test_invalid_own_tables(tmp_path, files, place):
     put(tmp_path / "a.tsv", "label\ttext", "x\ty")
-    with pytest.raises(DataError, match=message):
-        own_corpus("own", {k: [[tmp_path / v]] for k, v in files.items()}, RowFormat(texts=("text",), label="lable"))
+    paths = {split: tmp_path / name for split, name in files.items()}
+    with pytest.raises(DataError, match=place):
+        own_corpus("own", as_given(paths), RowFormat(texts=("text",), label="lable"))
 
 
 def test_labels_of_the_hub():
