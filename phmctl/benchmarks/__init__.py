@@ -1,1 +1,1 @@
-"""Measuring speed as a ratio."""
+"""Benchmarks: speeds as ratios to a baseline, and learning rates by their effect."""

@@ -1,4 +1,4 @@
-"""``bench layer`` and ``bench lstm``: a PHM layer against torch's own layer of the same shape."""
+"""``bench layer`` and ``bench lstm``: compare PHM layers with torch's layers of the same shape."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.benchmarks.ratios import Bench, Forward, Timing, compare, machine, parameters_of, training_call
+from phmctl.benchmarks.ratios import Bench, Timing, compare, machine, parameters_of, training_call
 from phmctl.devices import pick_device
 from phmctl.errors import UserError, check_known
 from phmctl.nn.convert import to_dense
@@ -33,20 +33,20 @@ def bench_layer(
     rounds: int = 20,
     compiled: bool = False,
 ) -> Bench:
-    """Measure ``PHMLinear`` beside ``nn.Linear``: forward and backward, and the forward pass of training alone.
+    """Time ``PHMLinear`` and ``nn.Linear``: forward and backward together, and the forward pass in training mode.
 
-    The arguments are the options of ``bench layer``, and whether all layers are `compiled` by ``torch.compile``.
+    The arguments are the options of ``bench layer``; `compiled` applies ``torch.compile`` to all layers.
 
     Returns:
-        a row for each n, number of tokens, mode and execution; `ratio` is of PHM's seconds to ``nn.Linear``'s.
+        a row for each n, number of tokens, mode and execution; `ratio` divides PHM's seconds by ``nn.Linear``'s.
 
     Raises:
         DimensionError: n does not divide a dimension.
-        UserError: no such algebra, dtype, device or execution.
+        UserError: an unknown algebra, dtype, device or execution, or a number of tokens below 1.
     """
     check_known("dtype", dtype, tuple(_DTYPES))
     if min(tokens, default=0) < 1:
-        raise UserError(f"--tokens {','.join(map(str, tokens))}: want one token or more, each time")
+        raise UserError(f"--tokens {','.join(map(str, tokens))}: each number of tokens must be at least 1")
     parametrization = parametrization if rank is None else FACTORS
     executions = executions or (("dense", "rank") if parametrization == FACTORS else ("dense",))
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
@@ -55,18 +55,18 @@ def bench_layer(
     for n in orders:
         dense = nn.Linear(d, k, **factory)
         layers: dict[str, nn.Module] = {"nn.Linear": dense}
-        layers |= {name: PHMLinear(d, k, n=n, execution=name, **options, **factory) for name in executions}
-        applied = {name: torch.compile(layer) if compiled else layer for name, layer in layers.items()}
+        for execution in executions:
+            layers[execution] = PHMLinear(d, k, n=n, execution=execution, **options, **factory)
+        forwards = {name: torch.compile(layer) if compiled else layer for name, layer in layers.items()}
         for count, mode in itertools.product(tokens, ("forward+backward", "forward")):
             x = torch.randn(count, d, **factory)
-            calls = {
-                name: partial(forward, x) if mode == "forward" else training_call(layers[name], forward, x)
-                for name, forward in applied.items()
-            }
+            calls: dict[str, Callable[[], object]] = {}
+            for name, forward in forwards.items():
+                calls[name] = partial(forward, x) if mode == "forward" else training_call(layers[name], forward, x)
             timings = compare(f"{d} → {k}, n = {n}", calls, rounds=rounds, device=factory["device"])
-            for name in executions:
-                place = {"n": n, "tokens": count, "mode": mode, "execution": name}
-                rows.append(place | _beside(timings["nn.Linear"], timings[name], dense, layers[name]))
+            for execution in executions:
+                row = {"n": n, "tokens": count, "mode": mode, "execution": execution}
+                rows.append(row | _figures(timings["nn.Linear"], timings[execution], dense, layers[execution]))
     about = {"in_features": d, "out_features": k, **options, "dtype": dtype, "compiled": compiled}
     title = f"{d} → {k} against nn.Linear, {algebra}, {dtype}"
     return Bench(title, {**about, **machine(factory["device"])}, rows)
@@ -84,17 +84,17 @@ def bench_lstm(
     device: str = "cpu",
     rounds: int = 20,
 ) -> Bench:
-    """Measure ``PHMLSTM`` beside ``nn.LSTM``, on sequences of one length, in float32.
+    """Time ``PHMLSTM`` and ``nn.LSTM`` on sequences of equal length in float32.
 
     The arguments are the options of ``bench lstm``.
 
     Returns:
-        two rows for each n: forward and backward, and `eval`, the dense copy without gradients; `ratio` is of PHM's
-        seconds to ``nn.LSTM``'s.
+        two rows for each n: forward and backward, and `eval`, which is the dense copy without gradients; `ratio`
+        divides PHM's seconds by ``nn.LSTM``'s.
 
     Raises:
         DimensionError: n does not divide a dimension.
-        UserError: no such algebra, gates or device.
+        UserError: an unknown algebra, gates or device.
     """
     target = pick_device(device)
     dense = nn.LSTM(d, h, batch_first=True, device=target)
@@ -102,26 +102,35 @@ def bench_lstm(
     rows = []
     for n in orders:
         phm = PHMLSTM(d, h, n=n, algebra=algebra, gates=gates, device=target)
-        training = {"nn.LSTM": training_call(dense, _states(dense), x), "phm": training_call(phm, _states(phm), x)}
-        evaluation = {"nn.LSTM": partial(_answer, dense, x), "phm": partial(_answer, to_dense(phm), x)}
-        measured: dict[str, Mapping[str, Callable[[], object]]] = {"forward+backward": training, "eval": evaluation}
-        for mode, calls in measured.items():
+        training = {
+            "nn.LSTM": training_call(dense, partial(_states, dense), x),
+            "phm": training_call(phm, partial(_states, phm), x),
+        }
+        evaluation = {"nn.LSTM": partial(_evaluate, dense, x), "phm": partial(_evaluate, to_dense(phm), x)}
+        modes: dict[str, Mapping[str, Callable[[], object]]] = {"forward+backward": training, "eval": evaluation}
+        for mode, calls in modes.items():
             timings = compare(f"LSTM {d} → {h}, n = {n}", calls, rounds=rounds, device=target)
-            rows.append({"n": n, "mode": mode} | _beside(timings["nn.LSTM"], timings["phm"], dense, phm))
+            rows.append({"n": n, "mode": mode} | _figures(timings["nn.LSTM"], timings["phm"], dense, phm))
     about = {"in_features": d, "out_features": h, "algebra": algebra, "gates": gates, "batch": batch, "steps": steps}
     title = f"LSTM {d} → {h} against nn.LSTM, {algebra}, {gates} gates, {batch} sequences of {steps} steps"
     return Bench(title, {**about, **machine(target)}, rows)
 
 
-def _beside(theirs: Timing, ours: Timing, dense: nn.Module, phm: nn.Module) -> dict[str, Any]:
-    seconds = {"torch_seconds": theirs.seconds, "phm_seconds": ours.seconds, "ratio": ours.ratio}
-    return {**seconds, "torch_parameters": parameters_of(dense), "phm_parameters": parameters_of(phm)}
+def _figures(torch_timing: Timing, phm_timing: Timing, dense: nn.Module, phm: nn.Module) -> dict[str, Any]:
+    return {
+        "torch_seconds": torch_timing.seconds,
+        "phm_seconds": phm_timing.seconds,
+        "ratio": phm_timing.ratio,
+        "torch_parameters": parameters_of(dense),
+        "phm_parameters": parameters_of(phm),
+    }
 
 
-def _states(model: nn.Module) -> Forward:
-    return lambda x: model(x)[0]  # (B, T, h)
+def _states(lstm: nn.Module, x: Tensor) -> Tensor:
+    states: Tensor = lstm(x)[0]  # (B, T, h)
+    return states
 
 
-def _answer(model: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return _states(model)(x)
+@torch.no_grad()
+def _evaluate(lstm: nn.Module, x: Tensor) -> Tensor:
+    return _states(lstm, x)

@@ -1,4 +1,4 @@
-"""Speed as a ratio to a baseline, taken within a round of calls in turns."""
+"""Measure speed as a ratio to a baseline, from rounds in which all candidates take turns."""
 
 import platform
 import statistics
@@ -13,12 +13,10 @@ from phmctl.console import Table, progress
 from phmctl.devices import processor_name
 from phmctl.timing import alternate
 
-Forward = Callable[[Tensor], Tensor]  # from the input to the output that is measured
-
 
 @dataclass(frozen=True)
 class Spread:
-    """The median, the least and the greatest of the samples."""
+    """Median, minimum and maximum of some samples."""
 
     median: float
     low: float
@@ -30,8 +28,11 @@ class Spread:
 
     @property
     def inverse(self) -> "Spread":
-        """The spread of one over the samples: a ratio of seconds becomes a ratio of speeds."""
+        """The spread of the reciprocals, which turns ratios of seconds into ratios of speeds."""
         return Spread(1 / self.median, 1 / self.high, 1 / self.low)
+
+    def divided(self, divisor: float) -> "Spread":
+        return Spread(self.median / divisor, self.low / divisor, self.high / divisor)
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
@@ -39,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """One candidate: the seconds of a call, and their ratio to the baseline's in the same round."""
+    """Seconds per call of a candidate, and their ratios to the baseline's seconds in the same round."""
 
     seconds: Spread
     ratio: Spread
@@ -47,52 +48,57 @@ class Timing:
 
 @dataclass(frozen=True)
 class Bench:
-    """Figures: a title, what holds for all rows, and the rows; all rows have the same keys."""
+    """The result of a benchmark: a title, values common to all rows, and rows with equal keys."""
 
     title: str
     about: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain dictionaries and numbers; a spread is `median`, `low` and `high`."""
+        """Return dictionaries and numbers; a spread becomes `median`, `low` and `high`."""
         return {**self.about, "rows": asdict(self)["rows"]}
 
     def table(self) -> Table:
-        """Return the rows as a table: of seconds the medians in milliseconds, of ratios the range too."""
-        where = f"{self.about['threads']} threads of {self.about['processor']} (median, least–greatest)"
-        keys = [key for key, value in self.rows[0].items() if not isinstance(value, Mapping)]
-        columns = [key.replace("seconds", "ms").replace("_", " ") for key in keys]
-        cells = [[_cell(row[key], seconds=key.endswith("seconds")) for key in keys] for row in self.rows]
-        text = [index for index, key in enumerate(keys) if isinstance(self.rows[0][key], str)]
-        return Table(f"{self.title}, {where}", columns, cells, text=text)
+        """Return the rows as a table: medians of seconds in milliseconds, ratios with their range."""
+        first = self.rows[0]
+        columns = [key.replace("seconds", "ms").replace("_", " ") for key in first]
+        cells = [[_cell(key, value) for key, value in row.items()] for row in self.rows]
+        text = [index for index, value in enumerate(first.values()) if isinstance(value, str)]
+        machine = f"{self.about['threads']} threads of {self.about['processor']}"
+        return Table(f"{self.title}, {machine} (median, least–greatest)", columns, cells, text=text)
 
 
-def _cell(value: object, *, seconds: bool) -> str:
-    if isinstance(value, Spread):
-        return f"{1e3 * value.median:.2f}" if seconds else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
+def _cell(key: str, value: object) -> str:
+    if isinstance(value, Spread) and key.endswith("seconds"):
+        return f"{1e3 * value.median:.2f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return str(value)
 
 
 def compare(
-    what: str,
+    description: str,
     calls: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
     baseline: str | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Timing]:
-    """Time candidates in turns, with a bar on a terminal; ratios are to the `baseline`'s, or else the first one's."""
-    with progress(f"measuring {what}", len(calls) * (rounds + 1), plain=False) as advance:
+    """Time calls in turns, with a progress bar on a terminal; the default baseline is the first call."""
+    with progress(f"measuring {description}", len(calls) * (rounds + 1), plain=False) as advance:
         samples = alternate(calls, rounds=rounds, device=device, advance=advance)
-    base = samples[baseline or next(iter(calls))]
-    return {
-        name: Timing(Spread.of(mine), Spread.of([one / other for one, other in zip(mine, base, strict=True)]))
-        for name, mine in samples.items()
-    }
+    baseline_seconds = samples[baseline or next(iter(calls))]
+    timings = {}
+    for name, seconds in samples.items():
+        ratios = [sample / reference for sample, reference in zip(seconds, baseline_seconds, strict=True)]
+        timings[name] = Timing(Spread.of(seconds), Spread.of(ratios))
+    return timings
 
 
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return what speeds depend on: device, processor (of a GPU its name), threads, torch's version."""
+    """Return the properties of this machine that speeds depend on: device, processor, threads, torch's version."""
     if torch.device(device).type == "cuda":
         processor = torch.cuda.get_device_name(device)
     else:
@@ -101,10 +107,10 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
     return {"device": str(device), "processor": processor, "threads": threads, "torch": torch.__version__}
 
 
-def training_call(module: nn.Module, forward: Forward, x: Tensor) -> Callable[[], object]:
-    """Return a forward and backward pass; the module goes into training mode.
+def training_call(module: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
+    """Return a function that runs a forward and a backward pass, and put the module into training mode.
 
-    The input's gradient is computed too, as in the middle of a model.
+    The backward pass includes the input's gradient, as in the middle of a model.
     """
     module.train()
     leaf = x.clone().requires_grad_()
@@ -119,4 +125,5 @@ def training_call(module: nn.Module, forward: Forward, x: Tensor) -> Callable[[]
 
 
 def parameters_of(module: nn.Module) -> int:
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

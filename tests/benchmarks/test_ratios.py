@@ -38,7 +38,7 @@ def test_a_table_has_a_column_for_each_figure() -> None:
     assert spread == Spread(3.0, 1.0, 5.0)
     assert spread.inverse == Spread(1 / 3, 1 / 5, 1.0)
     row = {"name": "a", "call_seconds": Spread(0.001, 0.0005, 0.002), "ratio": Spread(1, 0.5, 2), "count": 1234}
-    table = Bench("title", machine(), [{**row, "by": {}}]).table()
+    table = Bench("title", machine(), [row]).table()
     assert list(table.columns) == ["name", "call ms", "ratio", "count"]
     assert table.rows == [["a", "1.00", "1.00 (0.50–2.00)", "1,234"]]
 
