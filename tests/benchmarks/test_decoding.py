@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.models import TorchsOwn, bench_engines, searcher, variants_of
+from phmctl.benchmarks.models import TorchTransformer, bench_engines, searcher, variants_of
 from phmctl.decoding.translator import Hypothesis
 from phmctl.errors import UserError
 from phmctl.nn.convert import to_dense
@@ -39,7 +39,7 @@ def test_each_sentence_is_searched_to_its_length() -> None:
 
 
 def test_the_yardstick_takes_text_of_any_length() -> None:
-    model = TorchsOwn(TransformerSection(width=16, heads=2, feed_forward=16), 50)
+    model = TorchTransformer(TransformerSection(width=16, heads=2, feed_forward=16), 50)
     assert model(torch.ones(1, 1100, dtype=torch.long), torch.ones(1, 9, dtype=torch.long), 0.0).isfinite()
 
 
