@@ -54,7 +54,7 @@ def silence(silent: bool = True) -> Iterator[None]:
 def printable(text: str) -> str:
     """Escape the characters that could move a terminal's cursor or hide text; tabs and line feeds stay.
 
-    File names, cards, tensor names and server replies can contain such characters.
+    File names, cards, tensor names and server replies can contain them.
     """
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
@@ -131,7 +131,7 @@ def stdout_refused(error: OSError) -> WriteFailedError:
 
 def _discard(stream: TextIO) -> None:
     """Redirect a stream to the null device, so that the interpreter can flush its buffer at exit."""
-    with suppress(OSError, AttributeError):  # the stream has no file descriptor
+    with suppress(OSError, AttributeError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

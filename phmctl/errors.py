@@ -31,7 +31,7 @@ class DimensionError(UserError, ValueError):
 
 
 class RankError(UserError, ValueError):
-    """A multiplication rule is invalid or has no exact factors of this rank."""
+    """A multiplication rule is invalid, or its factors need a higher rank."""
 
 
 class DataError(UserError):

@@ -16,7 +16,7 @@ from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import pad
 from phmctl.decoding.translator import Engine, Hypothesis, Translator, plan
 from phmctl.export.dense import DenseForm, dense_form
-from phmctl.metrics.text import How, bleu, usual_tokenizer
+from phmctl.metrics.text import ScoreOptions, bleu, usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
 from phmctl.tasks.base import Asked
@@ -151,7 +151,10 @@ def verify_translator(subject: Subject, engine: Engine, count: int | None = None
 
     target, run = subject.tokenizers.target, subject.run
     own = run.recipe_of(TranslationRecipe).training.bleu_tokenizer
-    how: How = {"lowercase": target.lowercase, "tokenize": own or usual_tokenizer(run.data().get("target_language"))}
+    how: ScoreOptions = {
+        "lowercase": target.lowercase,
+        "tokenize": own or usual_tokenizer(run.data().get("target_language")),
+    }
     first, second = (bleu([target.decode(one.tokens) for one in each], references, **how) for each in found)
     scores = {"metric": "BLEU", "torch": first.value, "export": second.value, "signature": first.signature}
     return _compared(split, found, gap, scores)

@@ -1,8 +1,7 @@
-"""Scores of classifiers: accuracy with its interval, F1 by class, the confusion table, McNemar's exact test.
+"""Scores of classifiers: accuracy with its interval, F1 by class, the confusion matrix, McNemar's exact test.
 
-:func:`parts` divides items by a whole number that each of them has, to break a score down.
-
-Labels are strings. Wherever a function takes predictions and references, both have the same length, at least one.
+Labels are strings. Predictions and references have the same length, at least 1. :func:`parts` groups items by a
+number, to break a score down.
 """
 
 import math
@@ -11,16 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MOST, _RANGES = 12, 10  # values that have a part each; parts of more values
-Value = int | str | None  # that of all of a part's items, or the range of theirs; None: not known
-Part = tuple[Value, list[int]]  # of some items: the value, and their rows
+_MAX_VALUES = 12  # distinct values that get a group each
+_RANGES = 10  # groups of more values
+Value = int | str | None  # a group's value, or the range of its values; None: unknown
+Part = tuple[Value, list[int]]  # a group: its value and the rows of its items
 
-_Z = 1.959963984540054  # the 97.5 % point of the normal distribution
+_Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers, with Wilson's 95 % interval (Wilson 1927). All from 0 to 1."""
+    """Accuracy from 0 to 1 with its 95 % interval (Wilson 1927)."""
 
     value: float
     lower: float
@@ -31,7 +31,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Precision, recall and F1 of one label, 0 where undefined; `support` is how often it is right."""
+    """Precision, recall and F1 of a label, 0 where undefined; `support` counts its references."""
 
     label: str
     precision: float
@@ -42,17 +42,19 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Two classifiers on the same items."""
+    """McNemar's test of two classifiers on the same items."""
 
-    difference: float  # accuracy of the system less that of the baseline
+    difference: float  # accuracy of the system minus accuracy of the baseline
     only_baseline: int  # items that only the baseline has right
     only_system: int  # items that only the system has right
-    p_value: float  # how probable a split at least so uneven is if both err equally often; exact, two-sided
+    p_value: float  # exact, two-sided, under equal error rates
 
 
 def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
-    right, total = sum(map(str.__eq__, predictions, references)), len(references)
-    share, weight = right / total, _Z * _Z / total
+    right = sum(map(str.__eq__, predictions, references))
+    total = len(references)
+    share = right / total
+    weight = _Z * _Z / total
     centre = (share + weight / 2) / (1 + weight)
     half = _Z * math.sqrt(share * (1 - share) / total + weight / (4 * total)) / (1 + weight)
     return Accuracy(share, max(0.0, centre - half), min(1.0, centre + half), right, total)
@@ -61,57 +63,57 @@ def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
 def class_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[ClassScore]:
     predicted, support = Counter(predictions), Counter(references)
     right = Counter(guess for guess, truth in zip(predictions, references, strict=True) if guess == truth)
-    return [
-        ClassScore(
-            label,
-            _ratio(right[label], predicted[label]),
-            _ratio(right[label], support[label]),
-            _ratio(2 * right[label], predicted[label] + support[label]),
-            support[label],
-        )
-        for label in labels
-    ]
+    scores = []
+    for label in labels:
+        precision = _ratio(right[label], predicted[label])
+        recall = _ratio(right[label], support[label])
+        f1 = _ratio(2 * right[label], predicted[label] + support[label])
+        scores.append(ClassScore(label, precision, recall, f1, support[label]))
+    return scores
 
 
 def confusion(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> list[list[int]]:
-    """Return how often each label (row) was predicted as each (column)."""
+    """Return how often each label (row) was predicted as each label (column)."""
     pairs = Counter(zip(references, predictions, strict=True))
     return [[pairs[truth, guess] for guess in labels] for truth in labels]
 
 
 def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> McNemar:
-    """Compare two classifiers by McNemar's exact test (McNemar 1947): a binomial test of the items that differ."""
+    """Compare two classifiers by McNemar's exact test (McNemar 1947)."""
     outcomes = Counter((old == true, new == true) for old, new, true in zip(baseline, system, references, strict=True))
     lost, won = outcomes[True, False], outcomes[False, True]
     count = lost + won
-    term = tail = 1  # C(count, k), and their sum, from k = 0 on: whole numbers, so nothing is lost
+    term = tail = 1  # C(count, k) and its sum from k = 0, as exact integers
     for k in range(min(lost, won)):
         term = term * (count - k) // (k + 1)
         tail += term
     return McNemar((won - lost) / len(references), lost, won, min(1.0, 2 * tail / (1 << count)))
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
 def parts(values: Sequence[int]) -> list[Part]:
-    """Return the rows of each value, ascending, those of an unknown one (below 0) last.
+    """Group rows by value in ascending order; unknown values (below 0) come last.
 
-    More than twelve values make ten ranges, or fewer, of about as many items each.
+    More than twelve distinct values make at most ten ranges with about equally many items.
     """
     known = sorted(value for value in values if value >= 0)
     cuts = sorted(set(known))
-    if len(cuts) > _MOST:
-        cuts = sorted({known[len(known) * place // _RANGES] for place in range(_RANGES)})
+    if len(cuts) > _MAX_VALUES:
+        cuts = sorted({known[len(known) * index // _RANGES] for index in range(_RANGES)})
     rows: list[list[int]] = [[] for _ in range(len(cuts) + 1)]
     for row, value in enumerate(values):
-        rows[bisect_right(cuts, value) - 1].append(row)  # below the first cut: the last list
-    found: list[Part] = []
+        rows[bisect_right(cuts, value) - 1].append(row)  # unknown values go to the last list
+    groups: list[Part] = []
     for members in filter(None, rows[:-1]):
-        low, high = min(values[row] for row in members), max(values[row] for row in members)
-        found.append((low if low == high else f"{low}–{high}", members))
-    return [*found, (None, rows[-1])] if rows[-1] else found
+        low = min(values[row] for row in members)
+        high = max(values[row] for row in members)
+        groups.append((low if low == high else f"{low}–{high}", members))
+    if rows[-1]:
+        groups.append((None, rows[-1]))
+    return groups
 
 
 def part_name(value: Value) -> str:

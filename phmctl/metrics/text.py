@@ -1,7 +1,6 @@
-"""BLEU, chrF and TER by sacrebleu, each with the signature that says how it was computed.
+"""BLEU, chrF and TER by sacrebleu, each with sacrebleu's signature, and checks for degenerate answers.
 
-Hypotheses are detokenised text, references are raw text; sacrebleu does its own tokenisation. Empty, equal and looping
-answers, which show that a model answers without having read, are counted here too.
+Hypotheses are detokenised text and references are raw text, because sacrebleu does its own tokenisation.
 """
 
 import re
@@ -16,21 +15,23 @@ from phmctl.metrics.classification import Part, Value
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Numbers, Scorer
 
-USUAL, CHARACTERS = "13a", "char"
-# What sacrebleu splits by where words have no blanks between them, or endings that are words; all others by 13a.
-TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(("th", "lo", "km", "my"), CHARACTERS)
+USUAL = "13a"
+CHARACTERS = "char"
+# sacrebleu tokenizers of languages without blanks between words, or with suffixes that are words; others take USUAL
+TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("th", "lo", "km", "my"), CHARACTERS)}
 _NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
-_LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}  # by the lower end, in words
-# Of modern English 0.43 to 0.49 stand in Shakespeare's, of English 0.11 in the Romanian of the news, of German less.
+_LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}  # words: lower end, name
+# Share of source words in the reference: 0.43 to 0.49 from modern to Shakespeare's English, 0.11 from English to
+# Romanian news, less from German to English.
 _ONE_LANGUAGE = 1 / 3
 _LOOP = re.compile(r"(?<!\S)(\S++(?: \S++){0,3}?)(?: \1){3}(?!\S)")
-_FEW = 10  # equal answers to fewer lines may be right
-_DISTINCT = 10_000  # answers of which so many are distinct are not degenerate
+_MIN_LINES = 10  # with fewer distinct inputs equal answers can be right
+_MAX_DISTINCT = 10_000  # distinct answers that are counted; a model with more is not degenerate
 
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score: its name, its value (0 to 100; a TER may be above) and sacrebleu's signature."""
+    """A corpus score from 0 to 100 (TER can be higher) with sacrebleu's signature."""
 
     name: str
     value: float
@@ -39,14 +40,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Copy:
-    """What whoever copies the source would reach: where both sides are one language, a model must be above it."""
+    """The score of copying the source: the baseline if source and target are the same language."""
 
-    bleu: float  # of the source as the translation
-    shared_words: float  # the share of the source's words that stand in their references, whatever their case
+    bleu: float
+    shared_words: float  # share of the source's words that occur in the reference, ignoring case
 
     @property
     def one_language(self) -> bool:
-        """Whether both sides are evidently one language."""
+        """Whether the share of common words shows that source and target are the same language."""
         return self.shared_words >= _ONE_LANGUAGE
 
     def __str__(self) -> str:
@@ -55,7 +56,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Bin:
-    """BLEU over the sentences of which a number has this value, or lies in this range; None: it is not known."""
+    """BLEU of the sentences with the same value, or with a value in the same range."""
 
     value: Value
     sentences: int
@@ -63,9 +64,9 @@ class Bin:
 
 
 def usual_tokenizer(language: object) -> str:
-    """What BLEU splits by in a language (its code, such as ``zh`` or ``zh-TW``; another says nothing).
+    """Return sacrebleu's tokenizer for a language code such as ``zh`` or ``zh-TW``.
 
-    Where mecab is not installed, Japanese and Korean are split into characters; the signature says which.
+    Japanese and Korean are split into characters if mecab is not installed.
     """
     name = TOKENIZE.get(re.split("[-_]", str(language).lower())[0], USUAL)
     if name.endswith("mecab"):
@@ -76,31 +77,31 @@ def usual_tokenizer(language: object) -> str:
     return name
 
 
-class How(TypedDict, total=False):
-    """How text is scored."""
+class ScoreOptions(TypedDict, total=False):
+    """Options of text scores."""
 
     lowercase: bool
-    tokenize: str  # BLEU's, of sacrebleu: ``13a``, ``zh``, ``ja-mecab``, ``flores200`` …
-    others: Sequence[Sequence[str]]  # further references, each with a line for each hypothesis
+    tokenize: str  # sacrebleu's tokenizer for BLEU: ``13a``, ``zh``, ``ja-mecab``, ``flores200`` …
+    others: Sequence[Sequence[str]]  # additional references, each with one line per hypothesis
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Score:
-    """BLEU with exponential smoothing, of detokenised translations and raw references."""
-    return _score("BLEU", hypotheses, references, **how)
+def bleu(hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Score:
+    """Return BLEU with exponential smoothing."""
+    return _score("BLEU", hypotheses, references, **options)
 
 
-def all_scores(hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> list[Score]:
-    """BLEU; chrF2 over characters 1 to 6; TER (lower is better), lower-cased as tercom does."""
-    return [_score(name, hypotheses, references, **how) for name in ("BLEU", "chrF", "TER")]
+def all_scores(hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> list[Score]:
+    """Return BLEU, chrF2 over 1 to 6 characters, and TER (lower is better), which is lower-cased as in tercom."""
+    return [_score(name, hypotheses, references, **options) for name in ("BLEU", "chrF", "TER")]
 
 
-def copy_baseline(sources: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Copy:
+def copy_baseline(sources: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Copy:
     words = shared = 0
-    for source, *right in zip(sources, references, *how.get("others", ()), strict=True):
-        own = _words(source)
-        words += own.total()
-        shared += max((own & _words(one)).total() for one in right)
-    return Copy(bleu(sources, references, **how).value, shared / max(words, 1))
+    for source, *alternatives in zip(sources, references, *options.get("others", ()), strict=True):
+        counts = _words(source)
+        words += counts.total()
+        shared += max((counts & _words(alternative)).total() for alternative in alternatives)
+    return Copy(bleu(sources, references, **options).value, shared / max(words, 1))
 
 
 def _words(text: str) -> Counter[str]:
@@ -108,158 +109,175 @@ def _words(text: str) -> Counter[str]:
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> list[float]:
-    metric, pairs = _metric("chrF", None, lowercase=lowercase), zip(hypotheses, references, strict=True)
+    metric = _metric("chrF", None, lowercase=lowercase)
+    pairs = zip(hypotheses, references, strict=True)
     return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
 def looks_tokenised(references: Sequence[str]) -> bool:
-    """Whether most references that end in a full stop have a blank before it, as tokenised text has."""
+    """Return whether most final full stops follow a blank, as in tokenised text."""
     full_stops = [line for line in references if line.endswith(".")]
     return 2 * sum(line.endswith(" .") for line in full_stops) > len(full_stops)
 
 
 def length_parts(sources: Sequence[str]) -> list[Part]:
-    """Return the rows of each length in words, by white space; a Chinese character is one."""
-    rows: dict[int, list[int]] = {low: [] for low in _LENGTHS}
+    """Group sentences by length: the words between white space, or Chinese characters and kana."""
+    groups: dict[int, list[int]] = {lower: [] for lower in _LENGTHS}
     for row, source in enumerate(sources):
         length = len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source))
-        rows[max((low for low in _LENGTHS if low < length), default=0)].append(row)
-    return [(_LENGTHS[low], own) for low, own in rows.items() if own]
+        group = max((lower for lower in _LENGTHS if lower < length), default=0)
+        groups[group].append(row)
+    return [(_LENGTHS[lower], rows) for lower, rows in groups.items() if rows]
 
 
 def bleu_by(
-    parts: Sequence[Part], hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]
+    parts: Sequence[Part], hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
 ) -> list[Bin]:
-    """BLEU over the sentences of each part."""
-    found = []
+    """Return the BLEU of each group of sentences."""
+    bins = []
     for value, rows in parts:
-        texts = (hypotheses, references, *how.get("others", ()))
-        given, right, *more = ([text[row] for row in rows] for text in texts)
-        own: How = {**how, "others": more}
-        found.append(Bin(value, len(rows), bleu(given, right, **own).value))
-    return found
+        part_options = options.copy()
+        part_options["others"] = [[lines[row] for row in rows] for lines in options.get("others", ())]
+        part_hypotheses = [hypotheses[row] for row in rows]
+        part_references = [references[row] for row in rows]
+        bins.append(Bin(value, len(rows), bleu(part_hypotheses, part_references, **part_options).value))
+    return bins
 
 
 def paired_bootstrap(
-    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], **how: Unpack[How]
+    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
 ) -> dict[str, "Difference"]:
-    """Compare two systems on the same sentences by paired bootstrap resampling (Koehn 2004), by BLEU and by chrF2.
+    """Compare two systems by BLEU and chrF2 with paired bootstrap resampling (Koehn 2004).
 
-    It is :func:`phmctl.metrics.significance.difference` of one training each. sacrebleu's own p is one-sided: it counts
-    the samples of ``|d| - mean(|d|)``, which reach 5 % at 1.6 standard errors.
+    The test is :func:`phmctl.metrics.significance.difference` with one training per system. sacrebleu's p-value is
+    one-sided: it counts samples of ``|d| - mean(|d|)``, which reach 5 % at 1.6 standard errors.
     """
     from phmctl.metrics.significance import difference
 
-    found = {}
+    tests = {}
     for name in ("BLEU", "chrF2"):
-        one, other = (text_scorer(name, [each], references, **how) for each in (baseline, system))
-        found[name] = difference(one, other, len(references))
-    return found
+        baseline_scorer = text_scorer(name, [baseline], references, **options)
+        system_scorer = text_scorer(name, [system], references, **options)
+        tests[name] = difference(baseline_scorer, system_scorer, len(references))
+    return tests
 
 
-def text_scorer(name: str, systems: Sequence[Sequence[str]], references: Sequence[str], **how: Unpack[How]) -> "Scorer":
-    """What scores trainings of one model on samples of the sentences, for :mod:`phmctl.metrics.significance`.
+def text_scorer(
+    name: str, systems: Sequence[Sequence[str]], references: Sequence[str], **options: Unpack[ScoreOptions]
+) -> "Scorer":
+    """Return the function that scores the trainings of a model on samples of the sentences.
 
-    `name` is as the metric's score has it (``BLEU``, ``chrF2``, ``TER``), `systems` the hypotheses of each training.
+    Args:
+        name: the metric (``BLEU``, ``chrF2``, ``TER``).
+        systems: the hypotheses of each training.
+        references: one line per hypothesis.
+        options: see :class:`ScoreOptions`.
     """
     import numpy as np
 
-    metric = _metric(name.rstrip("0123456789"), references, **how)
+    metric = _metric(name.rstrip("0123456789"), references, **options)
     for hypotheses in systems:
         _check(hypotheses, references)
-    statistics = np.array([metric._extract_corpus_statistics(list(one), None) for one in systems], float)  # (S, N, K)
+    statistics = np.array(
+        [metric._extract_corpus_statistics(list(hypotheses), None) for hypotheses in systems], float
+    )  # (S, N, K)
 
     def score(counts: "Numbers") -> "Numbers":
         sums = np.einsum("bn,snk->bsk", counts, statistics, optimize=True)
-        return np.array([[metric._compute_score_from_stats(list(one)).score for one in sample] for sample in sums])
+        return np.array([[metric._compute_score_from_stats(list(total)).score for total in sample] for sample in sums])
 
     return score
 
 
 def check_tokenizer(name: str) -> None:
-    """Refuse (UserError) a tokenizer that sacrebleu does not have, or that cannot be used here."""
+    """Raise UserError if sacrebleu lacks the tokenizer or the tokenizer's library."""
     _metric("BLEU", None, tokenize=name)
 
 
-def _metric(name: str, references: Sequence[str] | None, **how: Unpack[How]) -> Any:
-    """The sacrebleu metric, with the references' statistics kept when they are given."""
+def _metric(name: str, references: Sequence[str] | None, **options: Unpack[ScoreOptions]) -> Any:
+    """Return a sacrebleu metric, which caches the statistics of `references`."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    right = None if references is None else [list(each) for each in (references, *how.get("others", ()))]
-    lowercase, tokenize = how.get("lowercase", False), how.get("tokenize", USUAL)
+    streams = None if references is None else [list(lines) for lines in (references, *options.get("others", ()))]
+    lowercase = options.get("lowercase", False)
+    tokenize = options.get("tokenize", USUAL)
     if name == "chrF":
-        return CHRF(lowercase=lowercase, references=right)
+        return CHRF(lowercase=lowercase, references=streams)
     if name == "TER":
         text = "".join("".join(references or ()).split())
-        no_blanks = 2 * len(re.findall(f"[{_NO_BLANKS}]", text)) > len(text)  # between words of most of it
-        return TER(references=right, normalized=no_blanks, asian_support=no_blanks)
+        no_blanks = 2 * len(re.findall(f"[{_NO_BLANKS}]", text)) > len(text)
+        return TER(references=streams, normalized=no_blanks, asian_support=no_blanks)
     if tokenize not in BLEU.TOKENIZERS:
         known = ", ".join(sorted(BLEU.TOKENIZERS))
         raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, BLEU.TOKENIZERS)}")
-    try:  # `looks_tokenised` warns once instead of sacrebleu
-        return BLEU(lowercase=lowercase, references=right, tokenize=tokenize, force=True)
-    except (ImportError, RuntimeError, OSError) as error:  # a library, or a model that it would fetch
+    try:  # force: `looks_tokenised` replaces sacrebleu's warning
+        return BLEU(lowercase=lowercase, references=streams, tokenize=tokenize, force=True)
+    except (ImportError, RuntimeError, OSError) as error:  # a missing library, or a model that it cannot download
         reason = " ".join(str(error).split())
         raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
 
 
-def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], **how: Unpack[How]) -> Score:
-    for each in (references, *how.get("others", ())):
-        _check(hypotheses, each)
-    metric = _metric(name, references, **how)
+def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Score:
+    for lines in (references, *options.get("others", ())):
+        _check(hypotheses, lines)
+    metric = _metric(name, references, **options)
     result = metric.corpus_score(list(hypotheses), None)
     return Score(result.name, float(result.score), str(metric.get_signature()))
 
 
-def _check(texts: Sequence[str], references: Sequence[str]) -> None:
-    if len(texts) != len(references):
-        raise ValueError(f"{len(texts)} sentences stand against {len(references)} references")
+def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses do not match {len(references)} references")
     if not references:
         raise ValueError("no sentence to score")
 
 
 class Degenerate:
-    """Counts empty, equal and looping answers as they come."""
+    """Counts empty, equal and looping answers, which show that a model ignores its input."""
 
     def __init__(self, equal: float = 1.0) -> None:
-        self._equal = equal
-        self._asked = self._empty = self._looping = 0
+        self._equal = equal  # share of equal answers from which on they are reported
+        self._count = 0
+        self._empty = 0
+        self._looping = 0
         self._answers: Counter[str] = Counter()
         self._lines: set[str] = set()
 
     def add(self, lines: Sequence[str], answers: Sequence[str]) -> None:
-        """Count the answers to some lines; of an empty line none is expected."""
+        """Count the answers to some lines; empty lines are skipped."""
         for line, answer in zip(lines, answers, strict=True):
             if not line.strip():
                 continue
-            self._asked += 1
+            self._count += 1
             self._empty += not answer.strip()
             self._looping += loops(answer)
-            if len(self._answers) < _DISTINCT:
+            if len(self._answers) < _MAX_DISTINCT:
                 self._answers[answer] += 1
-            if len(self._lines) < _FEW:
+            if len(self._lines) < _MIN_LINES:
                 self._lines.add(line)
 
     def remarks(self) -> Iterator[str]:
-        """Yield what a person must know, in words; nothing of answers that look sound."""
-        of = f"of {self._asked:,} answers"
+        """Yield a sentence about each kind of degenerate answers."""
+        total = f"of {self._count:,} answers"
         if self._empty:
-            yield f"{self._empty:,} {of} are empty"
-        if self._looping * 100 >= max(self._asked, 1):
-            yield f"{self._looping:,} {of} repeat themselves: a few words come 4 times in a row or more"
-        (answer, times), *_ = self._answers.most_common(1) or [("", 0)]
-        if answer.strip() and len(self._lines) == _FEW and times >= self._equal * self._asked:
-            shown = answer if len(answer) <= 60 else f"{answer[:59]}…"
-            yield f"{times:,} {of} are the same: {shown!r}"
+            yield f"{self._empty:,} {total} are empty"
+        if self._looping * 100 >= max(self._count, 1):
+            yield f"{self._looping:,} {total} repeat themselves: a few words occur 4 times in a row or more"
+        if not self._answers or len(self._lines) < _MIN_LINES:
+            return
+        [(answer, count)] = self._answers.most_common(1)
+        if answer.strip() and count >= self._equal * self._count:
+            shortened = answer if len(answer) <= 60 else f"{answer[:59]}…"
+            yield f"{count:,} {total} are the same: {shortened!r}"
 
 
 def loops(text: str) -> bool:
-    """Return whether one to four words come four times in a row."""
+    """Return whether one to four words occur four times in a row."""
     return _LOOP.search(" ".join(text.split())) is not None
 
 
 def remarks(lines: Sequence[str], answers: Sequence[str], equal: float = 1.0) -> list[str]:
-    """Return what a person must know of the answers to some lines; see :class:`Degenerate`."""
-    counted = Degenerate(equal)
-    counted.add(lines, answers)
-    return list(counted.remarks())
+    """Return the sentences of :class:`Degenerate` about the answers to some lines."""
+    counter = Degenerate(equal)
+    counter.add(lines, answers)
+    return list(counter.remarks())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from phmctl.metrics.classification import Part, mcnemar
-from phmctl.metrics.text import How, bleu_by, length_parts, sentence_chrf, text_scorer
+from phmctl.metrics.text import ScoreOptions, bleu_by, length_parts, sentence_chrf, text_scorer
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference, Scorer
@@ -42,7 +42,7 @@ class Answers:
     given: Sequence[str]  # the answer
     # numbers of the items by which scores are broken down (attractors), by name; -1 is not known
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    how: How = field(default_factory=dict)  # type: ignore[assignment]  # of text: how it is scored
+    how: ScoreOptions = field(default_factory=dict)  # type: ignore[assignment]  # of text: how it is scored
 
 
 ONE_SEED = "one seed each: valid for these two trainings only"

@@ -47,33 +47,35 @@ def test_mcnemar_by_hand() -> None:
 @given(st.lists(st.tuples(*[st.sampled_from("ab")] * 3), min_size=1, max_size=60))
 def test_mcnemar_is_symmetric_and_a_probability(rows: list[tuple[str, str, str]]) -> None:
     baseline, system, references = map(list, zip(*rows, strict=True))
-    one, other = mcnemar(baseline, system, references), mcnemar(system, baseline, references)
-    assert one.p_value == other.p_value
-    assert 0 < one.p_value <= 1
-    assert one.difference == pytest.approx(accuracy(system, references).value - accuracy(baseline, references).value)
+    forward, reverse = mcnemar(baseline, system, references), mcnemar(system, baseline, references)
+    assert forward.p_value == reverse.p_value
+    assert 0 < forward.p_value <= 1
+    assert forward.difference == pytest.approx(
+        accuracy(system, references).value - accuracy(baseline, references).value
+    )
 
 
-def test_mcnemar_is_exact_where_many_items_differ() -> None:
-    """Against the normal approximation, and in no time: tens of thousands differ on large test sets."""
+def test_mcnemar_is_exact_if_many_items_differ() -> None:
+    """Compare with the normal approximation; tens of thousands of items differ on large test sets."""
     lost, won = 20_000, 20_400
     references = ["a"] * (lost + won)
     baseline = ["a"] * lost + ["b"] * won
-    found = mcnemar(baseline, ["b"] * lost + ["a"] * won, references)
+    result = mcnemar(baseline, ["b"] * lost + ["a"] * won, references)
     z = (abs(won - lost) - 1) / math.sqrt(won + lost)
-    assert found.p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
+    assert result.p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
 
 
 @given(st.lists(st.integers(-1, 40), max_size=200))
-def test_every_row_is_in_one_part_and_parts_ascend(values: list[int]) -> None:
-    found = parts(values)
-    assert sorted(row for _, rows in found for row in rows) == list(range(len(values)))
-    ranges = [{values[row] for row in rows} for value, rows in found if value is not None]
-    assert all(max(one) < min(other) for one, other in pairwise(ranges))
-    assert [value for value, _ in found if value is not None] == [
-        next(iter(each)) if len(each) == 1 else f"{min(each)}–{max(each)}" for each in ranges
+def test_every_row_is_in_one_group_and_groups_ascend(values: list[int]) -> None:
+    groups = parts(values)
+    assert sorted(row for _, rows in groups for row in rows) == list(range(len(values)))
+    ranges = [{values[row] for row in rows} for value, rows in groups if value is not None]
+    assert all(max(lower) < min(upper) for lower, upper in pairwise(ranges))
+    assert [value for value, _ in groups if value is not None] == [
+        next(iter(members)) if len(members) == 1 else f"{min(members)}–{max(members)}" for members in ranges
     ]
-    assert len(found) <= 13
+    assert len(groups) <= 13
     if len({value for value in values if value >= 0}) <= 12:
-        assert all(len(each) == 1 for each in ranges)
+        assert all(len(members) == 1 for members in ranges)
     if any(value < 0 for value in values):
-        assert found[-1] == (None, [row for row, value in enumerate(values) if value < 0])
+        assert groups[-1] == (None, [row for row, value in enumerate(values) if value < 0])

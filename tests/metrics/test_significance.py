@@ -13,7 +13,7 @@ from phmctl.metrics.text import bleu, text_scorer
     ("t", "freedom", "p"),  # from printed tables of Student's t
     [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (4.604, 4, 0.01), (2.228, 10, 0.05), (1.984, 100, 0.05)],
 )
-def test_students_t_is_that_of_the_tables(t: float, freedom: float, p: float) -> None:
+def test_students_t_matches_printed_tables(t: float, freedom: float, p: float) -> None:
     assert two_sided_t(t, freedom) == pytest.approx(p, abs=4e-5)
     assert two_sided_t(-t, freedom) == two_sided_t(t, freedom)
 
@@ -31,7 +31,7 @@ def test_holm_is_the_procedure_step_by_step() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_keeps_the_order_and_lies_between_the_value_and_bonferronis(values: list[float]) -> None:
+def test_holm_keeps_the_order_and_is_at_most_bonferronis(values: list[float]) -> None:
     corrected = holm(values)
     order = sorted(range(len(values)), key=lambda index: values[index])
     assert [corrected[index] for index in order] == sorted(corrected)
@@ -39,52 +39,52 @@ def test_holm_keeps_the_order_and_lies_between_the_value_and_bonferronis(values:
 
 
 def test_one_seed_a_side_is_the_bootstrap_of_a_paired_difference() -> None:
-    """Items alone are drawn: the standard error is that of a mean of paired differences."""
-    chance = np.random.default_rng(3)
-    one, other = chance.random((1, 400)) < 0.6, chance.random((1, 400)) < 0.7
-    found = difference(accuracy_scorer(one), accuracy_scorer(other), 400, samples=4000)
+    """Only items are resampled: the standard error of the mean of paired differences."""
+    generator = np.random.default_rng(3)
+    one, other = generator.random((1, 400)) < 0.6, generator.random((1, 400)) < 0.7
+    result = difference(accuracy_scorer(one), accuracy_scorer(other), 400, samples=4000)
     change = 100 * (other[0].astype(float) - one[0])
     error = change.std(ddof=1) / 20
-    assert found.difference.value == pytest.approx(change.mean())
-    assert found.difference.high - found.difference.low == pytest.approx(2 * 1.96 * error, rel=0.05)
-    assert found.p_value == pytest.approx(math.erfc(abs(change.mean()) / error / math.sqrt(2)), abs=0.01)
+    assert result.difference.value == pytest.approx(change.mean())
+    assert result.difference.high - result.difference.low == pytest.approx(2 * 1.96 * error, rel=0.05)
+    assert result.p_value == pytest.approx(math.erfc(abs(change.mean()) / error / math.sqrt(2)), abs=0.01)
 
 
-def test_seeds_that_are_all_that_varies_are_welchs_t_test() -> None:
-    """Every item of a seed has the same score, so drawing items changes nothing: mean ± t · s / √S."""
+def test_without_variation_over_items_the_test_is_welchs_t_test() -> None:
+    """Every item of a seed has the same score, so resampling items changes nothing: mean ± t · s / √S."""
     one, other = np.array([70.0, 72.0, 71.0]), np.array([73.0, 77.0, 75.0])
-    found = difference(
+    result = difference(
         lambda counts: np.tile(one, (len(counts), 1)), lambda counts: np.tile(other, (len(counts), 1)), 50, samples=8000
     )
     variances = one.var(ddof=1) / 3, other.var(ddof=1) / 3
-    freedom = sum(variances) ** 2 / sum(each**2 / 2 for each in variances)
+    freedom = sum(variances) ** 2 / sum(variance**2 / 2 for variance in variances)
     t = (other.mean() - one.mean()) / math.sqrt(sum(variances))
-    assert found.p_value == pytest.approx(two_sided_t(t, freedom), rel=0.15)
-    assert (found.baseline.value, found.system.value, found.difference.value) == (71, 75, 4)
+    assert result.p_value == pytest.approx(two_sided_t(t, freedom), rel=0.15)
+    assert (result.baseline.value, result.system.value, result.difference.value) == (71, 75, 4)
     half = 4.303 * math.sqrt(variances[0])  # t of two degrees of freedom
-    assert found.baseline.high - 71 == pytest.approx(half, rel=0.05)
+    assert result.baseline.high - 71 == pytest.approx(half, rel=0.05)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_single_seed_beside_several_varies_as_they_do(turned: bool) -> None:
+def test_a_single_seed_against_several_is_assumed_to_vary_as_they_do(turned: bool) -> None:
     one, other = np.array([70.0]), np.array([73.0, 77.0, 75.0])
     scorers = [lambda counts, scores=scores: np.tile(scores, (len(counts), 1)) for scores in (one, other)]
-    found = difference(*(reversed(scorers) if turned else scorers), 50, samples=8000)
+    result = difference(*(reversed(scorers) if turned else scorers), 50, samples=8000)
     error = math.sqrt(other.var(ddof=1) * (1 + 1 / 3))
-    assert found.p_value == pytest.approx(two_sided_t(5 / error, 2), rel=0.05)
-    assert abs(found.difference.value) == 5
-    assert found.difference.high - found.difference.value == pytest.approx(4.303 * error, rel=0.05)
+    assert result.p_value == pytest.approx(two_sided_t(5 / error, 2), rel=0.05)
+    assert abs(result.difference.value) == 5
+    assert result.difference.high - result.difference.value == pytest.approx(4.303 * error, rel=0.05)
 
 
 @given(st.lists(st.floats(60, 80), min_size=2, max_size=5), st.floats(-10, 10), st.floats(0, 10))
-def test_a_system_is_not_inferior_where_its_interval_lies_above_the_margin(
+def test_a_system_is_not_inferior_if_its_interval_is_above_the_margin(
     scores: list[float], gain: float, margin: float
 ) -> None:
     """The one-sided test at 2.5 % and the two-sided interval of 95 % say the same."""
     one, other = np.array([70.0, 71.0, 72.5]), np.array(scores) + gain
     scorers = [lambda counts, scores=scores: np.tile(scores, (len(counts), 1)) for scores in (one, other)]
-    found = difference(*scorers, 20, margin=margin, samples=100)
-    p, low, high = found.p_not_inferior, found.difference.low, found.difference.high
+    result = difference(*scorers, 20, margin=margin, samples=100)
+    p, low, high = result.p_not_inferior, result.difference.low, result.difference.high
     assert p is not None
     assert 0 < p <= 1
     if abs(low + margin) > 1e-3:
@@ -93,14 +93,14 @@ def test_a_system_is_not_inferior_where_its_interval_lies_above_the_margin(
         assert (p > 0.975) == (high < -margin)
 
 
-def test_equal_and_wholly_different_systems() -> None:
+def test_equal_and_completely_different_systems() -> None:
     right = accuracy_scorer(np.random.default_rng(1).random((3, 50)) < 0.5)
-    found = difference(right, right, 50, samples=200)
-    assert (found.difference.value, found.p_value) == (0, 1)
-    found = difference(accuracy_scorer([[False] * 40]), accuracy_scorer([[True] * 40]), 40, samples=99)
-    assert (found.difference.value, found.p_value) == (100, 1 / 100)  # the smallest that so few samples can tell
-    found = difference(accuracy_scorer([[False]]), accuracy_scorer([[True]]), 1, margin=1, samples=99)
-    assert (found.p_value, found.p_not_inferior) == (1, 1)  # one item says nothing of others
+    result = difference(right, right, 50, samples=200)
+    assert (result.difference.value, result.p_value) == (0, 1)
+    result = difference(accuracy_scorer([[False] * 40]), accuracy_scorer([[True] * 40]), 40, samples=99)
+    assert (result.difference.value, result.p_value) == (100, 1 / 100)  # the smallest p of 99 samples
+    result = difference(accuracy_scorer([[False]]), accuracy_scorer([[True]]), 1, margin=1, samples=99)
+    assert (result.p_value, result.p_not_inferior) == (1, 1)  # a single item allows no test
 
 
 def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:
@@ -110,32 +110,32 @@ def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:
     counts = np.array([[1.0, 1, 1], [2, 0, 1]])
     drawn = [references[0], references[0], references[2]]
     expected = bleu([line.replace("the", "a") for line in drawn], drawn).value
-    found = score(counts)
-    assert found.shape == (2, 2)
-    assert found[0, 0] == pytest.approx(bleu(systems[0], references).value)
-    assert found[1] == pytest.approx([expected, 100])
+    result = score(counts)
+    assert result.shape == (2, 2)
+    assert result[0, 0] == pytest.approx(bleu(systems[0], references).value)
+    assert result[1] == pytest.approx([expected, 100])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [(3, 3), (1, 3), (5, 1)])
 @pytest.mark.parametrize("spread", [0.0, 0.1, 1.0])
-def test_equal_systems_are_told_apart_one_time_in_twenty_at_most(spread: float, seeds: tuple[int, int]) -> None:
-    """The level holds for few seeds, whether items or seeds decide."""
-    chance, wrong, times, items = np.random.default_rng(0), 0, 100, 50
+def test_equal_systems_differ_significantly_at_most_one_time_in_twenty(spread: float, seeds: tuple[int, int]) -> None:
+    """The level holds for few seeds, whether items or seeds dominate."""
+    generator, rejections, times, items = np.random.default_rng(0), 0, 100, 50
     for _ in range(times):
-        item = chance.normal(size=items)
+        item = generator.normal(size=items)
 
         def train(seeds: int, item: np.ndarray = item):
-            table = item + chance.normal(size=(seeds, items)) + spread * chance.normal(size=(seeds, 1))
+            table = item + generator.normal(size=(seeds, items)) + spread * generator.normal(size=(seeds, 1))
             return lambda counts: counts @ table.T / items
 
-        wrong += difference(train(seeds[0]), train(seeds[1]), items, samples=200).p_value < 0.05
-    assert wrong <= 12  # 5 expected at the most; 13 has a probability of a thousandth
+        rejections += difference(train(seeds[0]), train(seeds[1]), items, samples=200).p_value < 0.05
+    assert rejections <= 12  # at most 5 are expected; 13 has a probability of a thousandth
 
 
-def test_a_large_test_set_is_drawn_in_blocks_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = np.random.default_rng(5)
-    one, other = (accuracy_scorer(chance.random((3, 60)) < share) for share in (0.5, 0.6))
-    whole = difference(one, other, 60, samples=100)
-    monkeypatch.setattr("phmctl.metrics.significance._AT_ONCE", 60 * 7)
-    assert difference(one, other, 60, samples=100) == whole
+def test_resampling_in_blocks_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(5)
+    one, other = (accuracy_scorer(generator.random((3, 60)) < share) for share in (0.5, 0.6))
+    at_once = difference(one, other, 60, samples=100)
+    monkeypatch.setattr("phmctl.metrics.significance._BLOCK", 60 * 7)
+    assert difference(one, other, 60, samples=100) == at_once

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 
 import pytest
 
@@ -21,11 +22,12 @@ from phmctl.metrics.text import (
 )
 
 LINES = [f"line {number}" for number in range(20)]
+DISTINCT = [f"answer {number}" for number in range(20)]
 REFERENCES = ["the cat sat on the mat", "a dog barks at the moon tonight"]
 
 
 def test_bleu_by_hand() -> None:
-    # 5 of 6 words; 4 of 5 pairs; 3 of 4; 2 of 3; lengths are equal
+    # 5 of 6 words, 4 of 5 pairs, 3 of 4 and 2 of 3 longer n-grams; equal lengths
     score = bleu(["the cat sat on the rug"], ["the cat sat on the mat"])
     assert score.name == "BLEU"
     assert score.value == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
@@ -33,130 +35,125 @@ def test_bleu_by_hand() -> None:
     assert short.value == pytest.approx(100 * math.exp(1 - 6 / 4))  # the brevity penalty
 
 
-def test_copying_the_source_is_scored_as_a_translation_is() -> None:
+def test_copying_the_source_is_scored_like_a_translation() -> None:
     modern = ["I have not seen him since yesterday , sir .", "You are a good man ."]
     original = ["I have not seen him since yestereve , sir .", "Thou art a good man ."]
-    found = copy_baseline(modern, original)
-    assert found.bleu == bleu(modern, original).value
-    assert found.shared_words == pytest.approx((7 + 3) / (8 + 5))  # the numbers of words, without punctuation
-    assert found.one_language
-    assert str(found) == f"copying the source scores {found.bleu:.2f} BLEU"
-    assert copy_baseline(modern, [line.upper() for line in original], lowercase=True).bleu == pytest.approx(found.bleu)
+    copy = copy_baseline(modern, original)
+    assert copy.bleu == bleu(modern, original).value
+    assert copy.shared_words == pytest.approx((7 + 3) / (8 + 5))  # words without punctuation
+    assert copy.one_language
+    assert copy_baseline(modern, [line.upper() for line in original], lowercase=True).bleu == pytest.approx(copy.bleu)
 
 
-def test_two_languages_are_not_one_for_their_names_and_numbers() -> None:
+def test_names_and_numbers_do_not_make_two_languages_one() -> None:
     german = ["Maria und Peter kamen 1999 in die große Stadt , in der sie heute noch gern leben ."]
     english = ["Maria and Peter came in 1999 to the large town , where they still like to live today ."]
-    found = copy_baseline(german, english)
-    assert found.shared_words == pytest.approx(4 / 16)  # a word of the reference stands for one of the source
-    assert not found.one_language
-    # of several references the nearest counts
+    copy = copy_baseline(german, english)
+    assert copy.shared_words == pytest.approx(4 / 16)  # a word of the reference matches one word of the source
+    assert not copy.one_language
+    # of several references the most similar counts
     assert copy_baseline(["a b", "c"], ["x y", "c"], others=[["a z", "w"]]).shared_words == pytest.approx(2 / 3)
 
 
-def test_case_counts_unless_lowercase_is_asked_for() -> None:
+def test_lowercase_ignores_case() -> None:
     assert bleu(["The Cat Sat On The Mat"], REFERENCES[:1]).value < 10
     score = bleu(["The Cat Sat On The Mat"], REFERENCES[:1], lowercase=True)
     assert score.value == pytest.approx(100)
     assert "case:lc" in score.signature
 
 
-def by_length(sources, *texts, **how):
-    return bleu_by(length_parts(sources), *texts, **how)
-
-
-def test_bleu_by_length_scores_each_part_on_its_own() -> None:
-    sources = [" ".join("w" * length) for length in (2, 11, 0, 10)]  # a part's upper end belongs to it
+def test_bleu_by_length_scores_each_group_separately() -> None:
+    sources = [" ".join("w" * length) for length in (2, 11, 0, 10)]  # upper ends are inclusive
     hypotheses = [REFERENCES[0], "the cat sat on the rug", REFERENCES[0], REFERENCES[0]]
-    found = by_length(sources, hypotheses, REFERENCES[:1] * 4)
-    assert [(one.value, one.sentences) for one in found] == [("1–10", 3), ("11–20", 1)]
-    assert [one.bleu for one in found] == pytest.approx([100, bleu(hypotheses[1:2], REFERENCES[:1]).value])
-    characters = by_length(["我们明天去", "我们明天去北京看看他们的新 A380 飞机"], REFERENCES, REFERENCES)
-    assert [one.sentences for one in characters] == [1, 1]
+    bins = bleu_by(length_parts(sources), hypotheses, REFERENCES[:1] * 4)
+    assert [(group.value, group.sentences) for group in bins] == [("1–10", 3), ("11–20", 1)]
+    assert [group.bleu for group in bins] == pytest.approx([100, bleu(hypotheses[1:2], REFERENCES[:1]).value])
+    chinese = ["我们明天去", "我们明天去北京看看他们的新 A380 飞机"]
+    assert [rows for _, rows in length_parts(chinese)] == [[0], [1]]
 
 
 def test_bootstrap_of_a_clearly_better_system() -> None:
     references = [f"sentence number {row} of the little corpus has words" for row in range(60)]
     worse = [line.replace("little", "small").replace("words", "them") for line in references]
-    found = paired_bootstrap(worse, references, references)
-    test = found["BLEU"]
+    tests = paired_bootstrap(worse, references, references)
+    test = tests["BLEU"]
     assert test.system.value == pytest.approx(100)
     assert test.baseline.value == pytest.approx(bleu(worse, references).value)
     assert test.difference.value == pytest.approx(test.system.value - test.baseline.value)
     assert test.p_value == pytest.approx(1 / 1001)
-    assert found["chrF2"].difference.value > 0
-    one, other = (
-        [line.replace("little", "small") if row * 7 % 60 in wrong else line for row, line in enumerate(references)]
-        for wrong in (range(0, 30), range(22, 60))
+    assert tests["chrF2"].difference.value > 0
+    first, second = (
+        [line.replace("little", "small") if row * 7 % 60 in changed else line for row, line in enumerate(references)]
+        for changed in (range(0, 30), range(22, 60))
     )
-    for near in paired_bootstrap(other, one, references).values():  # p is two-sided, of the interval's own error
-        change = near.difference
-        errors = 1.96 * abs(change.value) / (change.high - change.value)
-        assert near.p_value == pytest.approx(math.erfc(errors / math.sqrt(2)), rel=0.01)
-        assert 0.01 < near.p_value < 1
-    itself = paired_bootstrap(worse, worse, references)["BLEU"]
-    assert (itself.difference.value, itself.p_value) == (0, 1)
+    for test in paired_bootstrap(second, first, references).values():  # p is two-sided, with the interval's error
+        estimate = test.difference
+        errors = 1.96 * abs(estimate.value) / (estimate.high - estimate.value)
+        assert test.p_value == pytest.approx(math.erfc(errors / math.sqrt(2)), rel=0.01)
+        assert 0.01 < test.p_value < 1
+    equal = paired_bootstrap(worse, worse, references)["BLEU"]
+    assert (equal.difference.value, equal.p_value) == (0, 1)
 
 
 def test_several_references_are_one_corpus() -> None:
     hypotheses, first, second = ["the cat sat on the rug"], ["the cat sat on the mat"], ["the cat lay on the rug"]
-    both = all_scores(hypotheses, first, others=[second])
-    alone = all_scores(hypotheses, first)
-    assert all("nrefs:2" in score.signature for score in both)
-    assert both[0].value == pytest.approx(100 * (6 / 6 * 5 / 5 * 4 / 4 * 2 / 3) ** 0.25)
-    assert both[0].value > alone[0].value
-    assert both[2].value == pytest.approx(100 / 6)
-    found = paired_bootstrap(hypotheses * 3, second * 3, first * 3, others=[second * 3])
-    assert found["BLEU"].system.value == pytest.approx(100)
-    (one,) = by_length(["a b c"], hypotheses, first, others=[second])
-    assert one.bleu == pytest.approx(both[0].value)
+    scores = all_scores(hypotheses, first, others=[second])
+    assert all("nrefs:2" in score.signature for score in scores)
+    assert scores[0].value == pytest.approx(100 * (6 / 6 * 5 / 5 * 4 / 4 * 2 / 3) ** 0.25)
+    assert scores[0].value > all_scores(hypotheses, first)[0].value
+    assert scores[2].value == pytest.approx(100 / 6)
+    tests = paired_bootstrap(hypotheses * 3, second * 3, first * 3, others=[second * 3])
+    assert tests["BLEU"].system.value == pytest.approx(100)
+    (group,) = bleu_by(length_parts(["a b c"]), hypotheses, first, others=[second])
+    assert group.bleu == pytest.approx(scores[0].value)
 
 
-def test_chinese_is_split_by_characters() -> None:
+def test_chinese_is_split_into_characters() -> None:
     hypothesis, reference = ["我们明天去北京看看"], ["我们明天去上海看看"]
-    usual, own = (bleu(hypothesis, reference, tokenize=name) for name in ("13a", "zh"))
-    assert "tok:zh" in own.signature
-    assert usual.value < 1 < own.value
+    usual, chinese = (bleu(hypothesis, reference, tokenize=name) for name in ("13a", "zh"))
+    assert "tok:zh" in chinese.signature
+    assert usual.value < 1 < chinese.value
     ter = all_scores(hypothesis, reference)[2]
     assert ter.value == pytest.approx(100 * 2 / 9)
     assert "asian:yes" in ter.signature
     assert "asian:no" in all_scores(REFERENCES, REFERENCES)[2].signature
 
 
-def test_a_language_has_its_usual_tokenizer() -> None:
-    found = {language: usual_tokenizer(language) for language in ("de", "zh", "zh-TW", "ZH_hant", "th", None)}
-    assert found == {"de": "13a", "zh": "zh", "zh-TW": "zh", "ZH_hant": "zh", "th": "char", None: "13a"}
+def test_the_usual_tokenizer_of_a_language() -> None:
+    names = {language: usual_tokenizer(language) for language in ("de", "zh", "zh-TW", "ZH_hant", "th", None)}
+    assert names == {"de": "13a", "zh": "zh", "zh-TW": "zh", "ZH_hant": "zh", "th": "char", None: "13a"}
     assert usual_tokenizer("ja") == ("ja-mecab" if importlib.util.find_spec("MeCab") else "char")
 
 
-def test_a_tokenizer_that_is_not_there() -> None:
-    with pytest.raises(UserError, match=r"--tokenize ja-mekab: sacrebleu has .*did you mean 'ja-mecab'"):
+def test_a_missing_tokenizer_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--tokenize ja-mekab: .*'ja-mecab'"):
         check_tokenizer("ja-mekab")
     if importlib.util.find_spec("MeCab") is None:
         with pytest.raises(UserError, match=r"--tokenize ja-mecab: .*pip install sacrebleu\[ja\]"):
             check_tokenizer("ja-mecab")
 
 
-def test_empty_answers_are_counted_and_empty_lines_want_none() -> None:
-    assert remarks(["a", "", " ", "b", "c"], ["", "", "", "x", " "]) == ["2 of 3 answers are empty"]
-
-
-@pytest.mark.parametrize(("equal", "said"), [(1.0, False), (0.5, True)])
-def test_equal_answers_are_told(equal: float, said: bool) -> None:
-    answers = ["a man"] * 12 + [f"answer {number}" for number in range(8)]
-    assert remarks(LINES, answers, equal) == (["12 of 20 answers are the same: 'a man'"] if said else [])
-    assert remarks(LINES, ["yes"] * 20, equal) == ["20 of 20 answers are the same: 'yes'"]
-
-
-def test_sound_answers_and_equal_ones_to_few_or_equal_lines_are_no_fault() -> None:
-    assert remarks(LINES, [f"answer {number}" for number in range(20)]) == []
-    assert remarks([], []) == []
-    assert remarks(LINES[:9], ["yes"] * 9) == []
-    assert remarks(["the same"] * 20, ["yes"] * 20) == []
+@pytest.mark.parametrize(
+    ("lines", "answers", "equal", "place"),
+    [
+        (["a", "", " ", "b", "c"], ["", "", "", "x", " "], 1.0, "2 of 3 "),  # empty lines are not counted
+        (LINES, ["a man"] * 12 + DISTINCT[:8], 1.0, ""),
+        (LINES, ["a man"] * 12 + DISTINCT[:8], 0.5, "12 of 20 .*'a man'"),
+        (LINES, ["yes"] * 20, 1.0, "20 of 20 .*'yes'"),
+        (LINES, DISTINCT, 1.0, ""),
+        ([], [], 1.0, ""),
+        (LINES[:9], ["yes"] * 9, 1.0, ""),  # too few lines
+        (["the same"] * 20, ["yes"] * 20, 1.0, ""),  # equal lines have equal answers
+    ],
+)
+def test_degenerate_answers_are_reported(lines: list[str], answers: list[str], equal: float, place: str) -> None:
+    sentences = remarks(lines, answers, equal)
+    assert len(sentences) == bool(place)
+    assert re.match(place, "".join(sentences))
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("the the the the", True),
         ("the the the", False),
@@ -167,13 +164,13 @@ def test_sound_answers_and_equal_ones_to_few_or_equal_lines_are_no_fault() -> No
         ("", False),
     ],
 )
-def test_loops(text: str, found: bool) -> None:
-    assert loops(text) is found
+def test_loops(text: str, expected: bool) -> None:
+    assert loops(text) is expected
 
 
-def test_loops_are_told_from_one_in_a_hundred_on() -> None:
-    counted = Degenerate()
-    counted.add(["x"] * 100, ["go go go go", *(f"answer {number}" for number in range(99))])
-    assert list(counted.remarks()) == ["1 of 100 answers repeat themselves: a few words come 4 times in a row or more"]
-    counted.add(["x"], ["fine"])
-    assert list(counted.remarks()) == []
+def test_loops_are_reported_from_one_in_a_hundred_on() -> None:
+    counter = Degenerate()
+    counter.add(["x"] * 100, ["go go go go", *(f"answer {number}" for number in range(99))])
+    assert [remark.startswith("1 of 100 ") for remark in counter.remarks()] == [True]
+    counter.add(["x"], ["fine"])
+    assert list(counter.remarks()) == []

@@ -87,7 +87,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
         if scoring.looks_tokenised(references):
             note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
         scoring.check_tokenizer(compared["tokenize"])
-        how: scoring.How = {**compared, "others": others}
+        how: scoring.ScoreOptions = {**compared, "others": others}
         made, hypotheses, seconds = _answered(run, text, asked, decoding)
         for remark in remarks(text.source, hypotheses, equal=0.5):
             warn(f"{run.name}, {made.weights.name}: {remark}")
@@ -143,7 +143,10 @@ class TranslationKind(TextKind[TranslationRecipe]):
         given = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
         text = text_of(run, result.split)
         lowercase = bool(result.settings["lowercase"])
-        how: scoring.How = {"lowercase": lowercase, "tokenize": str(result.settings.get("tokenize", scoring.USUAL))}
+        how: scoring.ScoreOptions = {
+            "lowercase": lowercase,
+            "tokenize": str(result.settings.get("tokenize", scoring.USUAL)),
+        }
         return Answers(text.source, text.references[0], given, text.extras, how)
 
     def tables(self, settings: TransformerSection, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -250,7 +253,7 @@ class Evaluation:
             yield Table(f"paired bootstrap against {self.against} (95 % interval); {ONE_SEED}", columns, cells)
 
 
-def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.How]:
+def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.ScoreOptions]:
     """Return the text, the search, and how translations are compared: as asked, or as is usual for the run's text."""
     run, given = asked.run, dict(asked.options)
     lowercase, tokenize = given.pop("lowercase", None), given.pop("tokenize", None)
