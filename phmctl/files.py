@@ -1,14 +1,13 @@
-"""Writing that survives a crash: beside the target, flushed to the disk, then renamed over it.
+"""Write files so that a crash leaves the old content or the new one, never a part of it.
 
-What is being written has a hidden, random name, and its writer holds its lock: process ids say nothing where containers
-or hosts share a folder. What nobody holds was left by a process that died.
+A file or folder is written under a hidden temporary name, flushed to the disk and renamed. A killed process may leave
+its temporary behind; the next writer of the same name removes temporaries that are more than a day old.
 
-Prepared data, checkpoints and exports are sealed folders: filled beside their place, flushed,
-described by a manifest that is written last (name, bytes and SHA-256 of each file, to notice damage), renamed.
+Prepared data, checkpoints and exports are sealed folders: a manifest, written last, lists the name, size and SHA-256 of
+every file, so that a reader can detect damage.
 """
 
 import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -18,95 +17,85 @@ import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import warn
-from phmctl.errors import OutputError, UserError, WriteFailedError
+from phmctl.errors import LockedError, OutputError, UserError, WriteFailedError
 
-_A_DAY = 86_400.0  # seconds
-_FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-# what a file system without flock answers; NFS wants a descriptor that may write, which a folder's is not
+FORMAT = 1  # format number of recipes, prepared data, checkpoints, results and exports; readers refuse other numbers
+
+_ABANDONED_AFTER = 86_400.0  # seconds without a change after which a temporary has no living writer
+_DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+# Errors of file systems without flock. NFS reports EBADF.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
-_ASIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
+_REPLACED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
-
-_ENTRY = {"name": str, "bytes": int, "sha256": str}  # what a manifest says of a file
+_FILE_ENTRY = {"name": str, "bytes": int, "sha256": str}
 
 
 @contextmanager
-def writing(where: Path) -> Iterator[None]:
-    """Turn an operating system's refusal to write into an OutputError; of a full or broken disk a WriteFailedError."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError into an OutputError that names the path, or a WriteFailedError if the disk is full or broken."""
     try:
         yield
     except OSError as error:
-        kind = WriteFailedError if error.errno in _FAILED else OutputError
+        error_type = WriteFailedError if error.errno in _DISK_FAILURES else OutputError
         reason = error.strerror or str(error)
-        raise kind(f"cannot write {where}: {reason}; choose a folder that is writable and has space") from error
+        raise error_type(f"cannot write {path}: {reason}; choose a folder that is writable and has space") from error
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock that a file stands for, and yield whether it is held: False only without `wait`.
+def lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
+    """Hold an exclusive lock on a file, which is created if it is missing and stays afterwards.
 
-    The file is made and stays, unless the block fails and nothing else is in its folder: then both go. The end of the
-    process gives the lock back. Whoever holds it may remove file and folder: who waits makes them anew. Where the file
-    system has no locks (some of Lustre, NFS and FUSE) a warning says so, and the lock counts as held.
+    The lock ends with the process. On a file system without locks (some of Lustre, NFS and FUSE) a warning is printed
+    and the block runs unlocked.
+
+    Args:
+        timeout: seconds to wait for another process; a negative number waits without limit.
+
+    Raises:
+        LockedError: another process still holds the lock after `timeout` seconds.
+        OutputError: the file cannot be created.
     """
-    while True:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("a")
-        with handle:
-            with writing(path):
-                held = take_lock(handle.fileno(), wait=wait)
-            if held is None:
-                warn(f"no locks are to be had in {path.parent}: see to it that no second process writes there")
-            if held is False or _is_open_as(handle.fileno(), path):
-                try:
-                    yield held is not False
-                except BaseException:
-                    with suppress(OSError):
-                        if held is not False and [*path.parent.iterdir()] == [path]:
-                            path.unlink()
-                            path.parent.rmdir()
-                    raise
-                return
+    from filelock import FileLock, Timeout  # imports asyncio, which takes longer than most commands
 
-
-def take_lock(descriptor: int, *, wait: bool = False, shared: bool = False) -> bool | None:
-    """Take the lock of an open file: whether it is held; None where the file system has no locks."""
+    file_lock = FileLock(path, timeout=timeout, poll_interval=0.02, fallback_to_soft=False)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file_lock.acquire()
+        except Timeout:
+            raise LockedError(f"another process holds the lock {path}") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            warn(f"the file system of {path.parent} has no locks: make sure that no second process writes there")
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return None
-    return True
+        yield
+    finally:
+        file_lock.release()
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of :func:`locked` now; None where the file system has no locks."""
+    """Return whether a process holds :func:`lock` on a file, or None if that cannot be determined."""
+    if not path.exists():
+        return False
+    from filelock import FileLock, Timeout
+
     try:
-        with path.open("rb") as handle:
-            free = take_lock(handle.fileno(), shared=True)
+        with FileLock(path, timeout=0, fallback_to_soft=False):
+            return False
+    except Timeout:
+        return True
     except OSError:
-        return False
-    return None if free is None else not free
-
-
-def _is_open_as(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+        return None
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's entries, so that a rename in it survives a power cut, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -115,10 +104,10 @@ def sync(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file so that a reader sees the old content or the new one, never a part.
+    """Write a file so that a reader sees the old content or the new content, never a part.
 
-    Names of files that are no UTF-8 stand in text as lone surrogates, which are written as escapes, as JSON has them.
-    A link is followed; a pipe or a device (``/dev/stdout``) is written to, for a rename would put a file in its place.
+    Lone surrogates, which stand for file names that are not UTF-8, are written as escapes, as in JSON. Links are
+    followed. A pipe or a device (``/dev/stdout``) is written directly, because a rename would replace it by a file.
     """
     payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with writing(path):
@@ -127,169 +116,181 @@ def write_atomic(path: Path, content: bytes | str) -> None:
             return
         target = path.resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent, target.name)
-        with held_beside(target, folder=False) as (temporary, descriptor):
-            with open(descriptor, "wb", closefd=False) as handle:  # until the rename: who sweeps sees the lock
-                handle.write(payload)
-            os.fsync(descriptor)
+        remove_abandoned(target)
+        temporary = _hidden_name(target, "tmp")
+        try:
+            with temporary.open("xb") as file:
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(target)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
         sync(target.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically, with keys in the order given."""
+    """Write a value as indented JSON, atomically; keys keep their order."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json_object(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
-    """Return the JSON object that a file holds; `failure`, which ends with the advice, where there is none."""
+def read_json_object(path: Path, error_type: type[UserError], advice: str) -> dict[str, Any]:
+    """Return the JSON object in a file; otherwise raise `error_type` with a message that ends with `advice`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise failure(f"{path} is missing; {advice}") from error
+        raise error_type(f"{path} is missing; {advice}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise failure(f"{path} cannot be read ({error}); {advice}") from error
+        raise error_type(f"{path} cannot be read ({error}); {advice}") from error
     if not isinstance(value, dict):
-        raise failure(f"{path} is damaged: it holds no JSON object; {advice}")
+        raise error_type(f"{path} is damaged: it holds no JSON object; {advice}")
     return value
 
 
-def refuse_pipes(folder: Path, failure: type[UserError]) -> None:
-    """Refuse a folder that holds a pipe, a socket or a device, below it too: a reader would wait for its writer."""
+def refuse_pipes(folder: Path, error_type: type[UserError]) -> None:
+    """Raise `error_type` if a pipe, socket or device lies in or below a folder: reading it would block."""
     for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names):
-            if not path.is_file() and path.exists():
-                raise failure(f"{path} is no regular file; remove it, or copy the whole folder again")
+        for name in names:
+            path = Path(parent, name)
+            if path.exists() and not path.is_file():
+                raise error_type(f"{path} is no regular file; remove it, or copy the whole folder again")
 
 
-def _beside(path: Path, suffix: str) -> Path:
+# --------------------------------------------------------------------------------------------- temporary files
+
+
+def _hidden_name(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
 @contextmanager
-def held_beside(path: Path, *, folder: bool = True) -> Iterator[tuple[Path, int]]:
-    """Yield a new file or folder beside `path` and its descriptor, whose lock is held; it goes unless it is renamed."""
-    flags = os.O_RDONLY if folder else os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-    while True:
-        temporary = _beside(path, "tmp")
-        with suppress(FileNotFoundError):  # swept in that moment
-            if folder:
-                temporary.mkdir()
-            descriptor = os.open(temporary, flags, 0o666)
-            if take_lock(descriptor) is not False and _is_open_as(descriptor, temporary):
-                break
-            os.close(descriptor)
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new hidden folder next to `path`; it is removed at the end unless the block renames it."""
+    temporary = _hidden_name(path, "tmp")
+    temporary.mkdir()
     try:
-        yield temporary, descriptor
+        yield temporary
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        os.close(descriptor)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of `folder` when the block ends well, and vanishes otherwise.
+    """Yield an empty folder that replaces `folder` if the block succeeds and is removed otherwise.
 
-    What has its name already steps aside, for a moment, and is removed. OutputError: it cannot be made or renamed, and
-    what was there stays.
+    An existing folder is renamed for a moment and then removed. If the new folder cannot be created or renamed, the old
+    one stays and OutputError is raised.
     """
-    with ExitStack() as stack:
-        with writing(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            temporary, _ = stack.enter_context(held_beside(folder))
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder)
+        temporary = _hidden_name(folder, "tmp")
+        temporary.mkdir()
+    try:
         yield temporary
         with writing(folder):
             sync(temporary)
-            aside = _beside(folder, "old")
+            replaced = _hidden_name(folder, "old")
             if folder.exists():
-                folder.rename(aside)
+                folder.rename(replaced)
             try:
                 temporary.rename(folder)
             except OSError:
                 with suppress(OSError):
-                    aside.rename(folder)
+                    replaced.rename(folder)
                 raise
             sync(folder.parent)
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def clear(path: Path) -> None:
-    """Clear what killed processes left of a file or folder, or of all beside it where its name is ``*``.
+    """Repair a file or folder after a killed process; a path named ``*`` stands for everything in its folder.
 
-    What is half made goes, what :func:`replacing` had moved aside comes back. For who alone may write there: nothing
-    tells whether such a process lives.
+    Temporaries are removed. A folder that :func:`replacing` had renamed gets its name back if nothing has taken it. The
+    caller must be the only writer, because the temporaries of living processes are removed too.
     """
     with writing(path):
-        for entry in path.parent.glob(".*.old"):
-            match = _ASIDE.fullmatch(entry.name)
-            if match is None or path.name not in ("*", match["name"]):
-                continue
-            place = path.with_name(match["name"])
-            if place.exists():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.rename(place)
-        sweep(path.parent, path.name)
+        restore_replaced(path)
+        for temporary in temporaries(path):
+            _remove(temporary)
 
 
-def discard(folder: Path) -> None:
-    """Remove a folder so that a crash leaves no part of it under its name, as :func:`sweep` does later. OSError."""
-    temporary = _beside(folder, "tmp")
-    folder.rename(temporary)
-    shutil.rmtree(temporary, ignore_errors=True)
+def restore_replaced(path: Path) -> None:
+    """Give folders that a killed :func:`replacing` had renamed their name back, unless a new folder has it."""
+    for replaced in path.parent.glob(".*.old"):
+        match = _REPLACED.fullmatch(replaced.name)
+        if match is None or path.name not in ("*", match["name"]):
+            continue
+        folder = path.with_name(match["name"])
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(folder)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporaries of `path` that have not changed for a day; ``*`` stands for everything in the folder."""
+    for temporary in temporaries(path):
+        with suppress(OSError):
+            if time.time() - temporary.lstat().st_mtime > _ABANDONED_AFTER:
+                _remove(temporary)
 
 
 def temporaries(path: Path) -> list[Path]:
-    """The temporary files and folders that were to become `path`; all of its folder where its name is ``*``."""
+    """Return the temporaries of `path`; a path named ``*`` stands for everything in its folder."""
     name = path.name if path.name == "*" else glob.escape(path.name)
     return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
 
 
-def sweep(folder: Path, name: str = "*") -> None:
-    """Remove the temporaries in a folder whose writers died: those of the file `name`, or all.
-
-    Where there are no locks, those of the last day are left. What cannot be removed is left too.
-    """
-    for entry in temporaries(folder / name):
+def _remove(path: Path) -> None:
+    """Remove a file or folder, or leave it if that fails."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
         with suppress(OSError):
-            descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                held = take_lock(descriptor)
-                if held or (held is None and time.time() - os.fstat(descriptor).st_mtime > _A_DAY):
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            finally:
-                os.close(descriptor)
+            path.unlink()
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; a crash never leaves a part of it under its name. Raises OSError."""
+    temporary = _hidden_name(folder, "tmp")
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------- sealed folders
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_text(parts: Iterable[str]) -> str:
-    """The SHA-256 of text in UTF-8, given in parts."""
+    """Return the SHA-256 of the concatenated parts in UTF-8."""
     return hashlib.sha256("".join(parts).encode("utf-8")).hexdigest()
 
 
 def file_entry(folder: Path, name: str) -> dict[str, Any]:
+    """Return the manifest entry of a file."""
     path = folder / name
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def are_file_entries(value: object) -> bool:
-    """Whether a value read from a manifest is a list of what :func:`file_entry` returns."""
-    return isinstance(value, list) and all(
-        isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _ENTRY.items())
-        for entry in value
-    )
+    """Return whether a value read from a manifest is a list of file entries."""
+    return isinstance(value, list) and all(map(_is_file_entry, value))
+
+
+def _is_file_entry(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), type_) for key, type_ in _FILE_ENTRY.items())
 
 
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Flush a folder that is otherwise complete to the disk and write its manifest; return it."""
+    """Flush a complete folder to the disk, write its manifest and return the manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in (*files, *{path.parent for path in files}):
         sync(path)
@@ -299,35 +300,39 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def read_seal(path: Path, failure: type[UserError], advice: str) -> dict[str, Any]:
-    """Return a manifest; `failure` where it is missing or lists no files."""
-    manifest = read_json_object(path, failure, advice)
+def read_seal(path: Path, error_type: type[UserError], advice: str) -> dict[str, Any]:
+    """Return a manifest; raise `error_type` if it is missing or does not list its files."""
+    manifest = read_json_object(path, error_type, advice)
     if not are_file_entries(manifest.get("files")):
-        raise failure(f"{path} is damaged: it does not list its files; {advice}")
+        raise error_type(f"{path} is damaged: it does not list its files; {advice}")
     return manifest
 
 
 def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
-    """What is wrong with a file, the end of a sentence, if it is not that which the entry describes."""
+    """Return how a file differs from its manifest entry, as the predicate of a sentence, or None if it does not."""
     path = folder / entry["name"]
     try:
-        there = path.is_file()
-    except (OSError, ValueError):  # a name that no file can have, as a damaged manifest may
-        there = False
-    if not there:
+        exists = path.is_file()
+    except (OSError, ValueError):  # a damaged manifest may contain an impossible file name
+        exists = False
+    if not exists:
         return "is missing"
-    whole = path.stat().st_size == entry["bytes"] and sha256(path) == entry["sha256"]
-    return None if whole else "is damaged: its SHA-256 is not the one recorded"
+    if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+        return "is damaged: its SHA-256 is not the one recorded"
+    return None
 
 
 def verify(
     folder: Path,
     entries: Iterable[Mapping[str, Any]],
-    failure: type[UserError],
+    error_type: type[UserError],
     advice: str,
     names: Collection[str] | None = None,
 ) -> None:
-    """Raise `failure` where a file that the entries describe is another now; of these names alone, if given."""
+    """Raise `error_type` if a file differs from its manifest entry; `names` restricts the check to these files."""
     for entry in entries:
-        if (names is None or entry["name"] in names) and (wrong := damage(folder, entry)):
-            raise failure(f"{folder / entry['name']} {wrong}; {advice}")
+        if names is not None and entry["name"] not in names:
+            continue
+        problem = damage(folder, entry)
+        if problem is not None:
+            raise error_type(f"{folder / entry['name']} {problem}; {advice}")

@@ -7,6 +7,7 @@ each group of answers, how many lines of the input they belong to, with their SH
 So what was written half is known, and so is another input. The last group takes it away: a file without it is complete.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from phmctl.console import emit, json_text, note, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import DataError, OutputError
-from phmctl.files import sync, take_lock, write_atomic, writing
+from phmctl.files import sync, write_atomic, writing
 from phmctl.metrics.text import Degenerate
 
 T = TypeVar("T")
@@ -176,8 +177,10 @@ class AnswersFile:
             # What another process has written into it meanwhile stays.
             self._handle = open(path, "r+b", opener=lambda path, flags: os.open(path, flags | os.O_CREAT, 0o666))  # noqa: SIM115
         try:
-            if take_lock(self._handle.fileno()) is False:
-                raise OutputError(f"another process writes {path}; wait for it, or name another file")
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(f"another process writes {path}; wait for it, or name another file") from None
             if self.record.exists():
                 self._take_up(resume)
             elif resume and path.stat().st_size:

@@ -21,7 +21,7 @@ from phmctl.data.rows import (
     with_copies,
 )
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import locked, sha256_text
+from phmctl.files import lock, sha256_text
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
 
 OWN = "files given by the user"
@@ -125,7 +125,7 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     refused = []
     urls = sha256_text([json.dumps([url.model_dump(mode="json") for url in card.urls], sort_keys=True)])
     folder = cache / f"urls-{urls[:12]}"
-    with locked(cache / ".lock"):
+    with lock(cache / ".lock"):
         for way in card.download_origins:
             try:
                 if way == "hub" and card.hub is not None:

@@ -7,7 +7,7 @@ from phmctl.console import note
 from phmctl.decoding.translator import ENGINES, TORCH
 from phmctl.errors import UserError, check_known
 from phmctl.exports import CTRANSLATE2, Export
-from phmctl.files import locked
+from phmctl.files import lock
 from phmctl.runs import Run, Weights
 
 EXACT = "float32"
@@ -48,7 +48,7 @@ def with_engine(
         return replace(kept, asked_as=checkpoint)
     from phmctl.export.verb import export
 
-    with locked(folder.parent / f".{name}.lock"):
+    with lock(folder.parent / f".{name}.lock"):
         kept = _kept(folder, weights)  # another process may have been faster
         if kept is None:
             note(f"exporting to {engine}; it is kept in {folder}")

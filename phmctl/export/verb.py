@@ -21,7 +21,7 @@ from phmctl.export.huggingface import verify_huggingface, write_huggingface
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import IDS, Subject, Verification, open_subject, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, Export
-from phmctl.files import clear, replacing, seal, write_atomic, writing
+from phmctl.files import replacing, restore_replaced, seal, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.task import exported_model
@@ -133,7 +133,7 @@ def export(
     check_known("format", to, FORMATS)
     check_quantize(to, quantize)
     target = output.resolve()
-    clear(target)
+    restore_replaced(target)
     _check_output(output, force=force)
     subject = open_subject(run, checkpoint)
     with writing(output), replacing(target) as folder:

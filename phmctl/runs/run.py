@@ -19,9 +19,8 @@ import os
 import platform
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,15 +39,15 @@ from phmctl.checkpoints import (
 )
 from phmctl.console import note
 from phmctl.devices import processor_name
-from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
+from phmctl.errors import LockedError, OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
-    held_beside,
-    locked,
+    lock,
     read_json_object,
     refuse_pipes,
+    remove_abandoned,
     sha256,
     sha256_text,
-    sweep,
+    temporary_folder,
     write_atomic,
     write_json,
     writing,
@@ -75,6 +74,7 @@ from phmctl.runs.find import (
 
 Kind = TypeVar("Kind", bound=Recipe)
 Loaded = TypeVar("Loaded")
+_CLAIM_SECONDS = 0.5  # listing runs takes the lock for a moment
 _AGAIN = "copy the run again, or train anew"
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
 
@@ -111,8 +111,8 @@ class Run:
         parent = root / recipe.name / recipe.variant
         with writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
-            sweep(parent)
-            with held_beside(parent / "new") as (temporary, _):
+            remove_abandoned(parent / "new")
+            with temporary_folder(parent / "new") as temporary:
                 if fill is not None:
                     fill(cls(temporary, recipe))
                 for name in (CHECKPOINTS, "results"):
@@ -287,17 +287,15 @@ class Run:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Keep other processes from training this run while the block lasts; RunError where one does."""
-        for pause in (0.02, 0.2, None):  # whoever lists runs asks for the lock, and holds it for that moment
-            with locked(self.folder / LOCK, wait=False) as held:
-                if held:
-                    yield
-                    return
-            if pause is not None:
-                time.sleep(pause)
-        raise RunError(
-            f"another process is training this run: {self.folder}; wait for it or stop it, "
-            "or leave --resume out to start a new run"
-        )
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lock(self.folder / LOCK, timeout=_CLAIM_SECONDS))
+            except LockedError:
+                raise RunError(
+                    f"another process is training this run: {self.folder}; wait for it or stop it, "
+                    "or leave --resume out to start a new run"
+                ) from None
+            yield
 
     @contextmanager
     def attempted(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from phmctl.checkpoints import (
 )
 from phmctl.data.batches import ORDER
 from phmctl.errors import OutputError, RecipeError, RunError
-from phmctl.files import clear, discard, sweep, write_json, writing
+from phmctl.files import clear, discard, remove_abandoned, write_json, writing
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe, TrainingSection
@@ -129,8 +129,8 @@ def clear_leftovers(run: Run) -> None:
     """Remove or put back what killed processes left in a run; for the process that trains it. Raises OutputError."""
     with writing(run.folder):
         clear(run.checkpoints_folder / "*")
-        for folder in (run.folder, run.results_folder):
-            sweep(folder)
+        clear(run.folder / "*")
+        remove_abandoned(run.results_folder / "*")
 
 
 # ------------------------------------------------------------------- the average (Vaswani et al. 2017, §6.1)

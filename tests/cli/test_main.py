@@ -145,10 +145,10 @@ _MAKING = """
 import sys, time
 from pathlib import Path
 import phmctl.cli.main as main
-from phmctl.files import held_beside
+from phmctl.files import temporary_folder
 
 def make():
-    with held_beside(Path(sys.argv[1]) / "new"):
+    with temporary_folder(Path(sys.argv[1]) / "new"):
         print("making", flush=True)
         [time.sleep(0.1) for _ in range(600)]  # a signal just before one long sleep would wait for its end
 

@@ -12,7 +12,7 @@ import pytest
 from phmctl.data.card import Card, Url, load_card
 from phmctl.data.corpus import find_files, open_corpus, own_corpus
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import locked
+from phmctl.files import lock
 from tests.data.helpers import put, sizes, texts
 
 
@@ -158,7 +158,7 @@ def test_a_second_process_waits_for_the_fetch(tmp_path):
     card, cache = card_with(serve(tmp_path / "server", "x")), tmp_path / "cache"
     done: list[tuple[str, str]] = []
     other = threading.Thread(target=lambda: done.append(first(card, cache, "test")))
-    with locked(cache / ".lock"):
+    with lock(cache / ".lock"):
         other.start()
         other.join(0.3)
         assert other.is_alive()

@@ -108,10 +108,18 @@ class Sweeper:
         problems = _judge(ended, kind)
         if scenario.checkpoints and before and not whole_checkpoints(self.work):
             problems.append("no checkpoint is left")
+        _date_back_temporaries(self.work)
         again = run(scenario.again(self.work), self.work, self.log, processes=scenario.processes)
         if again.code or (again.second is not None and again.second.code):
             problems.append(f"going on ended with {again.code}: {again.said[-300:]}")
         return ended, problems + differences(begin.wanted, contents(self.work))
+
+
+def _date_back_temporaries(work: Path) -> None:
+    """Let two days pass, after which the next writer removes the temporaries of a killed process."""
+    two_days_ago = time.time() - 2 * 86_400
+    for path in work.rglob(".*.tmp"):
+        os.utime(path, (two_days_ago, two_days_ago))
 
 
 def _restore(state: Path, work: Path) -> None:

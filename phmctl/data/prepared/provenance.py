@@ -15,7 +15,7 @@ from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
-from phmctl.files import clear, damage, locked, replacing, sha256, sha256_text, temporaries
+from phmctl.files import clear, damage, lock, replacing, sha256, sha256_text, temporaries
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
 
@@ -60,10 +60,10 @@ def build(
     `write` writes everything into the empty folder given, which takes its name when it is complete.
     """
     folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stay there
-    lock = folder.with_name(f".{folder.name}.lock")
+    lock_path = folder.with_name(f".{folder.name}.lock")
     left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
     if force or left or changes(folder, settings, made):
-        with locked(lock):  # a second process waits, and then finds it done
+        with lock(lock_path):  # a second process waits, and then finds it done
             clear(folder)  # what is half written goes; without a new folder the former one is put back
             changed = changes(folder, settings, made)
             if force or changed:
