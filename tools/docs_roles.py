@@ -1,4 +1,4 @@
-"""Extension for the API reference: docstrings have Sphinx's roles, which editors know; the pages are Markdown."""
+"""Extension for the API reference that translates Sphinx roles in docstrings to Markdown."""
 
 import re
 from typing import Any
@@ -10,9 +10,9 @@ _BLOCK = re.compile(r"::(?=\n\s*\n)")
 
 
 class Roles(griffe.Extension):
-    """Turns :class:`~x.y` into `y`, and the double colon before an indented block into a single one."""
+    """Replace :class:`~x.y` by `y`, and the double colon before an indented block by a single colon."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rewrite the docstring of a module, class, function or attribute as it is collected."""
+        """Rewrite the docstring of a collected module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring.value = _BLOCK.sub(":", _ROLE.sub(r"`\1`", obj.docstring.value))

@@ -1,4 +1,4 @@
-"""Welch's t test of two models by their scores over seeds, for trainings whose translations are not kept.
+"""Compare two models by Welch's t test on their scores over seeds, if their translations are not available.
 
 ::
 
@@ -14,8 +14,8 @@ from phmctl.metrics.significance import Scorer, difference
 
 
 def fixed(scores: str) -> Scorer:
-    """Score every sample of the items alike: the seeds are all that varies."""
-    values = np.array([float(each) for each in scores.split(",")])
+    """Return a scorer that gives these scores to every sample of items, so that only the seeds vary."""
+    values = np.array([float(score) for score in scores.split(",")])
     return lambda counts: np.tile(values, (len(counts), 1))  # (B, S)
 
 
@@ -24,8 +24,8 @@ if __name__ == "__main__":
     parser.add_argument("baseline")
     parser.add_argument("system")
     parser.add_argument("--margin", type=float, default=0.5)
-    asked = parser.parse_args()
-    found = difference(fixed(asked.baseline), fixed(asked.system), 1, margin=asked.margin, samples=100_000)
-    change = found.difference
-    interval = f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f}), p {found.p_value:.4f}"
-    sys.stdout.write(f"{interval}\np of a loss of {asked.margin:g}: {found.p_not_inferior:.4f}\n")
+    options = parser.parse_args()
+    test = difference(fixed(options.baseline), fixed(options.system), 1, margin=options.margin, samples=100_000)
+    change = test.difference
+    interval = f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f}), p {test.p_value:.4f}"
+    sys.stdout.write(f"{interval}\np of a loss of {options.margin:g}: {test.p_not_inferior:.4f}\n")

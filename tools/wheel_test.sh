@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The wheel alone must do: build it, unpack it in an empty folder, and use it from there. Needs no network when the
-# build backend is at hand; the dependencies are those of the interpreter named by PYTHON.
+# Build the wheel, install it into an empty folder, and use it from there, without the checkout. The dependencies come
+# from the interpreter PYTHON; no network is needed if the build backend is installed.
 set -euo pipefail
 
 python=$(realpath -s "${PYTHON:-python3}")
