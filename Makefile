@@ -1,12 +1,12 @@
-# `make demo` and `make test` need a Python of 3.11.4 or later and nothing else; both make their own .venv.
-# Another interpreter: make demo PYTHON=/path/to/python3.12
-# Without a GPU, pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) can point at torch's CPU builds.
+# `make demo` and `make test` need only Python 3.11.4 or later; they create .venv.
+# To use another interpreter: make demo PYTHON=/path/to/python3.12
+# To install torch's CPU builds, set pip's variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# The first interpreter that is new enough and can make virtual environments.
+# The first interpreter that is new enough and can create virtual environments.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11, 4))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
@@ -17,7 +17,7 @@ PHMCTL := $(BIN)/phmctl
 MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
-# Two test processes of one thread each suit two cores; a bigger machine takes more.
+# Test processes, each with one thread: as many as cores, up to eight.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
 .PHONY: help demo docs test faults lint check format bench gpu-check wheel-test clean
@@ -27,7 +27,7 @@ help: ## List the targets
 
 $(MADE):
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "no Python 3.11.4 or later with venv was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; fi
+		echo "found no Python 3.11.4 or later with venv; set its path: make PYTHON=/path/to/python3" >&2; exit 2; fi
 	"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
@@ -42,20 +42,20 @@ $(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
 demo: $(RUNTIME) ## Prepare, train, translate, score and count on the built-in miniature corpus
 	@PHMCTL=$(PHMCTL) bash tools/demo.sh
 
-test: lint docs ## Everything that must pass: ruff, mypy, the documentation, pytest
+test: lint docs ## Run all checks: ruff, mypy, the documentation, pytest
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES)
 
-# How many files of each kind are tried.
+# Hostile files of each kind.
 FUZZ ?= 20000
-# Each EVERY-th write is disturbed; 1: all.
+# Only every EVERY-th write is disturbed; 1 disturbs all.
 EVERY ?= 1
 
-faults: $(DEVELOPMENT) ## Give every reader hostile files (FUZZ of each); disturb every write of every command (or each EVERY-th)
+faults: $(DEVELOPMENT) ## Fuzz every reader (FUZZ files of each kind), and disturb every EVERY-th write of every command
 	PHMCTL_EXPLORE=1 PHMCTL_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/fuzz
 	mkdir -p build
 	$(BIN)/python -m tests.faults.sweep --every $(EVERY) --jobs $(PROCESSES) --json build/faults.json
 
-gpu-check: $(DEVELOPMENT) ## On a GPU: its tests, the layer, training and decoding, into build/gpu-check.json; 2 without one
+gpu-check: $(DEVELOPMENT) ## Run the GPU tests and benchmarks, and write build/gpu-check.json; exit code 2 without a GPU
 	$(BIN)/python tools/gpu_check.py --output build/gpu-check.json
 
 lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
@@ -73,9 +73,9 @@ format: $(DEVELOPMENT) ## Rewrite the code in the project's format
 bench: $(RUNTIME) ## Time a PHM layer against the dense layer of the same shape
 	$(PHMCTL) bench layer
 
-wheel-test: $(DEVELOPMENT) ## Build the wheel, unpack it elsewhere, and find recipes, cards and the miniature in it
+wheel-test: $(DEVELOPMENT) ## Build the wheel, install it elsewhere, and check that it has the recipes, cards and the miniature
 	@PYTHON=$(BIN)/python bash tools/wheel_test.sh
 
-clean: ## Remove what the targets made, except runs/ and data/
+clean: ## Remove the files that the targets created, except runs/ and data/
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
