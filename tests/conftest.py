@@ -1,15 +1,15 @@
-"""What the tests share: the miniature corpus, prepared once, and a run trained on it for a moment."""
+"""Shared fixtures: the prepared miniature corpus, and a run trained on it for a few steps."""
 
 import os
 import signal
 
-# A shell that runs the tests in the background has told them to ignore Ctrl-C, and nohup SIGHUP: some are about these.
+# Background shells ignore SIGINT and nohup ignores SIGHUP, but some tests send these signals.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Two test processes on two cores: one thread each, before torch makes its pools.
+# One thread per test process, set before torch creates its thread pools.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 
-# The same examples every time, so that a change is judged by itself. To look for new ones: PHMCTL_EXPLORE=1 make test.
+# Hypothesis uses the same examples in every run. To search for new ones: PHMCTL_EXPLORE=1 make test.
 settings.register_profile("same", derandomize=True)
 if not os.environ.get("PHMCTL_EXPLORE"):
     settings.load_profile("same")
@@ -58,7 +58,7 @@ def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: Transl
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe, miniature_data: Path) -> Run:
-    """A run of the tiny recipe. Shared: do not change it."""
+    """A run of the tiny recipe. Tests share it and must not change it."""
     from phmctl.training.train import train
 
     return train(tiny_recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs"), quiet=True).run
@@ -76,7 +76,7 @@ def copying_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copying_file(tmp_path: Path) -> Path:
-    """A recipe's file, of four steps on that corpus."""
+    """A recipe file with four steps on the copying corpus."""
     from phmctl.recipe.loading import dump_recipe
     from tests.training.copying import copying_recipe
 
