@@ -1,4 +1,4 @@
-"""The built-in corpus: the text that every figure of the miniature was trained on."""
+"""The built-in corpus, on which every published figure of the miniature was measured."""
 
 import hashlib
 import re
@@ -30,5 +30,5 @@ def test_words_of_valid_and_test_are_known_from_train(miniature: dict[str, list[
     train, *others = ([re.findall(r"\w+", english.lower()) for _, english in pairs] for pairs in miniature.values())
     known = {word for words in train for word in words}
     for split in others:
-        words = [word for each in split for word in each]
+        words = [word for sentence in split for word in sentence]
         assert sum(word not in known for word in words) / len(words) < 0.002
