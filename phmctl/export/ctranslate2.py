@@ -1,10 +1,10 @@
-"""The form of CTranslate2: its own file of matrices, by name.
+"""Write CTranslate2 models.
 
-A Transformer's maps are dense once H is built. CTranslate2 wants queries, keys and values of self-attention in one
-matrix, keys and values of cross-attention in another, and the sinusoids as a table of positions.
+CTranslate2 stores the queries, keys and values of self-attention in one matrix, the keys and values of cross-attention
+in another, and the sinusoidal positions as a table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,80 +21,83 @@ from phmctl.nn.layers import sinusoids
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
 
-def write_ctranslate2(form: DenseForm, tokenizers: TokenizerPair, quantize: str, longest: int, folder: Path) -> None:
-    """Write a Transformer's dense form as a CTranslate2 model into ``folder/model``.
+def write_ctranslate2(
+    form: DenseForm, tokenizers: TokenizerPair, quantize: str, max_positions: int, folder: Path
+) -> None:
+    """Write a Transformer as a CTranslate2 model into ``folder/model``.
 
-    UserError: CTranslate2 has no such quantisation, or this machine cannot run it.
+    Raises UserError if CTranslate2 does not know the quantisation or this machine cannot run it.
     """
     check_known("quantisation", quantize, QUANTIZATIONS)
-    able = require("ctranslate2", "ctranslate2").get_supported_compute_types("cpu")
-    if quantize not in able:
-        known = ", ".join(name for name in QUANTIZATIONS if name in able)
-        raise UserError(f"--quantize {quantize}: this machine's processor cannot run it; it can run {known}")
+    supported = require("ctranslate2", "ctranslate2").get_supported_compute_types("cpu")
+    if quantize not in supported:
+        types = ", ".join(name for name in QUANTIZATIONS if name in supported)
+        raise UserError(f"--quantize {quantize}: this machine's processor cannot run it; it can run {types}")
     specs = require("ctranslate2.specs", "ctranslate2")
     try:
-        spec = _spec(specs, form, longest)
-    except TypeError as error:  # an option that only later versions have, such as the width of a head
+        spec = _spec(specs, form, max_positions)
+    except TypeError as error:  # older versions lack some arguments, such as head_dim
         raise MissingExtraError(
             f"CTranslate2 is too old ({error}); get a later one with: pip install --upgrade 'phmctl[ctranslate2]'"
         ) from error
     spec.register_source_vocabulary(tokenizers.source.vocabulary)
     spec.register_target_vocabulary(tokenizers.target.vocabulary)
-    spec.config.bos_token, spec.config.eos_token = SPECIAL_TOKENS[BOS], SPECIAL_TOKENS[EOS]
-    spec.config.unk_token, spec.config.decoder_start_token = SPECIAL_TOKENS[UNK], SPECIAL_TOKENS[BOS]
-    spec.config.add_source_bos = spec.config.add_source_eos = False  # ours are closed by EOS already
+    spec.config.bos_token = SPECIAL_TOKENS[BOS]
+    spec.config.eos_token = SPECIAL_TOKENS[EOS]
+    spec.config.unk_token = SPECIAL_TOKENS[UNK]
+    spec.config.decoder_start_token = SPECIAL_TOKENS[BOS]
+    spec.config.add_source_bos = False
+    spec.config.add_source_eos = False  # our sources end with EOS already
     spec.validate()
     spec.optimize(quantization=None if quantize == "float32" else quantize)
     (folder / MODEL).mkdir()
     spec.save(str(folder / MODEL))
 
 
-def _spec(specs: Any, form: DenseForm, longest: int) -> Any:
-    config = form.config
+def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:
+    config, tensors = form.config, form.whole()
+    heads = config["heads"]
     options = {"pre_norm": config["pre_norm"], "no_final_norm": not config["final_norm"]}
-    heads, head_width = config["heads"], config["inner"] // config["heads"]
     if config["inner"] != config["width"]:
-        options["head_dim"] = head_width
+        options["head_dim"] = config["inner"] // heads
     encoder = specs.TransformerEncoderSpec(config["encoder_layers"], heads, **options)
     decoder = specs.TransformerDecoderSpec(config["decoder_layers"], heads, **options)
-    spec = specs.TransformerSpec(encoder, decoder)
-    tensors = form.whole()
-    spec.encoder.embeddings[0].weight = tensors["source_embedding.weight"].numpy()
-    spec.decoder.embeddings.weight = tensors["target_embedding.weight"].numpy()
-    for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
-        stack.position_encodings.encodings = sinusoids(longest, config["width"]).numpy()
+    encoder.embeddings[0].weight = tensors["source_embedding.weight"].numpy()
+    decoder.embeddings.weight = tensors["target_embedding.weight"].numpy()
+    for stack, name in ((encoder, "encoder"), (decoder, "decoder")):
+        stack.position_encodings.encodings = sinusoids(max_positions, config["width"]).numpy()
         stack.scale_embeddings = True
         if config["final_norm"]:
-            # The engine applies one behind post-norm layers too, where it finds it; the spec has no place for it there.
+            # The spec of a post-norm stack lacks an attribute for the final norm; the engine applies it if stored.
             object.__setattr__(stack, "layer_norm", specs.common_spec.LayerNormSpec())
-            _norm(stack.layer_norm, tensors, f"{name}_norm")
+            _set_norm(stack.layer_norm, tensors, f"{name}_norm")
         for index, layer in enumerate(stack.layer):
-            _layer(layer, tensors, f"{name}.{index}", cross=name == "decoder")
-    spec.decoder.projection.weight = tensors["generator.weight"].numpy()
-    if "generator.bias" in tensors:
-        spec.decoder.projection.bias = tensors["generator.bias"].numpy()
-    return spec
+            _set_layer(layer, tensors, f"{name}.{index}", cross=name == "decoder")
+    _set_linear(decoder.projection, tensors, ["generator"])
+    return specs.TransformerSpec(encoder, decoder)
 
 
-def _layer(spec: Any, tensors: dict[str, Tensor], name: str, *, cross: bool) -> None:
-    own, feed_forward = spec.self_attention, f"{name}.feed_forward"
-    for linear, parts in zip(own.linear, (("query", "key", "value"), ("output",)), strict=True):
-        _maps(linear, tensors, f"{name}.attention", parts)
-    _norm(own.layer_norm, tensors, f"{name}.attention_residual.norm")
+def _set_layer(spec: Any, tensors: Mapping[str, Tensor], name: str, *, cross: bool) -> None:
+    attentions = [(spec.self_attention, "attention", [("query", "key", "value"), ("output",)])]
     if cross:
-        for linear, parts in zip(spec.attention.linear, (("query",), ("key", "value"), ("output",)), strict=True):
-            _maps(linear, tensors, f"{name}.cross_attention", parts)
-        _norm(spec.attention.layer_norm, tensors, f"{name}.cross_residual.norm")
-    _maps(spec.ffn.linear_0, tensors, feed_forward, ("expand",))
-    _maps(spec.ffn.linear_1, tensors, feed_forward, ("contract",))
-    _norm(spec.ffn.layer_norm, tensors, f"{name}.feed_forward_residual.norm")
+        attentions.append((spec.attention, "cross_attention", [("query",), ("key", "value"), ("output",)]))
+    for attention, part, groups in attentions:
+        for linear, maps in zip(attention.linear, groups, strict=True):
+            _set_linear(linear, tensors, [f"{name}.{part}.{map_}" for map_ in maps])
+        _set_norm(attention.layer_norm, tensors, f"{name}.{part.removesuffix('_attention')}_residual.norm")
+    _set_linear(spec.ffn.linear_0, tensors, [f"{name}.feed_forward.expand"])
+    _set_linear(spec.ffn.linear_1, tensors, [f"{name}.feed_forward.contract"])
+    _set_norm(spec.ffn.layer_norm, tensors, f"{name}.feed_forward_residual.norm")
 
 
-def _maps(spec: Any, tensors: dict[str, Tensor], name: str, parts: Sequence[str]) -> None:
-    spec.weight = np.concatenate([tensors[f"{name}.{part}.weight"].numpy() for part in parts])
-    if biases := [tensors[f"{name}.{part}.bias"].numpy() for part in parts if f"{name}.{part}.bias" in tensors]:
+def _set_linear(spec: Any, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Set a linear spec to the concatenation of these maps."""
+    spec.weight = np.concatenate([tensors[f"{name}.weight"].numpy() for name in names])
+    biases = [tensors[f"{name}.bias"].numpy() for name in names if f"{name}.bias" in tensors]
+    if biases:
         spec.bias = np.concatenate(biases)
 
 
-def _norm(spec: Any, tensors: dict[str, Tensor], name: str) -> None:
-    spec.gamma, spec.beta = tensors[f"{name}.weight"].numpy(), tensors[f"{name}.bias"].numpy()
+def _set_norm(spec: Any, tensors: Mapping[str, Tensor], name: str) -> None:
+    spec.gamma = tensors[f"{name}.weight"].numpy()
+    spec.beta = tensors[f"{name}.bias"].numpy()

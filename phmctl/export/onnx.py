@@ -1,7 +1,7 @@
-"""The form of ONNX: graphs of plain operations, whose batch and lengths may have any size.
+"""Write ONNX graphs with dynamic batch sizes and lengths.
 
-:mod:`phmctl.decoding.onnx_engine` says what the graphs take and give. They are traced from the plain twin
-(:mod:`phmctl.models.plain`), so that no layer of this package is in them.
+:mod:`phmctl.decoding.onnx_engine` describes their inputs and outputs. They are traced from :mod:`phmctl.models.plain`,
+so they contain standard operators only.
 """
 
 import contextlib
@@ -21,43 +21,44 @@ from phmctl.errors import require
 from phmctl.export.dense import DenseForm
 from phmctl.models import plain
 
-_IDS = {0: "B", 1: "S"}  # the axes of a batch of texts
-_AXES = {
+_TEXT_AXES = {0: "B", 1: "S"}
+_DYNAMIC_AXES = {
+    "source": _TEXT_AXES,
+    "mask": _TEXT_AXES,
+    "first": _TEXT_AXES,
+    "second": {0: "B", 1: "S2"},
     "tokens": {0: "B", 1: "K"},
     "memory": {2: "B", 4: "S"},
     "past": {2: "prefixes", 4: "t"},
-    "second": {0: "B", 1: "S2"},
 }
 
 
 def write_onnx(form: DenseForm, folder: Path) -> None:
-    """Write a model's graphs. Raises MissingExtraError."""
+    """Write the graphs of a model. Raises MissingExtraError."""
     for module in ("onnx", "onnxruntime"):
         require(module, "onnx")
     model = plain.MODELS[form.config["kind"]](form.config)
     model.load_state_dict(form.whole())
     model.eval()
     ids = torch.full((2, 5), EOS)
-    if isinstance(model, plain.Transformer):
-        _write(_Encoder(model), folder / ENCODER, {"source": ids}, ["memory"])
-        with torch.no_grad():
-            memory = _Encoder(model)(ids)
-        layers, _, _, heads, _, width = memory.shape
-        given = {
-            "tokens": ids[:, :3],
-            "mask": ids != plain.PAD,
-            "memory": memory,
-            "past": torch.zeros(layers, 2, 6, heads, 4, width),
-        }
-        _write(_DecoderStep(model), folder / DECODER, given, ["logits", "new_past"])
+    if not isinstance(model, plain.Transformer):
+        inputs = {"first": ids}
+        if isinstance(model, plain.PairClassifier):
+            inputs["second"] = ids[:, :4].contiguous()
+        _export(model, folder / CLASSIFIER, inputs, ["logits"])
         return
-    names = ["first", "second"] if isinstance(model, plain.PairClassifier) else ["first"]
-    given = {name: ids[:, : 5 - index].contiguous() for index, name in enumerate(names)}
-    _write(model, folder / CLASSIFIER, given, ["logits"])
+    encoder = _Encoder(model)
+    with torch.no_grad():
+        memory = encoder(ids)
+    _export(encoder, folder / ENCODER, {"source": ids}, ["memory"])
+    layers, _, _, heads, _, width = memory.shape
+    past = torch.zeros(layers, 2, 6, heads, 4, width)
+    inputs = {"tokens": ids[:, :3], "mask": ids != plain.PAD, "memory": memory, "past": past}
+    _export(_DecoderStep(model), folder / DECODER, inputs, ["logits", "new_past"])
 
 
 class _Encoder(nn.Module):
-    """Source ids (B, S) to each decoder layer's keys and values of them, (L, 2, B, heads, S, w)."""
+    """Map source ids (B, S) to the cross-attention keys and values of each decoder layer, (L, 2, B, heads, S, w)."""
 
     def __init__(self, model: plain.Transformer) -> None:
         super().__init__()
@@ -65,16 +66,16 @@ class _Encoder(nn.Module):
 
     def forward(self, source: Tensor) -> Tensor:
         states, _ = self.model.encode(source)
-        found = []
+        memory = []
         for layer in self.model.decoder:
             attention: Any = layer.cross_attention
-            found += [attention.split(attention.key(states)), attention.split(attention.value(states))]
-        stacked = torch.stack(found)  # (2L, B, heads, S, w)
+            memory += [attention.split(attention.key(states)), attention.split(attention.value(states))]
+        stacked = torch.stack(memory)  # (2L, B, heads, S, w)
         return stacked.view(len(self.model.decoder), 2, *stacked.shape[1:])
 
 
 class _DecoderStep(nn.Module):
-    """One more token of each of the K prefixes of B sentences."""
+    """Extend each of the K prefixes of B sentences by one token."""
 
     def __init__(self, model: plain.Transformer) -> None:
         super().__init__()
@@ -82,40 +83,42 @@ class _DecoderStep(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         model, width = self.model, self.model.width
-        place = past.shape[4]
-        x = model.target_embedding(tokens) * math.sqrt(width) + plain.positions(place, place + 1, width)  # (B, K, d)
-        grown = []
+        position = past.shape[4]
+        positions = plain.positions(position, position + 1, width)
+        x = model.target_embedding(tokens) * math.sqrt(width) + positions  # (B, K, d)
+        new_past = []
         for index, layer in enumerate(model.decoder):
-            x, written = _step(layer, x, mask[:, None, None], memory[index], past[index])
-            grown.append(written)
-        return model.generator(model.decoder_norm(x)), torch.stack(grown)
+            x, keys_and_values = _step(layer, x, mask[:, None, None], memory[index], past[index])
+            new_past.append(keys_and_values)
+        return model.generator(model.decoder_norm(x)), torch.stack(new_past)
 
 
 def _step(layer: Any, x: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    written = []
+    """Return a decoder layer's output for one token, and the keys and values with this token appended."""
+    keys_and_values = []
 
     def attend_past(h: Tensor) -> Tensor:
-        own, flat = layer.attention, h.reshape(-1, 1, h.shape[-1])  # (B·K, 1, d)
-        for before, project in zip(past, (own.key, own.value), strict=True):
-            written.append(torch.cat([before, own.split(project(flat))], dim=2))  # (B·K, heads, t + 1, w)
-        mixed: Tensor = own.attend(own.split(own.query(flat)), *written)
+        attention, flat = layer.attention, h.reshape(-1, 1, h.shape[-1])  # (B·K, 1, d)
+        for stored, project in zip(past, (attention.key, attention.value), strict=True):
+            keys_and_values.append(torch.cat([stored, attention.split(project(flat))], dim=2))  # (B·K, heads, t + 1, w)
+        mixed: Tensor = attention.attend(attention.split(attention.query(flat)), *keys_and_values)
         return mixed.view(h.shape)
 
     def attend_memory(h: Tensor) -> Tensor:
-        cross = layer.cross_attention
-        query = cross.split(cross.query(h))  # (B, heads, K, w): the beams stand where positions do
-        return cross.attend(query, memory[0], memory[1], mask)  # type: ignore[no-any-return]
+        attention = layer.cross_attention
+        query = attention.split(attention.query(h))  # (B, heads, K, w): the prefixes take the axis of positions
+        return attention.attend(query, memory[0], memory[1], mask)  # type: ignore[no-any-return]
 
     x = layer.attention_residual(x, attend_past)
     x = layer.cross_residual(x, attend_memory)
-    return layer.feed_forward_residual(x, layer.feed_forward), torch.stack(written)
+    return layer.feed_forward_residual(x, layer.feed_forward), torch.stack(keys_and_values)
 
 
-def _write(model: nn.Module, path: Path, given: dict[str, Tensor], outputs: list[str]) -> None:
-    """Trace a model with examples of its inputs, whose named axes may have any size.
+def _export(model: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]) -> None:
+    """Trace a model with example inputs.
 
-    It is torch's older exporter: the one on ``torch.export`` unrolls an LSTM to the length of the example, and takes
-    twenty times as long. What it says of its own workings is kept from the user.
+    This is torch's older exporter, with its warnings hidden. The one on ``torch.export`` unrolls an LSTM to the length
+    of the example and takes twenty times as long.
     """
     level = logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
@@ -124,13 +127,13 @@ def _write(model: nn.Module, path: Path, given: dict[str, Tensor], outputs: list
         try:
             torch.onnx.export(
                 model,
-                tuple(given.values()),
+                tuple(inputs.values()),
                 str(path),
                 dynamo=False,
                 opset_version=18,
-                input_names=list(given),
+                input_names=list(inputs),
                 output_names=outputs,
-                dynamic_axes={name: _AXES.get(name, _IDS) for name in given},
+                dynamic_axes={name: _DYNAMIC_AXES[name] for name in inputs},
             )
         finally:
             logging.disable(level)

@@ -1,9 +1,9 @@
-"""What is exported, and whether its export answers as it does: asked at export, on the run's own validation text."""
+"""Load the checkpoint to export, and compare the answers of its export with torch's on the run's own text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,13 +26,15 @@ from phmctl.tasks.registry import kind_of
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExportSource:
+    """A loaded checkpoint of a run, from which all formats are written."""
+
     run: Run
     weights: Weights
-    model: nn.Module  # as it was trained, in evaluation mode, on the CPU
-    answering: Translator | TextClassifier  # what answers with it, for the run's own text
-    tokenizers: TokenizerPair  # of a classifier the one twice
-    sizes: dict[str, int]  # of the tokenizers and the label set, as the task names them
+    model: nn.Module  # the trained model in evaluation mode, on the CPU
+    predictor: Translator | TextClassifier  # answers with torch
+    tokenizers: TokenizerPair  # a classifier has the same one twice
+    sizes: dict[str, int]  # of the vocabularies and the label set, named as by the task
 
     @property
     def section(self) -> Any:
@@ -40,81 +42,87 @@ class Subject:
 
     @property
     def translates(self) -> bool:
-        return isinstance(self.answering, Translator)
+        return isinstance(self.predictor, Translator)
 
     @property
-    def longest(self) -> int:
-        """The longest source or output that decoding can ask for, in tokens with the boundary ones."""
+    def max_positions(self) -> int:
+        """Length of the longest source or output of decoding, in tokens with BOS and EOS."""
         recipe = self.run.recipe_of(TranslationRecipe)
-        decoding, source = recipe.decoding, recipe.data.max_tokens + 1
-        return max(source, int(decoding.max_ratio * source) + decoding.max_extra) + 2
+        source = recipe.data.max_tokens + 1
+        output = int(recipe.decoding.max_ratio * source) + recipe.decoding.max_extra
+        return max(source, output) + 2
 
     @cached_property
     def form(self) -> DenseForm:
         return dense_form(self.model, self.section, self.sizes)
 
     def examples(self, count: int | None = None) -> tuple[str, list[Any], list[str]]:
-        """A split of the run's own text, its texts (lines, or the texts of each example), and what belongs to them.
+        """Return a split of the run's text: its name, its texts, and their references or labels.
 
-        `count` of them, evenly chosen; None: all. RunError: the run has lost its text.
+        The split is the validation set, or the test set without one. `count` examples are taken at equal distances;
+        None: all. Raises RunError if the run's text is missing.
         """
-        split = next((name for name in self.run.splits() if name == "valid"), "test")
+        split = "valid" if "valid" in self.run.splits() else "test"
         if self.translates:
             texts: list[Any] = read_text(self.run, split, "source")
-            right = read_text(self.run, split, "target")
+            targets = read_text(self.run, split, "target")
         else:
-            found = read_examples(self.run, split)
-            texts, right = list(found.texts), list(found.labels)
-        rows = range(len(texts) if count is None else min(count, len(texts)))
-        chosen = [row * len(texts) // len(rows) for row in rows]
-        return split, [texts[row] for row in chosen], [right[row] for row in chosen]
+            examples = read_examples(self.run, split)
+            texts, targets = list(examples.texts), list(examples.labels)
+        total = len(texts)
+        number = total if count is None else min(count, total)
+        rows = [index * total // number for index in range(number)]
+        return split, [texts[row] for row in rows], [targets[row] for row in rows]
 
 
-def open_subject(run: Run, checkpoint: str) -> Subject:
-    """Load a run's model. Where ``auto`` is not what the recipe asks for, that is said."""
-    kind: Any = kind_of(run.recipe)
-    if "decode" not in kind.commands:
-        raise kind.lacks("export")
+def open_source(run: Run, checkpoint: str) -> ExportSource:
+    """Load a checkpoint of a run. Raises UserError if the run's task cannot be exported."""
+    task_kind: Any = kind_of(run.recipe)
+    if "decode" not in task_kind.commands:
+        raise task_kind.lacks("export")
 
-    def load(name: str) -> Subject:
-        exact = {"precision": "float32"} if isinstance(run.recipe, TranslationRecipe) else {}
-        answering: Any = kind.load(Asked(run, name, "cpu", exact, own_text=True))
+    def load(name: str) -> ExportSource:
+        is_translation = isinstance(run.recipe, TranslationRecipe)
+        options = {"precision": "float32"} if is_translation else {}
+        predictor: Any = task_kind.load(Asked(run, name, "cpu", options, own_text=True))
         tokenizers = load_tokenizers(run)
-        second = tokenizers.target.size if exact else len(answering.labels)
-        sizes = dict(zip(kind.sides, (tokenizers.source.size, second), strict=True))
-        model = trained(kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
-        return Subject(run, run.weights(name), model, answering, tokenizers, sizes)
+        outputs = tokenizers.target.size if is_translation else len(predictor.labels)
+        sizes = dict(zip(task_kind.sides, (tokenizers.source.size, outputs), strict=True))
+        model = trained(task_kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
+        return ExportSource(run, run.weights(name), model, predictor, tokenizers, sizes)
 
     return run.use(checkpoint, load)
 
 
-ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # what an export is compared by
-NEAR = 1e-3  # nats: two next tokens whose log-probabilities are nearer than this are a tie
+ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # outputs that are compared
+TIE = 1e-3  # nats; log-probabilities that differ by less are a tie
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How an export's answers compare with torch's."""
+    """Comparison of an export's answers with torch's."""
 
-    split: str  # whose text was answered
-    texts: int  # how many were
-    equal: int  # how many answers are the same: greedy outputs, token by token, or labels
-    ties: int = 0  # of the others, those that part where torch itself has two next tokens, or two classes, alike
-    largest: float = 0.0  # the largest difference of a log-probability between answers that are the same, in nats
-    # BLEU (or accuracy) of both, torch and export, with its signature; None without references.
+    split: str
+    texts: int
+    equal: int  # texts with equal answers: all tokens of the greedy output, or the label
+    ties: int = 0  # texts with other answers where torch's two candidates are a tie
+    largest: float = 0.0  # largest difference of the log-probabilities of equal answers, in nats
+    # BLEU with its signature, or accuracy, of torch and of the export; None if only logits or ids are compared
     scores: dict[str, Any] | None = None
-    compared: str = ANSWERS  # or the logits of the references, or token ids alone: of an export without the model
+    compared: str = ANSWERS  # ANSWERS, LOGITS or IDS
 
     @property
     def different(self) -> int:
         return self.texts - self.equal - self.ties
 
     def __str__(self) -> str:
-        apart = f", {self.ties:,} differ by a tie, {self.different:,} otherwise" * (self.compared == ANSWERS)
-        return f"{self.texts:,} texts of {self.split}: {self.compared} of {self.equal:,} equal to torch's{apart}"
+        text = f"{self.texts:,} texts of {self.split}: {self.compared} of {self.equal:,} equal to torch's"
+        if self.compared == ANSWERS:
+            text += f", {self.ties:,} differ by a tie, {self.different:,} otherwise"
+        return text
 
     @property
-    def score_words(self) -> str:
+    def score_text(self) -> str:
         scores = self.scores or {}
         return f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}" if scores else ""
 
@@ -122,68 +130,79 @@ class Verification:
         return {**asdict(self), "different": self.different}
 
 
-def verify_translator(subject: Subject, engine: Engine, count: int | None = None) -> Verification:
-    """Compare an engine's greedy outputs with torch's, token by token, on the run's own text."""
-    split, lines, references = subject.examples(count)
-    ours: Any = subject.answering
-    with silence():  # that a line is cut is no news of the export
-        ids, _ = ours.token_ids(lines)
-    greedy = ours.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
-    found = []
+def verify_translator(source: ExportSource, engine: Engine, count: int | None = None) -> Verification:
+    """Compare the greedy outputs of an engine with torch's, token by token."""
+    split, lines, references = source.examples(count)
+    translator = cast("Translator", source.predictor)
+    with silence():  # truncated lines do not concern the export
+        ids, _ = translator.token_ids(lines)
+    greedy = translator.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
+    outputs = []
     with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:
-        for each in (ours.engine, engine):
-            results: list[Hypothesis] = [Hypothesis([], 0.0, 0.0)] * len(ids)
+        for searcher in (translator.engine, engine):
+            hypotheses = [Hypothesis([], 0.0, 0.0)] * len(ids)
             for rows in plan([len(row) for row in ids], greedy.batch_tokens):
-                best = each.search([ids[row] for row in rows], greedy, allowed=subject.sizes["target"], n_best=1)
-                for row, (found_best, *_) in zip(rows, best, strict=True):
-                    results[row] = found_best
+                batch = [ids[row] for row in rows]
+                n_best = searcher.search(batch, greedy, allowed=source.sizes["target"], n_best=1)
+                for row, (best, *_) in zip(rows, n_best, strict=True):
+                    hypotheses[row] = best
                 advance(len(rows))
-            found.append(results)
+            outputs.append(hypotheses)
+    ours, theirs = outputs
 
     @torch.no_grad()
     def gap(row: int) -> float:
-        """Return how far apart torch's two next tokens are where the outputs part."""
-        one, other = ([*each[row].tokens, EOS] for each in found)
-        place = next(index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-        model: Any = subject.model
-        logits = model.logits(model(pad([ids[row]]), torch.tensor([[BOS, *one[:place]]])))[0, -1]  # (V,)
-        return abs(float(logits[one[place]] - logits[other[place]]))
+        """Return the difference of torch's logits of the first two tokens that differ."""
+        first, second = [*ours[row].tokens, EOS], [*theirs[row].tokens, EOS]
+        place = next(index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+        model: Any = source.model
+        logits = model.logits(model(pad([ids[row]]), torch.tensor([[BOS, *first[:place]]])))[0, -1]  # (V,)
+        return abs(float(logits[first[place]] - logits[second[place]]))
 
-    target, run = subject.tokenizers.target, subject.run
-    own = run.recipe_of(TranslationRecipe).training.bleu_tokenizer
-    how: ScoreOptions = {
-        "lowercase": target.lowercase,
-        "tokenize": own or usual_tokenizer(run.data().get("target_language")),
-    }
-    first, second = (bleu([target.decode(one.tokens) for one in each], references, **how) for each in found)
-    scores = {"metric": "BLEU", "torch": first.value, "export": second.value, "signature": first.signature}
-    return _compared(split, found, gap, scores)
+    target = source.tokenizers.target
+    tokenizer = source.run.recipe_of(TranslationRecipe).training.bleu_tokenizer
+    tokenizer = tokenizer or usual_tokenizer(source.run.data().get("target_language"))
+    options: ScoreOptions = {"lowercase": target.lowercase, "tokenize": tokenizer}
+    torch_bleu, export_bleu = (
+        bleu([target.decode(hypothesis.tokens) for hypothesis in hypotheses], references, **options)
+        for hypotheses in outputs
+    )
+    scores = {"metric": "BLEU", "torch": torch_bleu.value, "export": export_bleu.value}
+    return _compare(split, ours, theirs, gap, scores | {"signature": torch_bleu.signature})
 
 
-def verify_classifier(subject: Subject, theirs: TextClassifier, count: int | None = None) -> Verification:
-    """Compare an export's labels with torch's on the run's own examples."""
-    split, texts, truth = subject.examples(count)
-    ours: Any = subject.answering
-    nats = [each.probabilities(texts).clamp(min=1e-30).log() for each in (ours, theirs)]  # (N, classes)
-    found = []
-    for each in nats:
-        values, labels = (column.tolist() for column in each.max(1))
-        found.append([Hypothesis([label], value, value) for label, value in zip(labels, values, strict=True)])
+def verify_classifier(source: ExportSource, exported: TextClassifier, count: int | None = None) -> Verification:
+    """Compare the labels of an export with torch's."""
+    split, texts, labels = source.examples(count)
+    classifier = cast("TextClassifier", source.predictor)
+    log_probs = [model.probabilities(texts).clamp(min=1e-30).log() for model in (classifier, exported)]  # (N, classes)
+    answers, accuracies = [], []
+    for nats in log_probs:
+        values, indices = (column.tolist() for column in nats.max(1))
+        answers.append([Hypothesis([index], value, value) for index, value in zip(indices, values, strict=True)])
+        correct = [classifier.labels[index] == label for index, label in zip(indices, labels, strict=True)]
+        accuracies.append(sum(correct) / len(correct))
+    ours, theirs = answers
 
     def gap(row: int) -> float:
-        one, other = (each[row].tokens for each in found)
-        return abs(float(nats[0][row, one] - nats[0][row, other]))
+        return abs(float(log_probs[0][row, ours[row].tokens] - log_probs[0][row, theirs[row].tokens]))
 
-    right = [[ours.labels[one.tokens[0]] == label for one, label in zip(each, truth, strict=True)] for each in found]
-    first, second = (sum(each) / len(each) for each in right)
-    return _compared(split, found, gap, {"metric": "accuracy", "torch": first, "export": second})
+    scores = {"metric": "accuracy", "torch": accuracies[0], "export": accuracies[1]}
+    return _compare(split, ours, theirs, gap, scores)
 
 
-def _compared(
-    split: str, found: Sequence[Sequence[Hypothesis]], gap: Callable[[int], float], scores: dict[str, Any]
+def _compare(
+    split: str,
+    ours: Sequence[Hypothesis],
+    theirs: Sequence[Hypothesis],
+    gap: Callable[[int], float],
+    scores: dict[str, Any],
 ) -> Verification:
-    """Compare torch's answers with an export's; `gap` is how far apart torch has those of a row, in nats."""
-    pairs = list(zip(*found, strict=True))
-    same = [abs(one.log_prob - other.log_prob) for one, other in pairs if one.tokens == other.tokens]
-    ties = sum(gap(row) < NEAR for row, (one, other) in enumerate(pairs) if one.tokens != other.tokens)
-    return Verification(split, len(pairs), len(same), ties, max(same, default=0.0), scores)
+    """Compare torch's answers with the export's; `gap(row)` is torch's preference for its own answer, in nats."""
+    differences, ties = [], 0
+    for row, (hypothesis, exported) in enumerate(zip(ours, theirs, strict=True)):
+        if hypothesis.tokens == exported.tokens:
+            differences.append(abs(hypothesis.log_prob - exported.log_prob))
+        elif gap(row) < TIE:
+            ties += 1
+    return Verification(split, len(ours), len(differences), ties, max(differences, default=0.0), scores)

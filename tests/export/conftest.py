@@ -10,7 +10,7 @@ LIBRARIES = {CTRANSLATE2: ["ctranslate2"], ONNX: ["onnx", "onnxruntime"], HUGGIN
 
 
 def needs(to: str) -> None:
-    """Skip where what an export wants is not installed."""
+    """Skip the test if the libraries of an export are not installed."""
     for library in LIBRARIES.get(to, []):
         pytest.importorskip(library)
 

@@ -1,4 +1,4 @@
-"""What transformers reads of an export: the same ids and text back, and the same logits where an architecture fits."""
+"""The transformers library gives the ids, the text and, if an architecture fits, the logits of the run."""
 
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from phmctl.data.tokenizer import train_tokenizer
 from phmctl.decoding.translator import load_translator
 from phmctl.export.huggingface import write_tokenizer
 from phmctl.export.verb import export
+from phmctl.export.verify import IDS, LOGITS
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT
 from tests.export.test_dense import scattered
@@ -46,29 +47,29 @@ def test_logits_are_equal_where_an_architecture_fits(tmp_path: Path, name: str) 
     run = run_of(tmp_path, FITTING[name])
     transformers.logging.enable_progress_bar()
     before = transformers.logging.get_verbosity()
-    made = export(run, exports.HUGGINGFACE, tmp_path / "out")
+    verification = export(run, exports.HUGGINGFACE, tmp_path / "out").verification
     assert (transformers.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()) == (True, before)
-    assert made.verification.equal == made.verification.texts == 7
-    assert made.verification.compared == "logits of the references"
+    assert verification.equal == verification.texts == 7
+    assert verification.compared == LOGITS
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     assert theirs.config.model_type == name.split("-", maxsplit=1)[0]
     ours = load_translator(run, device="cpu").engine.model
     source, target = torch.tensor([[9, 8, 7, 3], [30, 3, 0, 0]]), torch.tensor([[2, 5, 6], [2, 40, 41]])
-    found = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
-    torch.testing.assert_close(found, ours.logits(ours(source, target)), rtol=1e-4, atol=1e-4)
+    logits = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+    torch.testing.assert_close(logits, ours.logits(ours(source, target)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", MISFITS)
-def test_what_does_not_fit_is_left_out(
+def test_other_architectures_export_the_tokenizer_only(
     tmp_path: Path, settings: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = export(run_of(tmp_path, settings), exports.HUGGINGFACE, tmp_path / "out")
-    assert "its tokenizer alone is written" in capsys.readouterr().err
+    verification = export(run_of(tmp_path, settings), exports.HUGGINGFACE, tmp_path / "out").verification
+    assert "tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "out" / "model.safetensors").exists()
     assert (tmp_path / "out" / "tokenizer.json").is_file()
-    assert (made.verification.compared, made.verification.equal) == ("token ids", 7)
+    assert (verification.compared, verification.equal) == (IDS, 7)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "verified: 7 texts of test: token ids of 7 equal to torch's" in card
+    assert f"verified: {verification}" in card
     assert "AutoModel" not in card
 
 

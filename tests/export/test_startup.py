@@ -1,4 +1,4 @@
-"""What answering one line imports: what is needed, and nothing more."""
+"""Modules that are imported to answer one line."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from phmctl.export.verb import Exported
 from phmctl.runs import Run
 
-# Ends the process as the command does, then says which packages it has imported.
+# Runs the command, then prints the imported modules.
 CODE = """
 import json, sys
 from phmctl.cli.main import run
@@ -18,7 +18,7 @@ except SystemExit:
     pass
 sys.stderr.write(json.dumps(sorted({name.split(".")[0] for name in sys.modules} | {*sys.modules})))
 """
-# Torch's compiler, what trains, prepares, scores, draws and serves, and what looks at every installed package.
+# Torch's compiler, and the libraries of training, preparation, scoring, drawing and serving.
 NEVER = {
     "torch._dynamo",
     "torch._inductor",
@@ -37,10 +37,10 @@ def imported(folder: Path, *, by: str = f"import sys; sys.argv[1:] = ['decode', 
     command = [sys.executable, "-c", by, str(folder)]
     done = subprocess.run(command, input="Sophie wandert.\n", capture_output=True, text=True, check=True)
     assert done.stdout.count("\n") == 1
-    return set(json.loads(done.stderr.splitlines()[-1]))  # warnings may stand before it
+    return set(json.loads(done.stderr.splitlines()[-1]))  # warnings may come first
 
 
-def test_a_run_imports_torch_and_no_more(tiny_run: Run) -> None:
+def test_a_run_imports_only_torch(tiny_run: Run) -> None:
     modules = imported(tiny_run.folder)
     assert "torch" in modules
     assert modules & NEVER == set()
@@ -52,7 +52,7 @@ def test_an_export_to_ctranslate2_answers_without_torch(exported: Exported) -> N
     assert "ctranslate2._ext" in modules
 
 
-def test_so_does_a_program(exported: Exported) -> None:
+def test_an_export_to_ctranslate2_answers_a_program_without_torch(exported: Exported) -> None:
     program = f"""
 import json, sys, phmctl
 model = phmctl.load(sys.argv[1])
