@@ -2,7 +2,7 @@
 
 The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
-:class:`Kronecker`), :func:`to_dense` and :func:`freeze` go back; :func:`tune` sets what is faster here;
+:class:`Kronecker`), :func:`to_dense` goes back; :func:`tune` measures and sets the faster execution;
 :func:`parameter_groups` fits learning rates to the structure. :func:`load` makes a :class:`Model` of a run, to ask from
 a program; :func:`prepare`, :func:`train`, :func:`distil`, :func:`evaluate`, :func:`compare` and
 :func:`count_parameters` are the commands. All are imported on first use, so that ``import phmctl`` loads no torch.
@@ -26,7 +26,6 @@ __all__ = [
     "count_parameters",
     "distil",
     "evaluate",
-    "freeze",
     "load",
     "parameter_groups",
     "prepare",
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from phmctl.decoding.model import Classified, Model
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
-    from phmctl.nn.convert import Kronecker, convert, freeze, to_dense
+    from phmctl.nn.convert import Kronecker, convert, to_dense
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
@@ -57,7 +56,7 @@ _HOMES = {
         "decoding.model": ("Classified", "Model"),
         "decoding.translator": ("Translation",),
         "distillation": ("distil",),
-        "nn.convert": ("Kronecker", "convert", "freeze", "to_dense"),
+        "nn.convert": ("Kronecker", "convert", "to_dense"),
         "nn.embedding": ("PHMEmbedding",),
         "nn.linear": ("PHMLinear",),
         "nn.lstm": ("PHMLSTM",),

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.checkpoints import load_model, read_checkpoint
-from phmctl.errors import check_known
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
-from phmctl.nn.convert import freeze, to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
-from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import (
     EncoderClassifierSection,
     LinearSection,
@@ -37,9 +34,6 @@ Device = torch.device | str | None
 Side = Literal["encoder", "decoder"]
 M = TypeVar("M", bound=nn.Module)
 
-EXECUTIONS = ("auto", "dense", "rank")  # of a trained model; auto is dense
-
-
 # -------------------------------------------------------------------------------------------------- trained models
 
 
@@ -48,17 +42,6 @@ def trained(model: M, run: Run, checkpoint: str, device: torch.device) -> M:
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, device)
     return model.eval()
-
-
-def answering(model: nn.Module, execution: str | None = None) -> nn.Module:
-    """Turn a trained model into what answers: its dense form; by ``rank``, maps that hold factors keep their blocks."""
-    check_known("execution", execution or "auto", EXECUTIONS)
-    if execution != "rank":
-        return to_dense(model, inplace=True)
-    for module in model.modules():
-        if isinstance(module, PHMLinear) and module.factors is not None:
-            module.execution = "rank"
-    return freeze(model, inplace=True)
 
 
 # ------------------------------------------------------------------------------------------------------ the models
@@ -70,7 +53,7 @@ def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
         section.dimension,
         rules=section.rules,
         bias=section.bias,
-        execution=None if section.execution == "auto" else section.execution,
+        execution=section.execution,
         parametrization=section.parametrization,
         rank=section.rank,
         device=device,

@@ -73,7 +73,7 @@ def distil(
     from phmctl.runs import Run
     from phmctl.runs.find import check_tag
     from phmctl.tasks.registry import kind_of
-    from phmctl.training.initial import other_shape
+    from phmctl.training.initial import differing_shape_key
     from phmctl.training.train import check_machine
     from phmctl.verbs import train
 
@@ -105,7 +105,7 @@ def distil(
     if task == "translation":
         with silence(quiet):
             own = _taught_corpus(run, student, root, beam, engine, references)
-    key = None if start == "random" else other_shape(student, run.recipe)
+    key = None if start == "random" else differing_shape_key(student, run.recipe)
     own["training.initialise_from"] = None if start == "random" or key else folder
     if key and not quiet:
         note(f"the student begins at random: it has another model.{key} than its teacher")

@@ -108,7 +108,7 @@ class Export(Run):
 
 def decoding_of_export(section: DecodingSection) -> DecodingSection:
     """A run's decoding without what its export has no choice of: how H is applied, and in which precision."""
-    return section.model_copy(update={"execution": None, "precision": None})
+    return section.model_copy(update={"precision": None})
 
 
 def open_model(path: Path | str) -> Run:

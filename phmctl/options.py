@@ -85,7 +85,6 @@ ALGEBRA = Option(
     axis=True,
 )
 DEVICE = Option("device", "auto, cpu, cuda or cuda:N.")
-EXECUTION = Option("execution", "How PHM maps are applied: dense (also auto), or rank if they hold factors.", axis=True)
 PRECISION = Option("precision", "Translation: compute in float32 or bfloat16.", axis=True)
 ENGINE = Option("engine", "torch, ctranslate2 or onnx; the run is exported once and keeps the export.")
 QUANTIZE = Option("quantize", "Type of --engine ctranslate2: float32, int8, bfloat16, …")
@@ -107,7 +106,7 @@ THREADS = Option("threads", "Number of CPU threads; 0 leaves torch's own choice.
 BEAM = Option("beam", "Beam size; 1 is greedy. Default: the recipe's.", int, axis=True)
 ALPHA = Option("alpha", "Exponent of the length penalty. Default: the recipe's.", float, axis=True)
 BATCH_TOKENS = Option("batch_tokens", "Number of source tokens in a batch, padding included.", int)
-ANSWERING = (BEAM, ALPHA, BATCH_TOKENS, EXECUTION, PRECISION, ENGINE, QUANTIZE)
+ANSWERING = (BEAM, ALPHA, BATCH_TOKENS, PRECISION, ENGINE, QUANTIZE)
 
 VOCABULARY = (  # of prepare-data: how text becomes tokens, instead of as the recipe or the card says
     Option("tokenizer", "bpe or word."),
@@ -164,7 +163,7 @@ TRAIN = (
     Option("seed", "Seed of initialisation, dropout and batch order.", int, axis=True),
     DEVICE,
     Option("steps", "Number of optimiser steps.", int, axis=True),
-    replace(EXECUTION, help="How maps that hold factors are applied: dense, rank, or auto, which times both."),
+    Option("execution", "How PHM maps are applied: dense or rank (default: rank where it is faster).", axis=True),
     Option("init", "Copy tensors of the same name and shape from this run.", metavar="RUN", axis=True),
     SETTINGS,
     DATA,

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phmctl.assembly import answering, build_probe
+from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data.batches import plan_by_count
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
@@ -33,6 +33,7 @@ from phmctl.devices import isolated, pick_device, seed_generators
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.files import read_json_object, sha256_text, write_json
 from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
+from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.loading import expect, load_recipe
@@ -237,7 +238,7 @@ def train_probe(
         if stale == training.patience > 0:
             break
     model.load_state_dict(kept)
-    return answering(model.eval())
+    return to_dense(model.eval(), inplace=True)
 
 
 @torch.no_grad()

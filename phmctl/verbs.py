@@ -151,7 +151,7 @@ def train(
         seed: of initialisation, dropout and the order of batches.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         steps: of the optimiser.
-        execution: how maps that hold factors are applied: ``dense``, ``rank``, or ``auto``, which times both.
+        execution: how PHM maps are applied: ``dense`` or ``rank``; None is ``rank`` where it is faster.
         init: begin with this run's tensors of the same name and shape.
         settings: any recipe keys: ``{"training.clip": 1.0}``, or ``["training.clip=1.0"]``.
         data: the data folder; by default that of the run in `resume`, ``$PHMCTL_DATA`` or ``data``.

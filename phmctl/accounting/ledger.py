@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear, TwoFactorLinear
+from phmctl.nn.linear import PHMLinear, StructuredWeight, TwoFactorLinear
 from phmctl.recipe.models import LinearSection, StackSection
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import Sizes, TaskKind
@@ -159,16 +159,17 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
         new = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
         if new:
             seen.update(id(value) for value in new.values())
-            if isinstance(module, PHMLinear | PHMEmbedding):
-                rules.update(id(new[key]) for key in ("A", "W") if key in new)
+            if isinstance(module, StructuredWeight):
+                rules.update(id(new[key]) for key in module.structure.rule_names[:1] if key in new)
             rows.append(_row(name, module, {key: value.numel() for key, value in new.items()}))
     return tuple(rows), len(rules)
 
 
 def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
-    components = sum(sizes.get(key, 0) for key in ("S", "weight", "L", "R"))
-    rule, bias = sum(sizes.get(key, 0) for key in ("A", "W", "U", "V")), sizes.get("bias", 0)
-    whole = sum(sizes.values())
+    rule_names = module.structure.rule_names if isinstance(module, StructuredWeight) else ()
+    total, bias = sum(sizes.values()), sizes.get("bias", 0)
+    rule = sum(sizes.get(key, 0) for key in rule_names)
+    components = total - rule - bias
     match module:
         case PHMLinear() | TwoFactorLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
@@ -181,8 +182,8 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
             shape = (module.num_embeddings, module.embedding_dim)
             return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)
         case nn.LayerNorm():
-            return Row(name, "norm", tuple(module.normalized_shape), dense=whole, norm=whole)
-    return Row(name, "other", (whole,), dense=whole, other=whole)
+            return Row(name, "norm", tuple(module.normalized_shape), dense=total, norm=total)
+    return Row(name, "other", (total,), dense=total, other=total)
 
 
 def _sums(rows: Iterable[Row]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from phmctl.exports import CTRANSLATE2
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
+from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
@@ -319,7 +319,7 @@ def bench_engines(
 # ------------------------------------------------------------------------------------------------- learning rates
 
 
-_Map = KroneckerWeight | NarrowEmbedding | TwoFactorLinear
+_Map = StructuredWeight | NarrowEmbedding
 
 
 def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]]:

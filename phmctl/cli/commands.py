@@ -126,7 +126,7 @@ def _planned(
     ledger = ledger_for_recipe(resolved, sizes)
     source = "prepared data" if sizes.trained else "recipe"
     document = {"recipe": resolved.model_dump(), "parameters": ledger.as_json(), "vocabularies_from": source}
-    notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.words()])]
+    notes = [*[sizes.note] * sizes.trained, *([] if start is None else [start.summary()])]
     return Shown(document, text=f"{dump_recipe(resolved)}\n{ledger_table(ledger).drawn()}", notes=notes)
 
 

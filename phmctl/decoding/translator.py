@@ -281,15 +281,16 @@ def load_translator(
     recipe = run.recipe_of(TranslationRecipe)
     tokenizers, settings = load_tokenizers(run), decoding or recipe.decoding
     if isinstance(run, Export):
-        check_export(run, checkpoint, device, execution=settings.execution, precision=settings.precision)
+        check_export(run, checkpoint, device, precision=settings.precision)
         own = {"quantize": str(run.manifest.get("quantize")), "device": device}
         engine = open_engine(run.to, run.folder, recipe.model, tokenizers, **own, threads=threads)
     else:
-        from phmctl.assembly import answering, build_transformer, trained
+        from phmctl.assembly import build_transformer, trained
         from phmctl.decoding.beam import TorchEngine
+        from phmctl.nn.convert import to_dense
 
         bare = build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, "meta")
-        model = answering(trained(bare, run, checkpoint, pick_device(device)), settings.execution)
+        model = to_dense(trained(bare, run, checkpoint, pick_device(device)), inplace=True)
         target = next(model.parameters()).device
         if settings.precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
             model = model.bfloat16()

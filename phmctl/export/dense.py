@@ -20,8 +20,7 @@ from phmctl.errors import UserError
 from phmctl.files import write_json
 from phmctl.models import plain
 from phmctl.nn.convert import to_dense
-from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear
+from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, StackSection
 
 # Tables and the sizes that say how many of their rows have a meaning; maps and the projections that they join.
@@ -74,11 +73,12 @@ def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     tensors: dict[str, Tensor] = {}
     maps: dict[str, dict[str, Any]] = {}
+    inside: set[str] = set()  # names of the parameters of these maps
     for name, module in model.named_modules(remove_duplicate=True):
-        if isinstance(module, PHMLinear | PHMEmbedding) and module.n > 1:
-            maps[name] = {"n": module.n, "algebra": module.algebra, "shape": list(module.weight.shape)}
+        if isinstance(module, KroneckerWeight) and module.n > 1:
+            maps[name] = {"n": module.n, "algebra": module.algebra, "shape": [module.rows, module.columns]}
             tensors |= {f"{name}.A": module.A, f"{name}.S": module.S}
-    inside = {f"{name}.{part}" for name in maps for part in "AWUVS"}
+            inside.update(f"{name}.{parameter}" for parameter in module.tensor_names)
     for name, tensor in model.named_parameters():  # of a table that serves twice the first name
         if name not in inside:
             tensors[name] = tensor

@@ -136,7 +136,7 @@ def verify_translator(source: ExportSource, engine: Engine, count: int | None = 
     translator = cast("Translator", source.predictor)
     with silence():  # truncated lines do not concern the export
         ids, _ = translator.token_ids(lines)
-    greedy = translator.settings.model_copy(update={"beam": 1, "alpha": 0.0, "execution": None})
+    greedy = translator.settings.model_copy(update={"beam": 1, "alpha": 0.0})
     outputs = []
     with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:
         for searcher in (translator.engine, engine):

@@ -1,4 +1,4 @@
-"""From a dense model to PHM weights (:func:`convert`), and back (:func:`to_dense`, :func:`freeze`).
+"""From a dense model to PHM weights (:func:`convert`), and back (:func:`to_dense`).
 
 Each weight becomes the nearest sum of Kronecker products. It is parametrized as ``torch.nn.utils.parametrize`` does it:
 the module keeps its class, its hooks and its forward, and reads H where it reads its weight.
@@ -10,20 +10,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra.kronecker import LEARNED, check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.algebra.rank_product import block_sums, rank_linear
 from phmctl.console import Table
 from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import PhmctlError, UserError
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.linear import RANK, PHMLinear, TwoFactorLinear
+from phmctl.nn.linear import StructuredWeight
+from phmctl.nn.structures import RuleSum
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
 
@@ -32,63 +32,52 @@ class Kronecker(nn.Module):
     """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``.
 
     ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d) by the nearest A
-    (n, n, n) and S (n, k/n, d/n); of a fixed algebra S alone is a parameter. With `parts` the weight is a stack of so
-    many equal parts with a rule each: A (parts, n, n, n), S (parts, n, k/(parts·n), d/n).
-    ``parametrize.cached()`` keeps H while it is entered.
+    (n, n, n) and S (n, k/n, d/n); under a fixed algebra S is the only parameter. With `parts` the weight is a stack of
+    equal parts, each with its own rule: A (parts, n, n, n), S (parts, n, k/(parts·n), d/n).
+    ``parametrize.cached()`` keeps H within its scope.
 
     Args:
         n: the PHM hyperparameter.
         algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
-        parts: how many maps the weight stacks; 4 for an LSTM's.
-        zero_row: a row of H that is zero, as the padding row of a table.
+        parts: number of maps that the weight stacks; 4 for an LSTM.
+        zero_row: a row of H that is zero, such as the padding row of a table.
 
     Raises:
-        DimensionError: n is not the algebra's own, or it does not divide a weight's dimension (at registration).
-        UserError: no such algebra.
+        DimensionError: n is not the algebra's dimension; or, at registration, does not divide the weight.
+        UserError: unknown algebra.
     """
-
-    A: Tensor  # of a fixed algebra
 
     def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
         super().__init__()
         check_algebra(algebra, n)
-        self.n, self.algebra, self.parts, self.zero_row = n, algebra, parts, zero_row
-        self._set_rule()
+        self.structure = RuleSum(n, algebra)
+        self.parts, self.zero_row = parts, zero_row
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return H (k, d) of A and S, or of S alone."""
-        *rule, S = tensors
-        with without_autocast(S.device.type):  # a table is of full precision, as nn.Embedding's
+        """Return H (k, d) of A and S, or of S alone under a fixed algebra."""
+        with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
             if self.parts == 1:
-                H = kronecker_sum(rule[0] if rule else self.A.to(S), S)
+                H = self._dense(*tensors)
             else:
-                rules = rule[0] if rule else self.A.to(S).expand(self.parts, -1, -1, -1)
-                H = torch.cat([kronecker_sum(A, part) for A, part in zip(rules, S, strict=True)])  # (k, d)
+                H = torch.cat([self._dense(*part) for part in zip(*tensors, strict=True)])  # (k, d)
         if self.zero_row is None:
             return H
         return H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return the nearest A and S of a weight (k, d), or the S alone that is nearest with a fixed rule."""
-        found = [nearest_sum(part, self.n, self.algebra) for part in weight.chunk(self.parts)]
-        learned = self.algebra == LEARNED  # a tuple of one, if not: torch would write a bare S into the weight itself
-        nearest = [(each.A, each.S) if learned else (each.S,) for each in found]
+        """Return the A and S nearest to a weight (k, d), or the nearest S under a fixed rule."""
+        # A tuple also if S is alone: torch would write a bare tensor into the weight itself.
+        nearest = [tuple(self.structure.nearest(part).values()) for part in weight.chunk(self.parts)]
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
-        return f"n={self.n}, algebra={self.algebra!r}" + (f", parts={self.parts}" if self.parts > 1 else "")
+        parts = f", parts={self.parts}" if self.parts > 1 else ""
+        return f"n={self.structure.n}, algebra={self.structure.algebra!r}{parts}"
 
-    @torch.inference_mode(False)  # a model that moves within inference mode may learn later
-    def _set_rule(self) -> None:
-        if self.algebra != LEARNED:  # no checkpoint holds it, and to_empty() clears it
-            device = self.A.device if "A" in self._buffers else "cpu"
-            self.register_buffer("A", fixed_rule(self.algebra, device=device), persistent=False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._set_rule()
-        return self
+    def _dense(self, *tensors: Tensor) -> Tensor:
+        names = (*self.structure.rule_names, "S")
+        return self.structure.dense(dict(zip(names, tensors, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,55 +337,11 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     Returns:
         the model, or its copy, in the same mode; ``nn.Linear`` for a ``PHMLinear``.
     """
-    return _replaced(model, inplace=inplace, by_blocks=False)
-
-
-def freeze(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """Replace the PHM maps of a model as :func:`to_dense` does, but let maps of execution ``rank`` keep their blocks.
-
-    Their blocks T are computed once, as buffers: these maps do not learn.
-    """
-    return _replaced(model, inplace=inplace, by_blocks=True)
-
-
-class BlockLinear(nn.Module):
-    """A PHM map that answers by R block products: :func:`freeze` makes it."""
-
-    T: Tensor  # (R, k/n, d/n), the blocks
-    U: Tensor  # (n, R)
-    V: Tensor  # (R, n)
-    bias: Tensor | None  # (k,)
-
-    @torch.no_grad()
-    def __init__(self, layer: PHMLinear) -> None:
-        super().__init__()
-        W, U, V = cast("tuple[Tensor, Tensor, Tensor]", layer.factors)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        with without_autocast(layer.S.device.type):
-            T = block_sums(W, layer.S)
-        for name, part in (("T", T), ("U", U), ("V", V), ("bias", layer.bias)):
-            self.register_buffer(name, None if part is None else part.detach().clone())
-        self.train(layer.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the map to the last axis. (..., d) -> (..., k)."""
-        return rank_linear(x, self.T, self.U, self.V, self.bias)
-
-    @property
-    def weight(self) -> Tensor:
-        """The matrix that it is, (k, d), for modules that read the weights of their maps."""
-        H = torch.einsum("ar,rb,rst->asbt", self.U, self.V, self.T)  # (n, k/n, n, d/n)
-        return H.reshape(self.out_features, self.in_features)
-
-
-def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
     model = _own(model, inplace)
     replaced: dict[int, nn.Module] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is made of
     for module in list(model.modules()):
-        if by_blocks and isinstance(module, PHMLinear) and module.n > 1 and module.execution == RANK:
-            replaced[id(module)] = BlockLinear(module)
-        elif isinstance(module, (PHMLinear, PHMEmbedding, NarrowEmbedding, TwoFactorLinear)):
+        if isinstance(module, (StructuredWeight, NarrowEmbedding)):
             replaced[id(module)] = _dense(module, weights)
         elif parametrize.is_parametrized(module):
             for key, made in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
@@ -413,9 +358,7 @@ def _replaced(model: nn.Module, *, inplace: bool, by_blocks: bool) -> nn.Module:
 
 
 @torch.no_grad()
-def _dense(
-    module: PHMLinear | PHMEmbedding | NarrowEmbedding | TwoFactorLinear, weights: dict[tuple[int, ...], nn.Parameter]
-) -> nn.Module:
+def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, ...], nn.Parameter]) -> nn.Module:
     """Return a module's dense layer; maps made of the same tensors get the same weight."""
     weight, bias = module._parameters.get("weight"), getattr(module, "bias", None)
     if bias is not None and not isinstance(bias, nn.Parameter):  # it is computed: a parametrization, a pruning

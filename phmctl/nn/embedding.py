@@ -65,7 +65,7 @@ class PHMEmbedding(KroneckerWeight):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
-        self.initialise(self.initialization, self.embedding_dim, self.num_embeddings)
+        self.draw(self.initialization, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look tokens up. Integers (...) -> (..., d); under autocast too in the parameters' dtype."""

@@ -1,44 +1,109 @@
-"""Linear maps: the PHM layer, a drop-in for ``nn.Linear`` with about 1/n of its parameters (Zhang et al. 2021, §3.2).
+"""Linear maps: PHM layers, drop-ins for ``nn.Linear`` with about 1/n of its parameters (Zhang et al. 2021, §3.2).
 
-And two thin maps in a row, which people take in its place at the same cost, to compare with.
+Maps of two thin factors have as few parameters, and are here for comparison.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import Factors, decompose, fixed_factors, recompose
-from phmctl.algebra.initialisation import (
-    dense_variance,
-    initialise_components_,
-    initialise_dense_,
-    initialise_factors_,
-    initialise_rule_,
-    natural_rank,
-)
-from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum
-from phmctl.algebra.rank_product import block_sums, rank_linear
-from phmctl.dimension import WITH_FACTORS, check_divides
+from phmctl.algebra.bilinear import Factors, decompose
+from phmctl.algebra.initialisation import natural_rank
+from phmctl.algebra.kronecker import LEARNED
+from phmctl.algebra.modes import compute_dtype
+from phmctl.dimension import check_divides
 from phmctl.errors import RankError, UserError, check_known
+from phmctl.nn.structures import (
+    NEEDS_FACTORS,
+    RULE_NAMES,
+    FactorSum,
+    KroneckerStructure,
+    Structure,
+    ThinFactors,
+    phm_structure,
+)
 
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
 RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
 
+# Device -> smallest dimension and largest R/n² with which R block products were faster than H (docs/performance.md).
+_RANK_PAYS = {"cpu": (512, 0.4), "cuda": (4096, 0.25)}
 
-class KroneckerWeight(nn.Module):
-    """A weight ``H = Σᵢ kron(A[i], S[i])`` of shape (rows, columns): what a linear map and a table share.
 
-    :class:`PHMLinear` says which of its tensors are parameters; a fixed rule is a buffer that no checkpoint holds. A
-    rule that is held as factors has A computed from them. A checkpoint of either form loads as either.
+class StructuredWeight(nn.Module):
+    """A module with a weight H of shape (rows, columns), which a structure computes from the module's parameters."""
+
+    def __init__(
+        self,
+        structure: Structure,
+        rows: int,
+        columns: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Allocate the parameters; the subclass draws them."""
+        super().__init__()
+        self.structure = structure
+        self.rows, self.columns = rows, columns
+        shapes = structure.shapes(rows, columns)
+        self.tensor_names = tuple(shapes)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the structure by name: parameters, or values that a parametrization computes."""
+        return {name: self._tensor(name) for name in self.tensor_names}
+
+    @property
+    def weight(self) -> Tensor:
+        """H, (rows, columns): computed at every use, unless it is a parameter itself (n = 1)."""
+        return self.structure.dense(self.tensors())
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self._check_stored("weight")
+        self.__dict__["weight"] = value
+
+    @weight.deleter
+    def weight(self) -> None:
+        del self.__dict__["weight"]
+
+    def draw(self, scheme: str, fan_in: int, fan_out: int) -> None:
+        """Draw the parameters, so that H has the variance of the dense scheme."""
+        if not next(self.parameters()).is_meta:  # torch would import its compiler to draw nothing
+            self.structure.initialise_(self.tensors(), scheme, fan_in, fan_out)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter, also under a name that is computed by other structures."""
+        if name in ("weight", "A"):
+            self._check_stored(name)
+            self._parameters[name] = param
+        else:
+            super().register_parameter(name, param)
+
+    def _tensor(self, name: str) -> Tensor:
+        tensor = self._parameters.get(name)
+        if tensor is None:  # pruning and sharding leave a plain attribute, a parametrization a property
+            tensor = self.__dict__.get(name)
+        return getattr(self, name) if tensor is None else tensor
+
+    def _check_stored(self, name: str) -> None:
+        if name not in self.tensor_names:
+            raise UserError(f"{name} is computed from {', '.join(self.tensor_names)}; set these instead")
+
+
+class KroneckerWeight(StructuredWeight):
+    """A weight ``H = Σᵢ kron(A[i], S[i])``, of a linear map or a table; with n = 1 a dense weight.
+
+    Checkpoints do not store a fixed rule. A checkpoint that stores a learned rule as A loads into a layer that holds
+    its factors, and the reverse.
     """
 
-    A: Tensor
     S: Tensor
-    weight: Tensor
 
     def __init__(
         self,
@@ -47,107 +112,56 @@ class KroneckerWeight(nn.Module):
         n: int,
         algebra: str,
         rank: int | None = None,
-        **factory: Any,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate the parameters; the subclass initialises them. A learned rule of a `rank` is held as factors."""
-        super().__init__()
-        check_algebra(algebra, n)
-        if rank is not None and (algebra != LEARNED or n == 1 or rank < 1):
-            raise UserError(
-                f"rank = {rank}: only algebra 'phm' with n > 1 has one, of 1 or more, not {algebra!r}, n = {n}"
-            )
+        super().__init__(phm_structure(n, algebra, rank), rows, columns, device=device, dtype=dtype)
         self.n, self.algebra = n, algebra
-        self.holds_factors = rank is not None
-        self.owns_rule = True  # it is no other's
-        if n == 1:
-            self.weight = nn.Parameter(torch.empty(rows, columns, **factory))
-            return
-        if rank is not None:
-            shapes = (n, rank), (n, rank), (rank, n)
-            self.W, self.U, self.V = (nn.Parameter(torch.empty(*shape, **factory)) for shape in shapes)
-        elif algebra == LEARNED:
-            self.A = nn.Parameter(torch.empty(n, n, n, **factory))
-        self.S = nn.Parameter(torch.empty(n, rows // n, columns // n, **factory))
-        self._set_fixed_rule()
+        self.owns_rule = True
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "weight" and self.__dict__.get("n", 1) > 1:
-            return kronecker_sum(self.A, self.S)
-        if name == "A" and self.__dict__.get("holds_factors"):
-            return recompose(Factors(self.W, self.U, self.V))
-        return super().__getattr__(name)
+    @property
+    def A(self) -> Tensor:
+        """The rule, (n, n, n): a parameter, a constant, or computed from the factors. Absent with n = 1."""
+        if not isinstance(self.structure, KroneckerStructure):
+            raise AttributeError("a weight with n = 1 has no rule A")
+        return self.structure.rule(self.tensors())
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if (name == "weight" and self.__dict__.get("n", 1) > 1) or (name == "A" and self.__dict__.get("holds_factors")):
-            raise UserError(f"{name} is computed: set {'S and the rule' if name == 'weight' else 'W, U and V'}")
-        if name == "execution":
-            check_known("execution", str(value), EXECUTIONS)
-        super().__setattr__(name, value)
+    @A.setter
+    def A(self, value: Tensor) -> None:
+        self._check_stored("A")
+        self.__dict__["A"] = value
+
+    @A.deleter
+    def A(self) -> None:
+        del self.__dict__["A"]
 
     @property
     def factors(self) -> Factors | None:
-        """The rule's factors: parameters, or the exact table of complex numbers and quaternions; None for any other."""
-        if self.n > 1 and (self.holds_factors or self.algebra in WITH_FACTORS):
-            return Factors(self.W, self.U, self.V)
-        return None
-
-    def initialise(self, scheme: str, fan_in: int, fan_out: int) -> None:
-        """Draw the parameters anew, so that H has the variance of the dense scheme."""
-        if next(self.parameters()).is_meta:
-            return  # nothing to draw; torch would import its compiler to do so
-        if self.n == 1:
-            initialise_dense_(self.weight, scheme, fan_in, fan_out)
-            return
-        if self.holds_factors:
-            initialise_factors_(self.W, self.U, self.V)
-        elif self.algebra == LEARNED:
-            initialise_rule_(self.A)
-        initialise_components_(self.S, self.A, scheme, fan_in, fan_out)
+        """The factors of the rule: parameters, or constants (complex, quaternion); None for other rules."""
+        return self.structure.factors(self.tensors()) if isinstance(self.structure, KroneckerStructure) else None
 
     def share_rule(self, other: "KroneckerWeight") -> None:
-        """Take another's learned rule for one's own: A, or the factors, is one parameter of both."""
-        for name in "WUV" if self.holds_factors else "A":
+        """Use the learned rule of another weight: its A, or its factors, become parameters of both."""
+        for name in self.structure.rule_names:
             setattr(self, name, getattr(other, name))
         self.owns_rule = self is other
 
-    @torch.inference_mode(False)  # a model that moves within inference mode may learn later
-    def _set_fixed_rule(self) -> None:
-        """Make the buffers of a fixed algebra, where S is: no checkpoint holds them, and to_empty() clears them."""
-        if self.n == 1 or self.algebra == LEARNED:
-            return
-        factory: dict[str, Any] = {"device": self.S.device, "dtype": self.S.dtype}
-        self.register_buffer("A", fixed_rule(self.algebra, **factory), persistent=False)
-        if self.algebra in WITH_FACTORS:
-            for name, part in zip("WUV", fixed_factors(self.algebra, **factory), strict=True):
-                self.register_buffer(name, part, persistent=False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._set_fixed_rule()
-        return self
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load a rule that was saved in the other form, as A or as factors, in the form that this layer holds."""
-        A, parts = f"{prefix}A", [f"{prefix}{name}" for name in "WUV"]
-        if self.holds_factors and A in state and len(state[A]) == self.n:
-            state.update(zip(parts, decompose(state.pop(A), self.V.shape[0]), strict=True))
-        elif "A" in self._parameters and all(part in state for part in parts):
-            state[A] = recompose(Factors(*(state.pop(part) for part in parts)))
-        super()._load_from_state_dict(state, prefix, *rest)
-        self._set_fixed_rule()  # assign=True may have brought an S of another dtype or device
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        saved = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
+        state.update({prefix + name: tensor for name, tensor in self.structure.adapt(saved).items()})
+        super()._load_from_state_dict(state, prefix, *arguments)
 
 
 class PHMLinear(KroneckerWeight):
     """``y = Hx + b`` with ``H = Σᵢ kron(A[i], S[i])``: kd/n + n³ parameters (and k with bias) instead of kd.
 
     Attributes:
-        A: (n, n, n), the rule: a parameter for ``phm``, else a buffer. Not there for n = 1.
-        S: (n, k/n, d/n), the components. Not there for n = 1.
-        weight: H, (k, d), computed at every use. For n = 1 the parameter itself.
+        A: (n, n, n), the rule: a parameter for ``phm``, a constant of a fixed algebra. Absent with n = 1.
+        S: (n, k/n, d/n), the components. Absent with n = 1.
+        weight: H, (k, d), computed at every use. With n = 1 it is a parameter.
         bias: (k,) or None.
-        W, U, V: the rule's factors, (n, R), (n, R), (R, n), in place of A where the layer holds factors.
-        execution: ``dense`` builds H and multiplies by it; ``rank`` multiplies by R blocks and never builds H. It may
-            be set at any time, :func:`phmctl.tune` sets it to what is faster. ``rank`` wants the rule's factors.
+        W, U, V: factors of the rule, (n, R), (n, R), (R, n), the parameters instead of A in a layer that holds factors.
     """
 
     bias: nn.Parameter | None
@@ -168,7 +182,7 @@ class PHMLinear(KroneckerWeight):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with parameters of its own.
+        """Make a layer.
 
         Args:
             in_features: d.
@@ -179,19 +193,18 @@ class PHMLinear(KroneckerWeight):
                 ``octonion`` (8), ``sedenion`` (16).
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`. H and, for ``default``, the bias are
                 distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
-            splits: how many maps are stacked in this one (3 for fused Q, K, V): the fan-out is k/splits.
-            execution: ``dense`` or ``rank``. By default ``rank`` where the layer holds factors, R/n² ≤ 0.4 and both
-                dimensions are at least 512.
+            splits: number of maps stacked in this layer (3 for fused Q, K, V): the fan-out is k/splits.
+            execution: ``dense`` or ``rank``; see :attr:`execution`.
             parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
-            rank: R of the factors, which the rule is held as then; by default that of a random rule. A smaller one
-                makes a more constrained rule.
-            device: of the parameters.
-            dtype: of the parameters.
+            rank: R of the factors, by default that of a random rule; it implies ``factors``. A smaller rank constrains
+                the rule.
+            device: device of the parameters.
+            dtype: dtype of the parameters.
 
         Raises:
-            DimensionError: n does not divide k and d, or is not the algebra's own.
+            DimensionError: n does not divide k and d, or is not the algebra's dimension.
             RankError: execution ``rank`` for a layer without factors.
-            UserError: no such algebra, initialization, execution or parametrization; or factors of a rule that is not
+            UserError: unknown algebra, initialization, execution or parametrization; or factors of a rule that is not
                 learned.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
@@ -203,20 +216,39 @@ class PHMLinear(KroneckerWeight):
         self.out_features = out_features
         self.initialization = initialization
         self.splits = splits
-        if execution == RANK:
-            self._factors_by_rank()
-        if execution is None:
-            pays = self.holds_factors and len(self.V) <= 0.4 * n**2 and min(in_features, out_features) >= 512
-            execution = RANK if pays else DENSE
         self.execution = execution
+        if execution == RANK and self.factors is None:
+            raise RankError(NEEDS_FACTORS)
         values = torch.empty(out_features, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if values is None else nn.Parameter(values))
         self.reset_parameters()
 
+    @property
+    def execution(self) -> str:
+        """How the map is applied: ``dense`` builds H and multiplies by it, ``rank`` multiplies by R blocks.
+
+        Set it at any time; :func:`phmctl.tune` measures and sets the faster one. None returns to the default: ``rank``
+        if the layer holds factors and its shape, device and dtype are known to be faster so.
+        """
+        if self._execution is not None:
+            return self._execution
+        structure, S = self.structure, self._parameters.get("S")
+        if not isinstance(structure, FactorSum) or S is None or compute_dtype(S) != torch.float32:
+            return DENSE
+        smallest, largest_share = _RANK_PAYS.get(S.device.type, (math.inf, 0.0))
+        wide = min(self.in_features, self.out_features) >= smallest
+        return RANK if wide and structure.rank <= largest_share * structure.n**2 else DENSE
+
+    @execution.setter
+    def execution(self, execution: str | None) -> None:
+        if execution is not None:
+            check_known("execution", execution, EXECUTIONS)
+        self._execution = execution
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
-        self.initialise(self.initialization, self.in_features, self.out_features // self.splits)
+        """Draw the parameters."""
+        self.draw(self.initialization, self.in_features, self.out_features // self.splits)
         if self.bias is None or self.bias.is_meta:
             return
         if self.initialization == "default":
@@ -231,38 +263,39 @@ class PHMLinear(KroneckerWeight):
         Raises:
             RankError: `execution` is ``rank`` and the rule has no factors.
         """
-        if self.execution != RANK or self.n == 1:
-            return F.linear(x, self.weight, self.bias)
-        W, U, V = self._factors_by_rank()
-        return rank_linear(x, block_sums(W, self.S), U, V, self.bias)
-
-    def _factors_by_rank(self) -> Factors:
-        factors = self.factors
-        if factors is None:
-            way = "n = 1 has none" if self.n == 1 else "pass parametrization='factors', or take layer.to_factors()"
-            raise RankError(f"execution 'rank' needs the factors of the rule; {way}")
-        return factors
+        if self.execution == RANK:
+            return self.structure.apply(x, self.tensors(), self.bias)
+        return F.linear(x, self.weight, self.bias)
 
     @torch.no_grad()
     def to_factors(self) -> "PHMLinear":
         """Return a layer of the same function, to rounding, that holds the rule as factors, for execution ``rank``.
 
-        The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`) at the generic rank, or at the next one that
-        does; a fixed one can learn from then on.
+        The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`) at the generic rank, or the next rank that
+        succeeds. The new layer learns its rule, also if this layer's rule is fixed.
 
         Raises:
-            RankError: n = 1 has no rule.
+            RankError: the layer has n = 1 and no rule.
         """
         if self.n == 1:
             raise RankError("a layer with n = 1 has no rule to decompose")
         factors = self.factors or decompose(self.A)
         layer = PHMLinear(
-            self.in_features, self.out_features, self.bias is not None, n=self.n, rank=len(factors.V),
-            initialization=self.initialization, splits=self.splits, device="meta", dtype=self.S.dtype,
-        ).to_empty(device=self.S.device).train(self.training)  # fmt: skip
-        state = dict(zip("WUVS", (*factors, self.S), strict=True))
-        layer.load_state_dict(state if self.bias is None else state | {"bias": self.bias})
-        layer.requires_grad_(self.S.requires_grad)
+            self.in_features,
+            self.out_features,
+            self.bias is not None,
+            n=self.n,
+            rank=len(factors.V),
+            initialization=self.initialization,
+            splits=self.splits,
+            device="meta",
+            dtype=self.S.dtype,
+        )
+        layer.to_empty(device=self.S.device).train(self.training).requires_grad_(self.S.requires_grad)
+        state = {**factors._asdict(), "S": self.S}
+        if self.bias is not None:
+            state["bias"] = self.bias
+        layer.load_state_dict(state)
         if self.bias is not None and layer.bias is not None:
             layer.bias.requires_grad_(self.bias.requires_grad)
         return layer
@@ -275,26 +308,17 @@ class PHMLinear(KroneckerWeight):
         )
 
 
-class TwoFactorLinear(nn.Module):
-    """``y = L P R x + b``: R and L block-diagonal with N blocks each, P interleaves the blocks. One block: low rank.
-
-    With one block it is W = BA through r numbers. With several it is ``monarch``: two block-diagonal matrices with a
-    permutation between them (Dao et al. 2022, "Monarch: Expressive Structured Matrices for Efficient and Accurate
-    Training", §3.1; for oblong maps as in its appendix). Parameters: m (d + k) / N, and k of the bias.
-
-    Attributes:
-        R: (N, m/N, d/N), applied first.
-        L: (N, k/N, m/N).
-        bias: (k,) or None.
+class TwoFactorLinear(StructuredWeight):
+    """``y = L P R x + b`` (:class:`~phmctl.nn.structures.ThinFactors`): m (d + k) / N parameters, and k with bias.
 
     Args:
         in_features: d.
         out_features: k.
-        blocks: N; it divides d, k and m.
+        blocks: N, which divides d, k and m. One block is a low-rank map.
         inner: m, the width between the factors.
-        bias: add a learned b; it begins at zero.
-        splits: how many maps are stacked in this one (3 for fused Q, K, V): the fan-out is k/splits.
-        device: of the parameters.
+        bias: add a learned b, which begins at zero.
+        splits: number of maps stacked in this layer (3 for fused Q, K, V): the fan-out is k/splits.
+        device: device of the parameters.
 
     Raises:
         DimensionError: N does not divide a dimension.
@@ -313,28 +337,12 @@ class TwoFactorLinear(nn.Module):
         splits: int = 1,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
         check_divides(blocks, in_features=in_features, out_features=out_features, inner=inner)
-        self.in_features, self.out_features, self.blocks, self.inner = in_features, out_features, blocks, inner
-        self.R = nn.Parameter(torch.empty(blocks, inner // blocks, in_features // blocks, device=device))
-        self.L = nn.Parameter(torch.empty(blocks, out_features // blocks, inner // blocks, device=device))
+        super().__init__(ThinFactors(blocks, inner), out_features, in_features, device=device)
+        self.in_features, self.out_features = in_features, out_features
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
-        dense = dense_variance("xavier_uniform", in_features, out_features // splits)  # the outputs get its variance
-        for factor, own in ((self.R, 1 / self.R.shape[2]), (self.L, dense * in_features / self.L.shape[2])):
-            nn.init.uniform_(factor, -math.sqrt(3 * own), math.sqrt(3 * own))
+        self.draw("xavier_uniform", in_features, out_features // splits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
-        if self.blocks == 1:
-            return F.linear(F.linear(x, self.R[0]), self.L[0], self.bias)
-        N, flat = self.blocks, x.reshape(-1, self.in_features)  # (T, d)
-        h = flat.view(-1, N, self.R.shape[2]).transpose(0, 1) @ self.R.mT  # (N, T, m/N)
-        h = h.permute(1, 2, 0).reshape(-1, N, self.L.shape[2])  # (T, N, m/N): number j of block i to place jN + i
-        y = (h.transpose(0, 1) @ self.L.mT).transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias.to(y.dtype)  # autocast's, as of a dense map
-
-    @property
-    def weight(self) -> Tensor:
-        """The matrix that it is, (k, d)."""
-        dense: Tensor = self(torch.eye(self.in_features, device=self.R.device, dtype=self.R.dtype))  # (d, k)
-        return (dense if self.bias is None else dense - self.bias).T
+        return self.structure.apply(x, self.tensors(), self.bias)

@@ -65,7 +65,7 @@ def common_overrides(**options: object) -> list[Override]:
         if algebra != LOW_RANK:
             overrides.append(Override("model.rank", None, source, implied=True))
         if algebra not in WITH_FACTORS:
-            overrides.append(Override("model.execution", "auto", source, implied=True))
+            overrides.append(Override("model.execution", None, source, implied=True))
     return overrides
 
 

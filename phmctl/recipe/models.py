@@ -54,8 +54,8 @@ class LinearSection(Section):
     n: Annotated[int, Field(ge=1, le=1024)] = 1
     # maps that share one learned rule: none, those of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
-    # how maps with factors are applied: dense builds H, rank multiplies by R blocks; auto times both before step 1
-    execution: Literal["auto", "dense", "rank"] = "auto"
+    # how maps are applied: dense builds H, rank multiplies by R blocks of factors; by default rank where it is faster
+    execution: Literal["dense", "rank"] | None = None
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A, or as its factors W, U and V
     # number of terms R of the factors, by default that of a random rule; rank of low-rank maps
     rank: Width | None = None
@@ -112,7 +112,7 @@ class LinearSection(Section):
     @property
     def dense_twin(self) -> Self:
         """The same model with every map dense."""
-        dense = {"algebra": "real", "n": 1, "execution": "auto", "parametrization": "rule", "rank": None}
+        dense = {"algebra": "real", "n": 1, "execution": None, "parametrization": "rule", "rank": None}
         return self.model_copy(update=dense)
 
     def _widths(self) -> dict[str, int]:

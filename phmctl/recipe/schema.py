@@ -161,8 +161,6 @@ class DecodingSection(Section):
     max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # longest output = max_ratio × source tokens + max_extra
     max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20  # see max_ratio
     batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens of a batch, padding included
-    # how a trained model answers: `dense` (also `auto`, null), or `rank` where maps hold factors
-    execution: Literal["auto", "dense", "rank"] | None = None
     # bfloat16: compute in it on a device that has it; null is float32
     precision: Literal["float32", "bfloat16"] | None = None
 

@@ -1,9 +1,9 @@
-"""``training.initialise_from``: begin with the tensors of another run, as in fine-tuning.
+"""``training.initialise_from``: start from the tensors of another run, as in fine-tuning.
 
-Every tensor of the same name and shape is used; where the source has a dense weight or another kind of rule and the
-model a rule and components, the nearest sum of Kronecker products; with ``model.composition_start: base`` also
-attention's output maps, by the compositions of heads that begin as these. The new run's environment keeps the source
-run, its checkpoint and SHA-256, and which tensors were used, are new, or were left.
+Tensors with the same name and shape are copied. If the source holds a dense weight, or another kind of rule than the
+model, the model gets the nearest sum of Kronecker products. With ``model.composition_start: base`` the weights of
+attention's output maps go to the compositions of heads that replace them. The new run's environment records the source
+run, its checkpoint and SHA-256, and the names of the copied, new and unused tensors.
 """
 
 import re
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import Factors, recompose
-from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
-from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
+from phmctl.nn.structures import PARAMETER_NAMES, RULE_NAMES, KroneckerStructure, structure_of
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
@@ -28,43 +26,48 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
 _OUTPUT = re.compile(r"attention\.output\.(?=[^.]+$)")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
 class Start:
-    tensors: Mapping[str, Tensor]  # those that the model begins with, by name
-    # what the run's environment keeps: run, checkpoint, step, SHA-256; names of tensors that are taken, new or left
-    noted: Mapping[str, Any]
+    """The tensors of another run that a training starts from."""
 
-    def words(self) -> str:
-        """Return what was used, is new and was left, for people; equal layers in one name."""
-        parts = ["initialised: {0} tensors taken from {run} ({checkpoint})".format(len(self.tensors), **self.noted)]
-        for verb in ("new", "left"):  # the modules of these tensors, each once, with the numbers of layers left out
-            modules = (_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in self.noted[verb])
-            parts += [f"{verb}: {', '.join(dict.fromkeys(modules))}"] if self.noted[verb] else []
+    tensors: Mapping[str, Tensor]  # by their names in the new model
+    # for the run's environment: run, checkpoint, step, sha256; names of the tensors that are taken, new and left
+    record: Mapping[str, Any]
+
+    def summary(self) -> str:
+        """Return the numbers of copied tensors and the modules of new and unused ones, equal layers as one name."""
+        run, checkpoint = self.record["run"], self.record["checkpoint"]
+        parts = [f"initialised: {len(self.tensors)} tensors taken from {run} ({checkpoint})"]
+        for group in ("new", "left"):
+            modules = [_LAYER_NUMBER.sub("*", name.rpartition(".")[0] or name) for name in self.record[group]]
+            if modules:
+                parts.append(f"{group}: {', '.join(dict.fromkeys(modules))}")
         return "; ".join(parts)
 
 
 def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
-    """Return what a recipe's model begins with, or None where it begins at random. Nothing is changed.
+    """Return the tensors that a recipe's model starts from, or None if it starts at random.
 
-    None too without a task, where the data is not prepared: then the run alone is checked.
+    Without a task (its data is not prepared) the source run is checked and None is returned.
 
-    RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
-    vocabulary; or has no tensor that fits.
+    Raises:
+        RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
+            vocabulary; or has no tensor that fits.
     """
     if recipe.training.initialise_from is None:
         return None
     run = Run.open(recipe.training.initialise_from)
-    where = f"training.initialise_from: {run.folder}"
+    place = f"training.initialise_from: {run.folder}"
     if run.recipe.task != recipe.task:
-        raise RunError(f"{where} was trained for task {run.recipe.task!r}, and this recipe is for {recipe.task!r}")
-    if key := other_shape(run.recipe, recipe):
-        theirs, ours = getattr(run.recipe.model, key, None), getattr(recipe.model, key, None)
+        raise RunError(f"{place} was trained for task {run.recipe.task!r}; this recipe is for {recipe.task!r}")
+    if key := differing_shape_key(run.recipe, recipe):
+        source, target = getattr(run.recipe.model, key, None), getattr(recipe.model, key, None)
         raise RunError(
-            f"{where} has model.{key} = {theirs}, and this recipe has {ours}: no tensor would fit; "
-            f"set model.{key}={theirs}, or name another run"
+            f"{place} has model.{key} = {source}, this recipe has {target}, so no tensor fits; "
+            f"set model.{key}={source}, or name another run"
         )
     if task is None:
         return None
@@ -73,82 +76,87 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
     return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
 
 
-def other_shape(one: Recipe, other: Recipe) -> str | None:
-    """Return the first key of two models that differs of those which the shapes of all tensors depend on."""
-    keys = ("kind", "width", "embedding_width")
-    return next((key for key in keys if getattr(one.model, key, None) != getattr(other.model, key, None)), None)
+def differing_shape_key(first: Recipe, second: Recipe) -> str | None:
+    """Return the first model key that decides the shapes of all tensors and differs between two recipes."""
+    for key in ("kind", "width", "embedding_width"):
+        if getattr(first.model, key, None) != getattr(second.model, key, None):
+            return key
+    return None
 
 
 def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     checkpoint = read_checkpoint(folder, ("model",))
-    theirs = checkpoint.tensors["model"]
+    source = checkpoint.tensors["model"]
     model = task.build_model(torch.device("meta"))
     shapes = {name: tensor.shape for name, tensor in model_tensors(model).items()}
-    heads = {}
-    if getattr(recipe.model, "composition_start", None) == "base":  # the names that a bilinear composition gives them
-        heads = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in theirs.items()}
-    offered = {**heads, **theirs}
-    used = {name: tensor for name, tensor in offered.items() if shapes.get(name) == tensor.shape}
-    shared = [getattr(each.model, "rules", None) for each in (run.recipe, recipe)]
-    _take_sums(used, offered, model, shapes.keys(), run.recipe.model.algebra, shared[0] == shared[1])
-    if not used:
-        raise RunError(f"training.initialise_from: no tensor of {folder} has name and shape of one of this model's")
-    ids = {id(tensor) for tensor in used.values()}
-
-    def summed(name: str) -> bool:  # a sum's S is taken of all parts of the source's weight
-        layer, _, part = name.rpartition(".")
-        return part in {"weight", *"AWUVS"} and f"{layer}.S" in used
-
-    noted = {
+    available = dict(source)
+    if getattr(recipe.model, "composition_start", None) == "base":
+        # Attention's output maps also under the names that a bilinear composition gives them.
+        renamed = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in source.items()}
+        available = renamed | available
+    copied = {name: tensor for name, tensor in available.items() if shapes.get(name) == tensor.shape}
+    same_sharing = getattr(run.recipe.model, "rules", None) == getattr(recipe.model, "rules", None)
+    _copy_nearest_sums(copied, available, model, shapes.keys(), run.recipe.model.algebra, same_sharing=same_sharing)
+    if not copied:
+        raise RunError(f"training.initialise_from: no tensor of {folder} has the name and shape of a model tensor")
+    record = {
         "run": str(run.folder.resolve()),
         "checkpoint": folder.name,
         "step": checkpoint.state["step"],
         "sha256": checkpoint_digest(folder, "model"),
-        "taken": list(used),
-        "new": [name for name in shapes if name not in used],
-        "left": [
-            name for name, tensor in theirs.items() if id(tensor) not in ids and name not in used and not summed(name)
-        ],
+        "taken": list(copied),
+        "new": [name for name in shapes if name not in copied],
+        "left": _unused(source, copied),
     }
-    return Start(used, noted)
+    return Start(copied, record)
 
 
-def _take_sums(
-    used: dict[str, Tensor],
-    theirs: Mapping[str, Tensor],
+def _unused(source: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> list[str]:
+    """Return the source tensors that were neither copied nor part of a weight whose nearest sum was taken."""
+    ids = {id(tensor) for tensor in copied.values()}
+    unused = []
+    for name, tensor in source.items():
+        layer, _, parameter = name.rpartition(".")
+        summed = parameter in PARAMETER_NAMES and f"{layer}.S" in copied
+        if id(tensor) not in ids and name not in copied and not summed:
+            unused.append(name)
+    return unused
+
+
+def _copy_nearest_sums(
+    copied: dict[str, Tensor],
+    source: Mapping[str, Tensor],
     model: nn.Module,
     names: Set[str],
     algebra: str,
+    *,
     same_sharing: bool,
 ) -> None:
-    """Take A and S nearest to the source's weight where a map or table has another kind of rule than the source's.
+    """Replace S, and A, by those nearest to the source's weight in modules whose rule is not copied.
 
-    S means nothing without its rule: where neither its own rule is used nor a sum is found, it begins at random. A
-    rule that several maps share is among the `names` of the model's tensors once; a map that does not own its rule has
-    the source's only where the same maps share rules there (`same_sharing`) and none is lost.
+    S means nothing without its rule: if neither its rule is copied nor a nearest sum exists, it starts at random. A
+    rule that several maps share is among the `names` of the model's tensors once; a map that does not own its rule
+    gets the source's only if the same maps share rules there (`same_sharing`) and all rules are copied.
     """
-    lost = not same_sharing or any(name.rpartition(".")[2] in {*"AWUV"} and name not in used for name in names)
+    all_rules = all(name in copied for name in names if name.rpartition(".")[2] in RULE_NAMES)
     for name, module in model.named_modules():
-        if not isinstance(module, KroneckerWeight) or module.n == 1:
+        if not isinstance(module, KroneckerWeight) or not isinstance(module.structure, KroneckerStructure):
             continue
-        own, its = ({part for part in "AWUV" if f"{name}.{part}" in given} for given in (names, theirs))
-        alike = own == its and bool(own or (module.algebra == algebra and (module.owns_rule or not lost)))
-        if alike and f"{name}.weight" not in theirs and all(f"{name}.{part}" in used for part in own):
+        rule = {part for part in RULE_NAMES if f"{name}.{part}" in names}
+        source_rule = {part for part in RULE_NAMES if f"{name}.{part}" in source}
+        constant_or_shared = module.algebra == algebra and (module.owns_rule or (same_sharing and all_rules))
+        same_form = rule == source_rule and (bool(rule) or constant_or_shared)
+        if same_form and f"{name}.weight" not in source and all(f"{name}.{part}" in copied for part in rule):
             continue
-        used.pop(f"{name}.S", None)
-        weight, shape = _weight(theirs, name, algebra), (module.n * module.S.shape[1], module.n * module.S.shape[2])
-        if weight is not None and weight.shape == shape and module.owns_rule and not module.holds_factors:
-            A, used[f"{name}.S"], _ = nearest_sum(weight, module.n, module.algebra)
-            used |= {f"{name}.A": A} if "A" in own else {}
+        copied.pop(f"{name}.S", None)
+        weight = _source_weight(source, name, algebra)
+        if weight is not None and weight.shape == (module.rows, module.columns) and module.owns_rule:
+            nearest = module.structure.nearest(weight) or {}
+            copied |= {f"{name}.{part}": tensor for part, tensor in nearest.items()}
 
 
-def _weight(tensors: Mapping[str, Tensor], name: str, algebra: str) -> Tensor | None:
-    """Return the weight of a map or table, dense or the sum that its rule and components make; None: it has none."""
-    S, A = tensors.get(f"{name}.S"), tensors.get(f"{name}.A")
-    if S is None:
-        return tensors.get(f"{name}.weight")
-    if f"{name}.W" in tensors:
-        A = recompose(Factors(*(tensors[f"{name}.{part}"] for part in "WUV")))
-    elif A is None and algebra in FIXED_DIMENSION:
-        A = fixed_rule(algebra, dtype=S.dtype)
-    return None if A is None or len(A) != len(S) else kronecker_sum(A, S)
+def _source_weight(source: Mapping[str, Tensor], name: str, algebra: str) -> Tensor | None:
+    """Return the weight of a map or table of the source, or None if it has none or its rule is elsewhere."""
+    tensors = {part: source[f"{name}.{part}"] for part in PARAMETER_NAMES if f"{name}.{part}" in source}
+    structure = structure_of(tensors, algebra)
+    return None if structure is None else structure.dense(tensors)

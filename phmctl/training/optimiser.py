@@ -21,7 +21,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import read_json_object, write_json
-from phmctl.nn.tuning import grouped, relative_rates, set_executions, tune
+from phmctl.nn.tuning import grouped, relative_rates
 from phmctl.recipe.models import MOST
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
@@ -30,9 +30,8 @@ from phmctl.timing import alternate
 from phmctl.training.processes import Processes
 
 if TYPE_CHECKING:
-    from phmctl.tasks.base import Rows, Task
+    from phmctl.tasks.base import Task
 
-EXECUTIONS = "executions.json"  # in the run: module name -> dense or rank
 RATES = "rates.json"  # in the run: parameter name -> its rate as a multiple of the recipe's
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _BATCHES = 8  # that are timed, evenly spaced over an epoch: batches differ in length
@@ -49,7 +48,7 @@ def build_optimiser(
     kind = AdamW if settings.optimizer == "adamw" else Adam
     rates = build_rates(model, settings) if rates is None else rates
     return kind(
-        grouped(model, rates, settings.learning_rate, settings.weight_decay, one=settings.rates == "one"),
+        grouped(model, rates, settings.learning_rate, settings.weight_decay, one_rate=settings.rates == "one"),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
@@ -121,7 +120,7 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
 # ------------------------------------------------------------------------------------------- measured before step 1
 
 
-def steps_within(minutes: float, task: "Task", execution: str, training: TrainingSection, device: torch.device) -> int:
+def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device) -> int:
     """Return how many steps a training does in so many minutes, by timing a few of a model that is thrown away.
 
     Raises:
@@ -131,8 +130,6 @@ def steps_within(minutes: float, task: "Task", execution: str, training: Trainin
         plan = task.plan(0)
         chosen = [plan[number * len(plan) // _BATCHES] for number in range(_BATCHES)]
         model = task.build_model(device)
-        if execution == "auto":
-            fastest_executions(model, task, chosen[0], training)
         sample = [task.collate(rows).to(device) for rows in chosen]
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
         taken = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after once to warm up
@@ -173,27 +170,6 @@ def stepper(
             optimiser.zero_grad(set_to_none=True)
 
     return steps
-
-
-def apply_executions(model: nn.Module, task: "Task", run: Run, processes: Processes) -> None:
-    """Set how the maps that hold factors are applied, where ``model.execution`` is ``auto``; every process calls it.
-
-    Raises:
-        RunError: what the run says is damaged.
-    """
-    if run.recipe.model.execution != "auto":
-        return
-
-    def measure() -> dict[str, str]:
-        return fastest_executions(model, task, task.plan(0)[0], run.recipe.training)
-
-    set_executions(model, _kept(run, EXECUTIONS, measure, processes))
-
-
-def fastest_executions(model: nn.Module, task: "Task", rows: "Rows", training: TrainingSection) -> dict[str, str]:
-    """Set the faster execution of each map for a batch of these rows, in the training's precision, and return them."""
-    with build_autocast(next(model.parameters()).device, training.precision)():
-        return tune(model, task.cost(rows).rows)
 
 
 def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, float]:

@@ -109,7 +109,7 @@ def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Proces
         steps = old.recipe.training.steps
     else:
         device = processes.device(training.device)
-        steps = steps_within(training.minutes, task, recipe.model.execution, training, device)
+        steps = steps_within(training.minutes, task, training, device)
         short = f", fewer than the warm-up: {training.warmup:,}; lower training.warmup" * (steps < training.warmup)
         note(f"training.minutes = {training.minutes:g}: {steps:,} steps{short}")
     return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
@@ -160,7 +160,7 @@ def train_task(
         first, unfinished = trainer.state.step, not trainer.finished
         with processes.agreed():
             if start is not None:
-                trainer.progress.say(start.words())
+                trainer.progress.say(start.summary())
             if old is not None:
                 if unfinished:
                     continue_at(old, recipe, environment, point)
@@ -198,7 +198,7 @@ def _environment(
         "precision": "bfloat16" if bfloat16 else "float32",
         "processes": processes.count,
     }
-    noted |= {"initialised_from": start.noted} if start else {}
+    noted |= {"initialised_from": start.record} if start else {}
     return noted | ({"data": str(data.resolve())} if data else {})
 
 

@@ -32,7 +32,6 @@ from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
 from phmctl.training.optimiser import (
-    apply_executions,
     build_autocast,
     build_optimiser,
     build_schedule,
@@ -189,7 +188,6 @@ class Trainer:
         tensors = model_tensors(self.model)
         for name, tensor in (initial or {}).items():
             tensors[name].copy_(tensor)
-        apply_executions(self.model, task, run, self.processes)
         self.optimiser = build_optimiser(self.model, self.settings, choose_rates(self.model, run, self.processes))
         self._unsaved = checkpoint is None
         if checkpoint is not None:

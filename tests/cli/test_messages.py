@@ -73,7 +73,6 @@ OTHERS = [
     ("decode RUN --resume", "add --output FILE"),
     ("decode RUN --n-best 4 --beam 2 --split test", "--beam 4"),
     ("decode RUN --beam 0", "--beam 0"),
-    ("decode RUN --execution ranks --split test", "ranks"),
     ("decode RUN --quantize int8", "--quantize is CTranslate2's"),
     ("eval RUN --split dev", "it has test, valid"),
     ("eval RUN --beam 1,x", "--beam x: "),

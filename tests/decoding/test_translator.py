@@ -1,13 +1,11 @@
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.assembly import answering
 from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
 from phmctl.errors import DataError
+from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import DecodingSection
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 
@@ -28,9 +26,9 @@ def test_the_same_text_for_any_batch_size_and_order(kit: Kit, lines: list[str], 
     assert found == [expected[row] for row in order]
 
 
-@pytest.mark.parametrize(("execution", "threads"), [("dense", 1), ("dense", 2), ("rank", 1), ("rank", 2)])
-def test_the_same_text_for_any_execution_and_threads_where_rounding_decides_nothing(
-    kit: Kit, execution: str, threads: int
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_dense_copy_gives_the_same_text_for_any_threads_where_rounding_decides_nothing(
+    kit: Kit, threads: int
 ) -> None:
     """To rounding these are the same function, and this model's candidates lie far apart; no more is promised."""
     phm = Kit(sharp_model(kit.tokenizers.source.size, algebra="phm", n=2), kit.tokenizers)
@@ -38,7 +36,7 @@ def test_the_same_text_for_any_execution_and_threads_where_rounding_decides_noth
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        answer = Kit(answering(copy.deepcopy(phm.model), execution), kit.tokenizers)  # type: ignore[arg-type]
+        answer = Kit(to_dense(phm.model), kit.tokenizers)  # type: ignore[arg-type]
         assert texts(answer.translator().translate(TEXT[:6])) == expected
     finally:
         torch.set_num_threads(before)

@@ -94,12 +94,10 @@ def test_maps_of_two_factors_have_no_phm_form(tmp_path: Path, maps: dict[str, ob
     assert description in (folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_precision_and_execution_of_the_recipe_do_not_apply_to_an_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor to the comparison with the run."""
     monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
-    run = make_run(tmp_path, decoding={"precision": "bfloat16", "execution": "dense"})
+    run = make_run(tmp_path, decoding={"precision": "bfloat16"})
     result = export(run, exports.SAFETENSORS, tmp_path / "export")
     assert result.verification.largest < 1e-4
     assert load_translator(result.export, device="cpu").translate(SOURCES)
@@ -120,7 +118,7 @@ def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
     assert theirs.against == run.name
     assert {result.against for result in read_results(exported)} == {None, run.name}
-    report = evaluate(run, against=exported, execution="dense")
+    report = evaluate(run, against=exported, precision="float32")
     assert report.against == exported.name  # the option does not apply to the baseline
     assert not list(run.results_folder.glob("against*"))
 
@@ -331,7 +329,6 @@ def test_training_does_not_take_an_export(exported: Exported) -> None:
 @pytest.mark.parametrize(
     ("ask", "place"),
     [
-        (lambda exported: load_translator(exported, decoding=DecodingSection(execution="rank")), "--execution"),
         (
             lambda exported: load_translator(exported, decoding=DecodingSection(precision="bfloat16")),
             "precision",

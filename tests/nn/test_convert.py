@@ -16,7 +16,7 @@ import phmctl
 from phmctl import Kronecker, PHMEmbedding, PHMLinear
 from phmctl.algebra.kronecker import kronecker_sum
 from phmctl.errors import UserError
-from phmctl.nn import convert as module
+from phmctl.nn import structures
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -72,7 +72,7 @@ def test_each_weight_is_built_once_a_forward(training: bool, monkeypatch: pytest
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     reader = nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True)
     net = phmctl.convert(nn.ModuleList([attention, reader]), 4)[0].train(training)
-    monkeypatch.setattr(module, "kronecker_sum", lambda A, S: built.append(1) or kronecker_sum(A, S))
+    monkeypatch.setattr(structures, "kronecker_sum", lambda A, S: built.append(1) or kronecker_sum(A, S))
     net[0](*[torch.randn(2, 3, 8)] * 3)
     assert len(built) == 2
     built.clear()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn import linear
+from phmctl.nn import structures
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM, LSTMLayer
@@ -156,8 +156,8 @@ def test_padding_is_never_read(content) -> None:
 
 
 def test_h_is_built_once_a_forward(monkeypatch) -> None:
-    built, kronecker_sum = [], linear.kronecker_sum
-    monkeypatch.setattr(linear, "kronecker_sum", lambda A, S: built.append(1) or kronecker_sum(A, S))
+    built, kronecker_sum = [], structures.kronecker_sum
+    monkeypatch.setattr(structures, "kronecker_sum", lambda A, S: built.append(1) or kronecker_sum(A, S))
     PHMLSTM(8, 4, n=2)(torch.randn(3, 6, 8))
     assert len(built) == 8  # one a map, whatever the steps
 

@@ -20,7 +20,7 @@ SHAPES = st.tuples(*[st.integers(1, 4)] * 5)  # blocks, d/N, k/N, m/N, tokens
 
 def _definition(layer: TwoFactorLinear) -> torch.Tensor:
     """Return L P R as matrices: number j of block i goes to place jN + i."""
-    N, m = layer.blocks, layer.inner
+    N, m = layer.structure.blocks, layer.structure.inner
     P = torch.zeros(m, m, dtype=torch.float64)
     for block in range(N):
         for number in range(m // N):

@@ -74,7 +74,7 @@ def test_common_overrides() -> None:
 
     assert resolved(n=4, algebra=None, steps=7) == [("model.n", 4), ("training.steps", 7), ("model.algebra", "phm")]
     no_factors = [("model.parametrization", "rule"), ("model.rank", None)]  # what has no learned rule has none of one
-    assert resolved(n=1) == [("model.n", 1), ("model.algebra", "real"), *no_factors, ("model.execution", "auto")]
+    assert resolved(n=1) == [("model.n", 1), ("model.algebra", "real"), *no_factors, ("model.execution", None)]
     ranked = MINIMAL.replace(
         "training:", "  algebra: phm\n  n: 4\n  parametrization: factors\n  execution: rank\ntraining:"
     )

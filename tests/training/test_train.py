@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from phmctl import PHMLinear
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device
 from phmctl.errors import RecipeError, RunError
@@ -21,7 +20,6 @@ from phmctl.sweeps import newest_of
 from phmctl.tasks.registry import kind_of
 from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task
-from tests.conftest import TINY
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
 
@@ -85,31 +83,6 @@ def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_keeps_the_executions_that_were_measured_and_goes_on_with_them(
-    miniature_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measured, "takes_bfloat16", lambda *_: True)
-
-    def tuned(model: nn.Module, tokens: int) -> dict[str, str]:
-        assert tokens > 1
-        assert torch.is_autocast_enabled("cpu")
-        names = [name for name, module in model.named_modules() if isinstance(module, PHMLinear)]
-        return dict.fromkeys(names, "rank") | {names[0]: "dense"}
-
-    monkeypatch.setattr(measured, "tune", tuned)
-    factors = ("model.algebra=phm", "model.n=4", "model.parametrization=factors", "training.keep=9")
-    recipe = load_recipe("miniature", [*factors, *TINY, "training.steps=3", "training.precision=bfloat16"])
-    run = train(recipe, data=miniature_data, runs=tmp_path, quiet=True).run
-    kept = json.loads((run.folder / measured.EXECUTIONS).read_text())
-    assert set(kept.values()) == {"rank", "dense"}
-    monkeypatch.setattr(measured, "tune", lambda *_, **__: pytest.fail("it is in the run"))
-    applied: list[dict[str, str]] = []
-    monkeypatch.setattr(measured, "set_executions", lambda model, names: applied.append(names))
-    longer = [*factors, *TINY, "training.steps=5", "training.precision=bfloat16"]
-    train(load_recipe("miniature", longer), data=miniature_data, run=run, quiet=True)
-    assert applied == [kept]
-
-
 # -------------------------------- training.minutes: kept as steps, so that a resumed training ends where it would
 
 
@@ -143,13 +116,13 @@ def test_steps_or_minutes_but_not_both(settings: list[str]) -> None:
 def test_more_time_is_more_steps(copying_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, cpu = _timed(1.0), pick_device("cpu")
     task = kind_of(recipe).open(recipe, copying_data)
-    one, ten = (measured.steps_within(minutes, task, "dense", recipe.training, cpu) for minutes in (1.0, 10.0))
+    one, ten = (measured.steps_within(minutes, task, recipe.training, cpu) for minutes in (1.0, 10.0))
     assert 3 < ten / one < 33
     with pytest.raises(RecipeError):
-        measured.steps_within(1e-9, task, "dense", recipe.training, cpu)
+        measured.steps_within(1e-9, task, recipe.training, cpu)
     compiled: list[nn.Module] = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
-    measured.steps_within(1.0, task, "dense", recipe.training.model_copy(update={"compile": True}), cpu)
+    measured.steps_within(1.0, task, recipe.training.model_copy(update={"compile": True}), cpu)
     assert len(compiled) == 1
 
 

@@ -47,8 +47,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
     labelled, takes = True, (*TAKEN, "table", "text", "label", *TABLES, "vectors")
     way = "--table SPLIT=FILE --text COLUMN --label COLUMN"
     corpus_options = ("table",)
-    decode_options = ("execution",)
-    eval_options = (*decode_options, "table", "text", "label")
+    eval_options = ("table", "text", "label")
     metrics = (Metric("accuracy", scale=100, tested=True),)
     comparer = LabelComparer()
 
@@ -109,8 +108,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
             majority=max(each.support for each in classes) / len(right),
             macro_f1=sum(each.f1 for each in classes) / len(classes),
         )
-        execution = asked.options.get("execution")
-        setting = Setting(split, weights, {"execution": execution} if execution else {}, execution or "")
+        setting = Setting(split, weights, {})
         if not table:
             for remark in remarks([" ".join(each) for each in texts], given) if len({*right}) > 1 else ():
                 warn(f"{run.name}, {weights.name}, {split}: {remark}")
@@ -254,10 +252,8 @@ def _answers(
 ) -> tuple[Weights, list[Classified]]:
     from phmctl.tasks.classification.task import load_classifier
 
-    execution = asked.options.get("execution")
-
     def load(name: str) -> tuple[Weights, TextClassifier]:
-        return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned, execution=execution)
+        return run.weights(name), load_classifier(run, name, asked.device, cleaned=cleaned)
 
     weights, classifier = run.use(asked.checkpoint, load)
     if len(texts[0]) != classifier.texts:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import exports
-from phmctl.assembly import Classifier, answering, build_classifier, texts_of, trained
+from phmctl.assembly import Classifier, build_classifier, texts_of, trained
 from phmctl.console import note, silence, warn
 from phmctl.data import copies
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
@@ -286,17 +286,16 @@ def load_classifier(
     device: str = "auto",
     *,
     cleaned: bool = False,
-    execution: str | None = None,
     threads: int = 0,
 ) -> TextClassifier:
     """Load a run's model, tokenizer and labels. Raises UserError, RunError."""
     run.recipe_of(ClassificationRecipe)
     if isinstance(run, Export):
-        check_export(run, checkpoint, device, execution=execution)
+        check_export(run, checkpoint, device)
         device = "cpu" if run.to == exports.ONNX else device  # onnxruntime's
         model = exported_model(run.to, run.folder, device=device, threads=threads)
     else:
-        model = answering(trained_classifier(run, checkpoint, device), execution)
+        model = to_dense(trained_classifier(run, checkpoint, device), inplace=True)
     return TextClassifier(model, run, checkpoint, pick_device(device), cleaned=cleaned)
 
 

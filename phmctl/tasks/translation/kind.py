@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 EXTRAS = ".extras"  # of a split in a run: whole numbers of its sentences by name, JSON
 _ORIGIN = ".decoding.json"
-_SEARCH = ("beam", "alpha", "batch_tokens", "execution", "precision")
+_SEARCH = ("beam", "alpha", "batch_tokens", "precision")
 _COLUMNS = ("columns", "header", "quoting", "extra")  # how a table with both sides in it is read
 CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
 

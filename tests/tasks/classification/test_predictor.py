@@ -73,25 +73,12 @@ def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClass
         classifier.translate(["a"])
 
 
-@KINDS
-def test_how_the_maps_are_applied_changes_no_answer(kind: str, runs: dict[str, Run]) -> None:
-    lines = ["w1 the cats near the dog", "w2 the tree"]
-    lines = [f"{line}\t{line}" for line in lines] if kind == "lstm-pair" else lines
-    dense, rank = (
-        predict(load_classifier(runs[kind], device="cpu", execution=name), lines) for name in ("dense", "rank")
-    )
-    assert [one["label"] for one in rank] == [one["label"] for one in dense]
-    assert [one["probability"] for one in rank] == pytest.approx([one["probability"] for one in dense], rel=1e-4)
-    with pytest.raises(UserError, match="did you mean 'rank'"):
-        load_classifier(runs[kind], execution="rnak")
-
-
 def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="classification"):
         load_classifier(tiny_run)
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
-    with pytest.raises(UserError, match=r"beam: task 'classification' has no such option; it has (--)?execution"):
+    with pytest.raises(UserError, match="beam"):
         KIND.require("decode", ["beam"])
     with pytest.raises(UserError, match="precision"):
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
@@ -167,5 +154,3 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
         assert {one.against for one in read_results(made.export)} == {None, runs["real"].name}
         with pytest.raises(UserError, match="encode"):
             found.encode(["the cat"])
-        with pytest.raises(UserError, match="execution"):
-            load_classifier(made.export, execution="rank")

@@ -1,0 +1,306 @@
+"""Structures of a weight: how a matrix H (k, d) is computed from parameters.
+
+| structure | parameters | H |
+|---|---|---|
+| :class:`Dense` | weight | weight |
+| :class:`RuleSum` | A and S, or S under a fixed rule | Σᵢ kron(A[i], S[i]) |
+| :class:`FactorSum` | W, U, V and S | the same, with ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]`` |
+| :class:`ThinFactors` | R and L | L P R, block-diagonal R and L, a permutation P |
+
+A structure holds sizes only. The parameters belong to a module, which passes them by name: modules can share them, and
+``torch.func``, parametrizations and pruning can replace them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phmctl.algebra.bilinear import Factors, decompose, fixed_factors, recompose
+from phmctl.algebra.initialisation import (
+    dense_variance,
+    initialise_components_,
+    initialise_dense_,
+    initialise_factors_,
+    initialise_rule_,
+)
+from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra.modes import needs_plain_operations
+from phmctl.algebra.rank_product import block_sums, rank_linear
+from phmctl.dimension import FIXED_DIMENSION, WITH_FACTORS
+from phmctl.errors import RankError, UserError
+
+Tensors = Mapping[str, Tensor]
+RULE_NAMES = ("A", "W", "U", "V")  # parameters of a learned rule, in either form
+PARAMETER_NAMES = ("weight", *RULE_NAMES, "S")  # of dense weights and Kronecker sums
+NEEDS_FACTORS = (
+    "execution 'rank' needs the factors of a rule with n > 1: pass parametrization='factors' or call layer.to_factors()"
+)
+
+
+class Structure(ABC):
+    """How H is computed from parameters."""
+
+    gain: ClassVar[float] = 1.0  # factor of the learning rates; phmctl.nn.tuning explains the values
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """Names of the parameters that make a learned rule; the other parameters grow with H."""
+        return ()
+
+    @abstractmethod
+    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each parameter of a weight (rows, columns). Weight decay applies to the last one."""
+
+    @abstractmethod
+    def dense(self, tensors: Tensors) -> Tensor:
+        """Return H."""
+
+    def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
+        """Return ``x Hᵀ + b`` without building H, if the structure allows it. (..., d) -> (..., k)."""
+        return F.linear(x, self.dense(tensors), bias)
+
+    @abstractmethod
+    def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
+        """Draw the parameters in place, so that H has the variance of the dense scheme."""
+
+    def scale(self, tensors: Tensors) -> float:
+        """Return the root mean square of the entries of H, for the learning rates."""
+        return rms(self.dense(tensors))
+
+    def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
+        """Return the parameters whose H is nearest to a weight (k, d), or None without a closed form."""
+        return None
+
+    def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a saved learned rule (A, or W, U and V) in this structure's form, if it is in the other form."""
+        return rule
+
+
+@dataclass(frozen=True)
+class Dense(Structure):
+    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        return {"weight": (rows, columns)}
+
+    def dense(self, tensors: Tensors) -> Tensor:
+        return tensors["weight"]
+
+    def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
+        initialise_dense_(tensors["weight"], scheme, fan_in, fan_out)
+
+    def nearest(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"weight": weight}
+
+
+class KroneckerStructure(Structure):
+    """``H = Σᵢ kron(A[i], S[i])`` with a rule A in any form."""
+
+    n: int
+
+    @abstractmethod
+    def rule(self, tensors: Tensors) -> Tensor:
+        """Return A, (n, n, n)."""
+
+    @abstractmethod
+    def factors(self, tensors: Tensors) -> Factors | None:
+        """Return the factors of the rule, or None if only a decomposition would find them."""
+
+    @abstractmethod
+    def initialise_rule_(self, tensors: Tensors) -> None:
+        """Draw a learned rule in place."""
+
+    def dense(self, tensors: Tensors) -> Tensor:
+        return kronecker_sum(self.rule(tensors), tensors["S"])
+
+    def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
+        """Multiply by R blocks. Raises RankError if the rule has no factors."""
+        factors = self.factors(tensors)
+        if factors is None:
+            raise RankError(NEEDS_FACTORS)
+        return rank_linear(x, block_sums(factors.W, tensors["S"]), factors.U, factors.V, bias)
+
+    def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
+        self.initialise_rule_(tensors)
+        initialise_components_(tensors["S"], self.rule(tensors), scheme, fan_in, fan_out)
+
+    def scale(self, tensors: Tensors) -> float:
+        return math.sqrt(self.n) * rms(self.rule(tensors)) * rms(tensors["S"])
+
+
+@dataclass(frozen=True)
+class RuleSum(KroneckerStructure):
+    """A Kronecker sum with A itself: a parameter, or the constant of a fixed algebra."""
+
+    gain = 2.0
+    n: int
+    algebra: str
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        return ("A",) if self.algebra == LEARNED else ()
+
+    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        n = self.n
+        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (n, n, n))
+        return rule | {"S": (n, rows // n, columns // n)}
+
+    def rule(self, tensors: Tensors) -> Tensor:
+        if self.algebra == LEARNED:
+            return tensors["A"]
+        return _fixed(self.algebra, tensors["S"]).A
+
+    def factors(self, tensors: Tensors) -> Factors | None:
+        return _fixed(self.algebra, tensors["S"]).factors if self.algebra in WITH_FACTORS else None
+
+    def initialise_rule_(self, tensors: Tensors) -> None:
+        if self.algebra == LEARNED:
+            initialise_rule_(tensors["A"])
+
+    def nearest(self, weight: Tensor) -> dict[str, Tensor]:
+        A, S, _ = nearest_sum(weight, self.n, self.algebra)
+        return dict.fromkeys(self.rule_names, A) | {"S": S}
+
+    def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.algebra != LEARNED or not rule.keys() >= {"W", "U", "V"}:
+            return rule
+        return {"A": recompose(Factors(rule["W"], rule["U"], rule["V"]))}
+
+
+@dataclass(frozen=True)
+class FactorSum(KroneckerStructure):
+    """A Kronecker sum whose learned rule is held as factors of rank R."""
+
+    gain = 0.5
+    n: int
+    rank: int
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        return ("W", "U", "V")
+
+    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        n, rank = self.n, self.rank
+        return {"W": (n, rank), "U": (n, rank), "V": (rank, n), "S": (n, rows // n, columns // n)}
+
+    def rule(self, tensors: Tensors) -> Tensor:
+        return recompose(self.factors(tensors))
+
+    def factors(self, tensors: Tensors) -> Factors:
+        return Factors(tensors["W"], tensors["U"], tensors["V"])
+
+    def initialise_rule_(self, tensors: Tensors) -> None:
+        initialise_factors_(tensors["W"], tensors["U"], tensors["V"])
+
+    def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
+        if "A" not in rule or len(rule["A"]) != self.n:
+            return rule
+        return decompose(rule["A"], self.rank)._asdict()
+
+
+@dataclass(frozen=True)
+class ThinFactors(Structure):
+    """``H = L P R``: R (N, m/N, d/N) and L (N, k/N, m/N) have N diagonal blocks, P interleaves the blocks.
+
+    With one block H has rank m at most. With several it is ``monarch`` (Dao et al. 2022, "Monarch: Expressive
+    Structured Matrices for Efficient and Accurate Training", §3.1; its appendix has oblong maps).
+    """
+
+    gain = 0.5
+    blocks: int
+    inner: int
+
+    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        blocks, width = self.blocks, self.inner // self.blocks
+        return {"R": (blocks, width, columns // blocks), "L": (blocks, rows // blocks, width)}
+
+    def dense(self, tensors: Tensors) -> Tensor:
+        R = tensors["R"]
+        identity = torch.eye(self.blocks * R.shape[2], device=R.device, dtype=R.dtype)
+        return self.apply(identity, tensors, None).T
+
+    def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
+        R, L = tensors["R"], tensors["L"]
+        if self.blocks == 1:
+            return F.linear(F.linear(x, R[0]), L[0], bias)
+        flat = x.reshape(-1, self.blocks, R.shape[2])  # (T, N, d/N)
+        h = flat.transpose(0, 1) @ R.mT  # (N, T, m/N)
+        h = h.permute(1, 2, 0).reshape(-1, self.blocks, L.shape[2])  # (T, N, m/N): entry j of block i goes to jN + i
+        y = (h.transpose(0, 1) @ L.mT).transpose(0, 1).reshape(*x.shape[:-1], -1)  # (..., k)
+        return y if bias is None else y + bias.to(y.dtype)  # in autocast's dtype, as F.linear
+
+    def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
+        """Draw R and L so that the outputs have the variance that the dense scheme gives them."""
+        R, L = tensors["R"], tensors["L"]
+        output_variance = dense_variance(scheme, fan_in, fan_out) * fan_in
+        for factor, variance in ((R, 1 / R.shape[2]), (L, output_variance / L.shape[2])):
+            bound = math.sqrt(3 * variance)
+            nn.init.uniform_(factor, -bound, bound)
+
+
+def phm_structure(n: int, algebra: str, rank: int | None = None) -> Structure:
+    """Return the structure of a PHM weight; a learned rule with a `rank` is held as factors.
+
+    Raises:
+        DimensionError: n is not the algebra's dimension.
+        UserError: no algebra has this name; or a rank of a rule that is not learned, or below 1.
+    """
+    check_algebra(algebra, n)
+    if rank is not None and (algebra != LEARNED or n == 1 or rank < 1):
+        raise UserError(
+            f"rank = {rank}: algebra 'phm' with n > 1 takes a rank of at least 1; {algebra!r}, n = {n} none"
+        )
+    if n == 1:
+        return Dense()
+    return RuleSum(n, algebra) if rank is None else FactorSum(n, rank)
+
+
+def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
+    """Return the structure of a weight's saved tensors, or None if they do not determine a weight.
+
+    `algebra` is that of the model that they come from: its fixed rule is not saved.
+    """
+    if "S" not in tensors:
+        return Dense() if "weight" in tensors else None
+    n = len(tensors["S"])
+    if "W" in tensors:
+        return FactorSum(n, rank=tensors["W"].shape[1])
+    if "A" in tensors:
+        return RuleSum(n, LEARNED)
+    return RuleSum(n, algebra) if FIXED_DIMENSION.get(algebra) == n else None
+
+
+def rms(tensor: Tensor) -> float:
+    """Return the root mean square of a tensor's entries."""
+    return tensor.detach().double().square().mean().sqrt().item()
+
+
+class _FixedRule(NamedTuple):
+    A: Tensor
+    factors: Factors | None
+
+
+def _fixed(algebra: str, S: Tensor) -> _FixedRule:
+    """Return the rule of a fixed algebra on the device and in the dtype of S.
+
+    Compilers, transformations and dispatch modes get tensors of their own, because a cached one would outlive them.
+    """
+    if needs_plain_operations() or torch._C._len_torch_dispatch_stack():
+        return _build_fixed(algebra, S.device, S.dtype)
+    return _cached_fixed(algebra, S.device, S.dtype)
+
+
+def _build_fixed(algebra: str, device: torch.device, dtype: torch.dtype) -> _FixedRule:
+    factors = fixed_factors(algebra, device=device, dtype=dtype) if algebra in WITH_FACTORS else None
+    return _FixedRule(fixed_rule(algebra, device=device, dtype=dtype), factors)
+
+
+@cache
+@torch.inference_mode(False)  # autograd does not save inference tensors
+def _cached_fixed(algebra: str, device: torch.device, dtype: torch.dtype) -> _FixedRule:
+    return _build_fixed(algebra, device, dtype)
