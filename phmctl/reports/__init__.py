@@ -1,1 +1,1 @@
-"""A page about several runs: one HTML file that needs nothing else."""
+"""HTML reports about several runs."""
