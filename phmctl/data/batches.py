@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from phmctl.data.card import Cleaning
-from phmctl.data.clean import clean_line, cut
+from phmctl.data.clean import clean_line, truncate
 from phmctl.data.prepared.folder import Ints, Ragged, Split
 from phmctl.data.special import BOS, EOS, PAD
 from phmctl.data.tokenizer import Tokenizer
@@ -215,7 +215,7 @@ def encode_texts(
     Of a text with more than `max_tokens` the start or the end stays, as the cleaning says.
     """
     encoded = (tokenizer.encode([clean_line(text, cleaning) for text in column]) for column in zip(*texts, strict=True))
-    sides = tuple(_ragged([cut(tokens, max_tokens, cleaning) for tokens in side]) for side in encoded)
+    sides = tuple(_ragged([truncate(tokens, max_tokens, cleaning) for tokens in side]) for side in encoded)
     return EncodedTexts(sides or (_ragged([]),), np.zeros(len(texts), np.int64))
 
 

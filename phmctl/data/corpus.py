@@ -10,15 +10,15 @@ from phmctl.console import note
 from phmctl.data.card import Card, Divide, Layout, RowFormat, SplitFiles, check_split, corpus_name, load_card
 from phmctl.data.readers import check_columns, first_record, parallel_files, tables
 from phmctl.data.rows import (
-    CORPORA,
+    DIVISIONS,
     Row,
     RowSource,
     SourceFile,
     Splits,
-    hold_out,
-    joined,
-    turned_round,
-    with_copies,
+    append_copies,
+    concatenate,
+    select_periodic,
+    swap_sides,
 )
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import lock, sha256_text
@@ -79,8 +79,8 @@ def divided(corpus: Corpus, divide: Divide) -> Corpus:
     if not places or "train" not in corpus.splits:
         return corpus
     whole, period = corpus.splits["train"], divide.period
-    made = {split: hold_out(whole, period, [place], held=True) for split, place in places.items()}
-    made["train"] = hold_out(whole, period, places.values(), held=False)
+    made = {split: select_periodic(whole, period, [place]) for split, place in places.items()}
+    made["train"] = select_periodic(whole, period, [*places.values()], complement=True)
     words = {
         split: f"rows {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
     }
@@ -113,7 +113,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     corpus = _of(card, splits, match.files, f"{origin} ({match.layout.name})")
     if match.layout.odd is None:
         return corpus
-    made, held_out = CORPORA[match.layout.odd](splits)
+    made, held_out = DIVISIONS[match.layout.odd](splits)
     return replace(corpus, splits=_ordered({**splits, **made}), held_out=held_out)
 
 
@@ -148,7 +148,7 @@ def reversed_corpus(corpus: Corpus) -> Corpus:
     return replace(
         corpus,
         languages=languages,
-        splits={name: turned_round(pairs) for name, pairs in corpus.splits.items()},
+        splits={name: swap_sides(pairs) for name, pairs in corpus.splits.items()},
         files=[replace(file, side=sides.get(file.side, file.side)) for file in corpus.files],
         origin=f"{corpus.origin}, turned round",
     )
@@ -156,7 +156,7 @@ def reversed_corpus(corpus: Corpus) -> Corpus:
 
 def copied_corpus(corpus: Corpus) -> Corpus:
     """Return a corpus in whose train each target stands once more, as its own source."""
-    splits = {**corpus.splits, "train": with_copies(corpus.splits["train"])}
+    splits = {**corpus.splits, "train": append_copies(corpus.splits["train"])}
     return replace(corpus, splits=splits, origin=f"{corpus.origin}, train with copies of its targets")
 
 
@@ -334,7 +334,7 @@ def own_corpus(
             else:
                 parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
                 files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
-        splits[split] = joined(parts)
+        splits[split] = concatenate(parts)
     texts = len(rows.texts) if rows else 2
     known = None if labelled else languages
     return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
@@ -355,7 +355,7 @@ def table_rows(path: Path, rows: RowFormat | None, skip: bool = False, chosen: b
         )
     check_columns(path, own)
     found = tables([path], own)
-    if own.label is None and (first := next((row for row in found if row.whole), None)):
+    if own.label is None and (first := next((row for row in found if row.readable), None)):
         pair = f"{first.texts[0][:60]!r} → {first.texts[1][:60]!r}"
         note(f"the first pair of {path.name} is {pair}{'' if own.header else ' (if that is a header: --header)'}")
     return found

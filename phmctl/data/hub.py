@@ -11,7 +11,7 @@ from typing import Any
 from phmctl.console import note
 from phmctl.data.card import Hub
 from phmctl.data.fetch import LARGEST
-from phmctl.data.readers import as_line, field_of, named_label
+from phmctl.data.readers import field_of, join_lines, rename_label
 from phmctl.data.rows import Row, SourceFile, Splits, repeatable
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import clear, replacing, writing
@@ -26,7 +26,7 @@ def hub_rows(rows: Any, hub: Hub, name: str) -> Iterator[Row]:
         if not all(isinstance(text, str) for text in texts) or (hub.label and label is None):
             wanted = ", ".join((*hub.texts, *filter(None, [hub.label])))
             raise DataError(f"{name}, row {number}: expected text in {wanted}; it has {str(row)[:200]}")
-        yield Row(tuple(map(as_line, texts)), hub.label and named_label(str(label), hub), place=(name, number))
+        yield Row(tuple(map(join_lines, texts)), hub.label and rename_label(str(label), hub), location=(name, number))
 
 
 def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, list[SourceFile], str]:

@@ -1,11 +1,11 @@
-r"""Readers: rows of text out of files as people really have them.
+r"""Readers of text files, tables and JSON lines.
 
-Each reader streams, can be iterated again and again, and takes ``\n`` alone for the end of a line: U+2028, NBSP and
-ZWSP are characters of a sentence. Files whose name ends in ``.gz`` are decompressed on the way.
+Readers stream their file and can be iterated any number of times. Only ``\n`` ends a line: U+2028, NBSP and ZWSP are
+characters of a sentence. Files whose name ends in ``.gz`` are decompressed.
 
-Whether quotes in a table mean anything differs from source to source. With the wrong answer rows merge or fall apart,
-so a reader is told (:class:`~phmctl.data.card.RowFormat`), never guesses, and refuses a row of another width than the
-header's.
+Whether quotes enclose cells differs from table to table, and with the wrong setting rows merge or fall apart. The
+setting therefore comes from the :class:`~phmctl.data.card.RowFormat` and is never guessed, and a row with more or fewer
+cells than the header is an error.
 """
 
 import csv
@@ -15,8 +15,8 @@ import json
 import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import zip_longest
@@ -27,58 +27,68 @@ from phmctl.data.card import Column, Format, Hub, RowFormat
 from phmctl.data.rows import UNKNOWN, Row, repeatable
 from phmctl.errors import DataError, nearest
 
-BAD = "\0"  # in place of a line that cannot be read
-LONGEST_LINE = 1 << 24  # bytes; a bomb in .gz is one line without end
-# UTF-32's before UTF-16's, which it begins with.
-_MARKS = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
+UNREADABLE = "\0"  # replaces a line that cannot be read
+LONGEST_LINE = 1 << 24  # bytes; a small .gz can unpack to an endless line
+# UTF-32's marks come first, because they begin with UTF-16's.
+_ENCODINGS = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
-# What the IWSLT releases put between the sentences of train.tags.*: a talk's data, never its words.
-_TALK_DATA = re.compile(
+# Elements of IWSLT's train.tags.* that describe a talk; sentences can contain other tags.
+_TALK_ELEMENT = re.compile(
     r"\s*</?(?:doc|url|videourl|keywords|speaker|talkid|title|description|reviewer|translator|transcript|content)\b[^>]*>"
 )
-BLANKS = " \t"  # not str.strip(): NBSP belongs to the sentence
+BLANKS = " \t"  # str.strip() would also remove NBSP, which belongs to the sentence
 
-_SEPARATOR = {"tsv": "\t", "csv": ","}
-_LONGEST_TEXT = 1 << 28  # characters of a file that is read at once
-_BEGINNING = 1 << 12  # bytes that tell an array from objects
+_SEPARATORS = {"tsv": "\t", "csv": ","}
+_LONGEST_FILE = 1 << 28  # characters of a file that is read at once
+_PEEKED_BYTES = 1 << 12  # enough to distinguish a JSON array from JSON lines
 _BEFORE_JSON = BOM_UTF8 + BOM_UTF32_LE + BOM_UTF32_BE + b" \t\r\n"
-_WHOLE = range(UNKNOWN, 2**31)  # what an extra can be
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half of a surrogate pair
+_EXTRA_VALUES = range(UNKNOWN, 2**31)
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
+
+csv.field_size_limit(LONGEST_LINE)  # applies to the whole process; the default is 131,072 characters
+
+Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON object
 
 
 # ------------------------------------------------------------------------------------------------- lines
 
 
 def read_lines(path: Path, longest: int = LONGEST_LINE, *, skip: bool = False) -> Iterator[str]:
-    """Yield lines without their ends and without a byte order mark, which tells UTF-16 and UTF-32, or else UTF-8.
+    """Yield the lines of a text file without line ends and byte order mark.
 
-    Raises :class:`DataError` for a file that cannot be read, and for a line that is too long, not UTF-8, or has a NUL;
-    with `skip` such a line is :data:`BAD`.
+    The encoding is UTF-8 unless a byte order mark says UTF-16 or UTF-32. Raises DataError if the file cannot be read,
+    or if a line is too long, is not UTF-8 or contains NUL; with `skip`, the line is read as :data:`UNREADABLE`.
     """
     with reading(path), open_bytes(path) as handle:
-        number, whole = 0, True
-        for raw in raw_lines(handle, longest):
-            number += whole
-            rest, whole = not whole, len(raw) <= longest or raw.endswith(b"\n")
-            if rest:
-                continue  # of a line that is too long
-            try:
-                line = decode_line(raw, path, number, longest)
-                if "\0" in line:
-                    what = "UTF-16 without its byte order mark\nconvert that: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
-                    raise DataError(f"{path}, line {number}: NUL characters, so no text, or {what}")
-            except DataError:
-                if not skip:
-                    raise
-                line = BAD
-            yield line
+        number = 0
+        continues = False  # whether the next part belongs to the same over-long line
+        for part in raw_lines(handle, longest):
+            if not continues:
+                number += 1
+                try:
+                    yield _checked_line(part, path, number, longest)
+                except DataError:
+                    if not skip:
+                        raise
+                    yield UNREADABLE
+            continues = len(part) > longest and not part.endswith(b"\n")
+
+
+def _checked_line(raw: bytes, path: Path, number: int, longest: int) -> str:
+    line = decode_line(raw, path, number, longest)
+    if "\0" in line:
+        raise DataError(
+            f"{path}, line {number}: NUL characters; the file is binary, or UTF-16 without a byte order mark\n"
+            "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
+        )
+    return line
 
 
 def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Yield a text's lines in UTF-8 with their ends, for :func:`decode_line`; too long a one in parts."""
-    beginning = handle.peek(4)  # a byte order mark tells of UTF-16 and UTF-32
-    encoding = next((name for mark, name in _MARKS.items() if beginning.startswith(mark)), None)
+    """Yield a file's lines in UTF-8 with their line ends, for :func:`decode_line`; an over-long line comes in parts."""
+    beginning = handle.peek(4)
+    encoding = next((name for mark, name in _ENCODINGS.items() if beginning.startswith(mark)), None)
     if encoding is None:
         yield from iter(partial(handle.readline, longest + 1), b"")
         return
@@ -89,81 +99,83 @@ def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[b
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a refusal to read a file, or to decompress it, into a :class:`DataError`."""
+    """Turn errors of opening, reading and decompressing a file into a DataError."""
     try:
         yield
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"cannot read {path}: {reason}; is the file there, and whole?") from error
+        raise DataError(f"cannot read {path}: {reason}; check that the file exists and is complete") from error
 
 
 def open_bytes(path: Path) -> BufferedReader:
-    return cast("BufferedReader", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+    if path.suffix.lower() == ".gz":
+        return cast("BufferedReader", gzip.open(path, "rb"))
+    return path.open("rb")
 
 
 def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGEST_LINE) -> str:
-    """Return the text of a line's bytes; raises :class:`DataError` for one that is too long, or not UTF-8."""
+    """Return a line's text without its line end; raises DataError if it is too long or not UTF-8."""
     if len(raw) > longest:
-        raise DataError(f"{name}, line {number}: longer than {longest:,} bytes; is it a text, of one line each?")
+        raise DataError(f"{name}, line {number}: longer than {longest:,} bytes; is it a text file with line ends?")
     if number == 1:
         raw = raw.removeprefix(BOM_UTF8)
-    line = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw.removesuffix(b"\r")
+    line = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        wrong = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+        position = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
         raise DataError(
-            f"{name}, line {number}: invalid UTF-8 ({wrong})\n"
-            "find out which encoding it is (`file -i` makes a guess) and convert it: iconv -f ENCODING -t UTF-8"
+            f"{name}, line {number}: invalid UTF-8 ({position})\n"
+            "find its encoding (`file -i` makes a guess) and convert it: iconv -f ENCODING -t UTF-8"
         ) from error
 
 
-def as_line(text: str) -> str:
-    """Return a cell's text as one line: a sentence is a line everywhere else."""
+def join_lines(text: str) -> str:
+    """Return a cell's text as one line; elsewhere a sentence is always a line."""
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
-def _whole_text(path: Path) -> str:
+def _read_file(path: Path) -> str:
     lines, size = [], 0
-    for line in read_lines(path, _LONGEST_TEXT):
+    for line in read_lines(path, _LONGEST_FILE):
         lines.append(line)
         size += len(line) + 1
-        if size > _LONGEST_TEXT:
-            raise DataError(f"{path} is read at once and has over {_LONGEST_TEXT:,} characters; divide it")
+        if size > _LONGEST_FILE:
+            raise DataError(f"{path} has over {_LONGEST_FILE:,} characters and cannot be streamed; divide it")
     return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------- parallel files
 
 
-def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
-    """Yield the sentences of one side of a corpus; of ``bpe`` with subword-nmt's ``@@ `` undone."""
+def read_sentences(path: Path, form: Format = "text", *, skip: bool = False) -> Iterator[str]:
+    """Yield the sentences of one side of a corpus. With `skip`, see :func:`read_lines`; for plain text only."""
     if form == "iwslt-xml":
         return _segments(path)
-    lines = read_lines(path)
+    lines = read_lines(path, skip=skip and form == "text")
     match form:
         case "bpe":
             return (_SUBWORD_MARK.sub("", line) for line in lines)
         case "iwslt-tags":
-            return (line.strip(BLANKS) for line in lines if not _TALK_DATA.match(line))
+            return (line.strip(BLANKS) for line in lines if not _TALK_ELEMENT.match(line))
     return lines
 
 
 def _segments(path: Path) -> Iterator[str]:
-    """Yield the ``<seg>`` texts of an IWSLT or WMT dev or test file, with XML's entities replaced."""
-    number = 1
-    for index, part in enumerate(re.split(r"<seg\b", _whole_text(path))):
-        segment, closed, _ = part.partition(">")[2].partition("</seg>")
-        if index and not closed:
-            raise DataError(f"{path}, line {number}: a <seg> that is never closed; is the file whole?")
+    """Yield the texts of the ``<seg>`` elements of an IWSLT or WMT file, with XML's entities decoded."""
+    before, *parts = re.split(r"<seg\b", _read_file(path))
+    number = 1 + before.count("\n")
+    for part in parts:
+        segment, end_tag, _ = part.partition(">")[2].partition("</seg>")
+        if not end_tag:
+            raise DataError(f"{path}, line {number}: <seg> without </seg>; is the file complete?")
         number += part.count("\n")
-        if index:  # an entity that is a line feed would break the line, too
-            segment = _ENTITY.sub(lambda entity: html.unescape(entity[0]), segment)
-            yield segment.replace("\n", " ").strip(BLANKS)
+        decoded = _ENTITY.sub(lambda entity: html.unescape(entity[0]), segment)
+        yield decoded.replace("\n", " ").strip(BLANKS)  # &#10; is a line feed, too
 
 
 def guess_format(path: Path) -> Format:
-    """Return the format that a file's name stands for: IWSLT's and WMT's own names, otherwise plain text."""
+    """Return the format of a file by its name: IWSLT's and WMT's naming schemes, otherwise plain text."""
     name = path.name.removesuffix(".gz")
     if name.startswith("train.tags."):
         return "iwslt-tags"
@@ -172,199 +184,229 @@ def guess_format(path: Path) -> Format:
 
 @repeatable
 def parallel_files(
-    source: Sequence[Path], target: Sequence[Path], form: Format | None = "text", *, skip: bool = False
+    sources: Sequence[Path], targets: Sequence[Path], form: Format | None = "text", *, skip: bool = False
 ) -> Iterator[Row]:
-    """Yield pairs from files of equal length (else DataError), a side each; several files follow one another.
+    """Yield the sentence pairs of source and target files, which are read one after another.
 
-    Without a form each file is read as its name says. With `skip` a bad line of plain text makes a row that is not
-    whole.
+    Without `form`, the format follows from each file's name. With `skip`, a pair with an unreadable line is not
+    `readable`. Raises DataError if a source and its target have different numbers of sentences.
     """
-    for one, other in zip(source, target, strict=True):
-        forms = [(path, form or guess_format(path)) for path in (one, other)]
-        sides = [
-            read_lines(path, skip=True) if skip and each == "text" else read_sentences(path, each)
-            for path, each in forms
-        ]
-        for count, texts in enumerate(zip_longest(*sides)):
+    for source, target in zip(sources, targets, strict=True):
+        sides = [read_sentences(path, form or guess_format(path), skip=skip) for path in (source, target)]
+        for number, texts in enumerate(zip_longest(*sides), start=1):
             if None in texts:
-                read = zip(texts, sides, strict=True)
-                counts = [count + (text is not None) + sum(1 for _ in others) for text, others in read]
+                counts = [
+                    number - (text is None) + sum(1 for _ in side) for text, side in zip(texts, sides, strict=True)
+                ]
                 raise DataError(
-                    f"{one} has {counts[0]:,} sentences, but {other} has {counts[1]:,}\n"
-                    "parallel files must have one line each for every pair; are both of the same release?"
+                    f"{source} has {counts[0]:,} sentences, but {target} has {counts[1]:,}\n"
+                    "parallel files need one line for each pair; are both from the same release?"
                 )
-            yield Row(("", ""), place=(str(one), count + 1), whole=False) if BAD in texts else Row(texts)
+            if UNREADABLE in texts:
+                yield Row(("", ""), location=(str(source), number), readable=False)
+            else:
+                yield Row(texts)
 
 
 # ------------------------------------------------------------------------------------------------- tables
 
 
 @repeatable
-def tables(paths: Sequence[Path], rows: RowFormat, part: str | None = None) -> Iterator[Row]:
-    """Yield the rows of one split, from tables or JSON lines; of a `part` those whose column ``rows.split`` has it."""
+def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None) -> Iterator[Row]:
+    """Yield the rows of tables or JSON lines; with `part`, only the rows with this value in the column ``split``."""
     for path in paths:
-        records = _records(path, rows)
-        header: Sequence[str] = ()
-        if rows.header and rows.format != "jsonl":
-            header = check_columns(path, rows)
-            next(record for record in records if record[1] != [BAD])
-        places = {name: place for place, name in enumerate(header)}
+        records = _records(path, row_format)
+        header: list[str] = []
+        if row_format.header and row_format.format != "jsonl":
+            header = check_columns(path, row_format)
+            next(record for _, record in records if record != [UNREADABLE])
         for number, record in records:
-            where = f"{path}, line {number}"
+            location = (str(path), number)
             try:
-                if header and len(record) != len(header):
-                    raise DataError(
-                        f"{where}: {len(record)} columns, but the header names {len(header)}; is quoting "
-                        f"{'on' if rows.quoted else 'off'} correct for this file? --skip-bad-lines leaves such rows out"
-                    )
-                pick = partial(_value, where, record, places)
-                if part is None or rows.split is None or pick(rows.split) == part:
-                    texts = tuple(as_line(pick(column)) for column in rows.texts)
-                    extras = {name: _whole(pick(column), column, where) for name, column in rows.extras.items()}
-                    label = None if rows.label is None else named_label(pick(rows.label), rows)
-                    yield Row(texts, label, extras, (str(path), number))
+                row = _parse_row(record, header, row_format, part, location)
             except DataError:
-                if rows.odd_rows == "refuse":
+                if not row_format.skips_malformed:
                     raise
-                unknown = dict.fromkeys(rows.extras, UNKNOWN)
-                yield Row(("",) * len(rows.texts), None, unknown, (str(path), number), whole=False)
+                unknown = dict.fromkeys(row_format.extras, UNKNOWN)
+                row = Row(("",) * len(row_format.texts), None, unknown, location, readable=False)
+            if row is not None:
+                yield row
 
 
-def _whole(value: str, column: Column, where: str) -> int:
-    try:
-        return _WHOLE.start + _WHOLE.index(int(value))
-    except ValueError as error:
+def _parse_row(
+    record: Record, header: list[str], row_format: RowFormat, part: str | None, location: tuple[str, int]
+) -> Row | None:
+    """Return the row of a record, or None if it belongs to another part."""
+    place = f"{location[0]}, line {location[1]}"
+    if header and len(record) != len(header):
         raise DataError(
-            f"{where}: column {column!r} holds {value!r}, not a whole number of 32 bits from {UNKNOWN} (not known) on"
-        ) from error
-
-
-def named_label(value: str, naming: RowFormat | Hub) -> str | None:
-    """Return the label that a file's word stands for; None for the words that stand for no label, and for blanks."""
-    word = value.strip()
-    return None if not word or word in naming.unlabelled else naming.names.get(word, word)
-
-
-def first_record(path: Path, rows: RowFormat) -> list[str]:
-    """Return a table's first row, be it a header or not, or the keys of the first JSON object."""
-    record = next((record for _, record in _records(path, rows) if record not in ([BAD], {})), list[str]())
-    if isinstance(record, list):
-        return record
-    nested = (name for name in map(str, rows.columns) if name not in record and field_of(record, name) is not None)
-    return [*record, *dict.fromkeys(nested)]
-
-
-def check_columns(path: Path, rows: RowFormat) -> list[str]:
-    """Refuse (DataError) a file that is empty, lacks a column, or has one that is read twice; return its columns."""
-    if not rows.header and rows.format != "jsonl":
-        return []
-    present = first_record(path, rows)
-    if not present:
-        raise DataError(f"{path} is empty; is the download or the copy whole?")
-    missing = [each for each in (*rows.columns, *rows.header_has) if isinstance(each, str) and each not in present]
-    if missing:
-        guess = nearest(missing[0], present)
-        raise DataError(
-            f"{path} has no column {', '.join(map(repr, missing))}{guess}; it has {', '.join(present)} "
-            "(columns of a table without a header are numbers, from 0)"
+            f"{place}: {len(record)} columns, but the header has {len(header)}; check that quoting should be "
+            f"{'on' if row_format.quoted else 'off'}; --skip-bad-lines leaves these rows out"
         )
-    for column in rows.columns:
-        if isinstance(column, str) and present.count(column) > 1:
-            raise DataError(f"{path} has {present.count(column)} columns {column!r}; give each a name of its own")
-    return present
+
+    def value(column: Column) -> str:
+        if isinstance(record, dict):
+            text = _field_text(record, str(column), place)
+        else:
+            text = _cell_text(record, column if isinstance(column, int) else header.index(column), place)
+        if _NOT_TEXT.search(text):
+            raise DataError(f"{place}: {column!r} contains NUL or an unpaired surrogate, which are not characters")
+        return text
+
+    if part is not None and row_format.split is not None and value(row_format.split) != part:
+        return None
+    texts = tuple(join_lines(value(column)) for column in row_format.texts)
+    extras = {name: _parse_extra(value(column), column, place) for name, column in row_format.extras.items()}
+    label = None if row_format.label is None else rename_label(value(row_format.label), row_format)
+    return Row(texts, label, extras, location)
 
 
-def field_of(record: Any, column: str) -> Any:
-    """Return a record's field, None where there is none; ``translation.de`` is `de` in the field `translation`."""
-    if column in record:
-        return record[column]
-    for part in column.split("."):
-        record = record.get(part) if isinstance(record, dict) else None
-    return record
+def _cell_text(cells: list[str], index: int, place: str) -> str:
+    if cells == [""]:
+        raise DataError(f"{place} is empty; remove the empty lines")
+    if index >= len(cells):
+        raise DataError(f"{place}: {len(cells)} columns, but column {index} (counted from 0) is needed")
+    return cells[index]
 
 
-def _value(where: str, record: list[str] | dict[str, Any], places: Mapping[str, int], column: Column) -> str:
-    """Return what stands in a column of a table's row, or in a field of a JSON object."""
-    if isinstance(record, list):
-        place = column if isinstance(column, int) else places[column]
-        if record == [""]:
-            raise DataError(f"{where} is empty; remove the empty lines")
-        if place >= len(record):
-            wanted = f"column {place + 1} is wanted ({place}, counted from 0)"
-            raise DataError(f"{where}: {len(record)} columns, but {wanted}")
-        text = record[place]
-    else:
-        value = field_of(record, str(column))
-        if value is None and column not in record:
-            guess = nearest(str(column), map(str, record))
-            raise DataError(f"{where}: no key {column!r}{guess}; there are {', '.join(record)}")
-        if not isinstance(value, (str, int)):
-            raise DataError(f"{where}: {column!r} holds {value!r}, neither text nor a whole number")
-        text = str(value)
-    if _NO_TEXT.search(text):
-        raise DataError(f"{where}: {column!r} holds NUL or half of a surrogate pair, which is no character")
-    return text
+def _field_text(record: dict[str, Any], name: str, place: str) -> str:
+    value = field_of(record, name)
+    if value is None and name not in record:
+        guess = nearest(name, map(str, record))
+        raise DataError(f"{place}: no key {name!r}{guess}; there are {', '.join(record)}")
+    if not isinstance(value, (str, int)):
+        raise DataError(f"{place}: {name!r} holds {value!r}, but texts and integers are expected")
+    return str(value)
 
 
-def _records(path: Path, rows: RowFormat) -> Iterator[tuple[int, Any]]:
-    return _json_records(path, rows.odd_rows == "drop") if rows.format == "jsonl" else _cells(path, rows)
+def _parse_extra(value: str, column: Column, place: str) -> int:
+    with suppress(ValueError):
+        number = int(value)
+        if number in _EXTRA_VALUES:
+            return number
+    raise DataError(
+        f"{place}: column {column!r} holds {value[:40]!r}, not a 32-bit integer of at least {UNKNOWN} (not known)"
+    )
 
 
-def _cells(path: Path, rows: RowFormat) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record's first line and its cells. Empty lines are no records; of mere pairs they are bad ones."""
-    separator = _SEPARATOR[rows.format]
-    if rows.quoted:
-        yield from _quoted(path, separator, rows.odd_rows == "drop")
+def rename_label(value: str, names: RowFormat | Hub) -> str | None:
+    """Return the card's name of a label as a file writes it; None for an empty cell or a value for "no label"."""
+    label = value.strip()
+    if not label or label in names.unlabelled:
+        return None
+    return names.names.get(label, label)
+
+
+def first_record(path: Path, row_format: RowFormat) -> list[str]:
+    """Return the cells of a table's first row, header or not, or the field names of the first JSON object."""
+    for _, record in _records(path, row_format):
+        if record in ([UNREADABLE], {}):
+            continue
+        if isinstance(record, list):
+            return record
+        columns = dict.fromkeys(map(str, row_format.columns))
+        nested = [name for name in columns if name not in record and field_of(record, name) is not None]
+        return [*record, *nested]
+    return []
+
+
+def check_columns(path: Path, row_format: RowFormat) -> list[str]:
+    """Return the column names of a table, or [] for a table without a header.
+
+    Raises DataError if the file is empty, if a column is missing, or if a name is not unique.
+    """
+    if not row_format.header and row_format.format != "jsonl":
+        return []
+    names = first_record(path, row_format)
+    if not names:
+        raise DataError(f"{path} is empty; check that the download or copy is complete")
+    required = [name for name in (*row_format.columns, *row_format.header_has) if isinstance(name, str)]
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise DataError(
+            f"{path} lacks the column {', '.join(map(repr, missing))}{nearest(missing[0], names)}; "
+            f"it has {', '.join(names)} (without a header, columns are numbers from 0)"
+        )
+    for column in row_format.columns:
+        if isinstance(column, str) and names.count(column) > 1:
+            raise DataError(f"{path} has {names.count(column)} columns {column!r}; rename all but one")
+    return names
+
+
+def field_of(record: dict[str, Any], name: str) -> Any:
+    """Return a field of a JSON object or None; ``translation.de`` is the field `de` of the field `translation`."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _records(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Record]]:
+    """Yield the number of each record's first line, and its cells or its JSON object.
+
+    Empty lines of tables are skipped, except in pairs without a header, where they are an error.
+    """
+    skip = row_format.skips_malformed
+    if row_format.format == "jsonl":
+        yield from _json_records(path, skip)
         return
-    mere_pairs = rows.label is None and not rows.header
-    for number, line in enumerate(read_lines(path, skip=rows.odd_rows == "drop"), start=1):
-        if line or mere_pairs:
+    separator = _SEPARATORS[row_format.format]
+    if row_format.quoted:
+        yield from _quoted_records(path, separator, skip)
+        return
+    only_pairs = row_format.label is None and not row_format.header
+    for number, line in enumerate(read_lines(path, skip=skip), start=1):
+        if line or only_pairs:
             yield number, line.split(separator)
 
 
-def _quoted(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[str]]]:
+def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader((f"{line}\n" for line in read_lines(path, skip=skip)), delimiter=separator, strict=True)
-    cells: list[str] | None = []
-    while cells is not None:
-        begun, before = reader.line_num + 1, csv.field_size_limit(LONGEST_LINE)  # of all readers in the process
-        bad = 0
+    while True:
+        number = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            if not skip or "unexpected end" in str(error):  # else the next line is read
-                why = f"its quotes are not those of a quoted table ({error}); read it with quoting off"
-                raise DataError(f"{path}, line {begun}: {why}") from error
-            cells, bad = [], reader.line_num + 1 - begun  # with the lines that an opened quote has taken in
-        finally:
-            csv.field_size_limit(before)
-        yield from ((begun + line, [BAD]) for line in range(bad))
+            if not skip or "unexpected end" in str(error):  # an unclosed quote contains the remaining file
+                raise DataError(f"{path}, line {number}: invalid quotes ({error}); read it with quoting off") from error
+            for line in range(number, reader.line_num + 1):  # a quoted cell can contain several lines
+                yield line, [UNREADABLE]
+            continue
+        if cells is None:
+            return
         if cells:
-            yield begun, cells
+            yield number, cells
 
 
 def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSON-lines file with their lines, or of one JSON array, counted.
+    """Yield the objects of JSON lines with their line numbers, or the objects of a JSON array with their positions.
 
-    With `skip` what is none is an empty one.
+    With `skip`, malformed lines and values that are not objects are read as ``{}``.
     """
     with reading(path), open_bytes(path) as handle:
-        beginning = handle.read(_BEGINNING).lstrip(_BEFORE_JSON)
-    records: Iterable[tuple[int, Any]]
-    if beginning.startswith(b"["):
-        word, records = "item", enumerate(_parsed(path, 1, _whole_text(path), False), start=1)
+        is_array = handle.read(_PEEKED_BYTES).lstrip(_BEFORE_JSON).startswith(b"[")
+    values: Iterable[tuple[int, Any]]
+    if is_array:
+        values = enumerate(_parse_json(path, 1, _read_file(path), skip=False), start=1)
     else:
         lines = enumerate(read_lines(path, skip=skip), start=1)
-        word, records = "line", ((number, _parsed(path, number, line, skip)) for number, line in lines if line.strip())
-    for number, record in records:
-        if not isinstance(record, dict) and not skip:
-            raise DataError(f"{path}, {word} {number}: no JSON object but {str(record)[:40]!r}")
-        yield number, record if isinstance(record, dict) else {}
+        values = ((number, _parse_json(path, number, line, skip=skip)) for number, line in lines if line.strip())
+    for number, value in values:
+        if isinstance(value, dict):
+            yield number, value
+        elif skip:
+            yield number, {}
+        else:
+            unit = "item" if is_array else "line"
+            raise DataError(f"{path}, {unit} {number}: expected a JSON object, found {str(value)[:40]!r}")
 
 
-def _parsed(path: Path, number: int, text: str, skip: bool) -> Any:
+def _parse_json(path: Path, number: int, text: str, *, skip: bool) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         if skip:
             return {}
-        raise DataError(f"{path}, line {number}: no JSON ({error})") from error
+        raise DataError(f"{path}, line {number}: invalid JSON ({error})") from error

@@ -1,9 +1,9 @@
-"""Rows of text, whatever a file looks like: what readers yield, and how one source's rows become several splits."""
+"""Rows of text as readers yield them, and the functions that divide or change a corpus' rows."""
 
 import hashlib
 import random
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from itertools import chain
@@ -13,26 +13,27 @@ from typing import NamedTuple, ParamSpec
 
 from phmctl.errors import DataError
 
-UNKNOWN = -1  # an extra that is not known
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+UNKNOWN = -1  # value of an extra that is not known
+_NO_EXTRAS: Mapping[str, int] = MappingProxyType({})
 
 P = ParamSpec("P")
 
 
 class Row(NamedTuple):
-    """A pair of sentences, or a labelled example. One that could not be read is not `whole`: it has no texts."""
+    """A sentence pair or a labelled example."""
 
     texts: tuple[str, ...]
-    label: str | None = None  # an example's class by name
-    extras: Mapping[str, int] = _NOTHING  # whole numbers that come with a row
-    place: tuple[str, int] = ("", 0)  # the file and the line, for messages; of parallel files it is not kept
-    whole: bool = True
+    label: str | None = None
+    extras: Mapping[str, int] = _NO_EXTRAS  # integers by name, such as the number of attractors
+    location: tuple[str, int] = ("", 0)  # file and line for error messages; not set for parallel files
+    readable: bool = True  # False for a malformed row, whose texts are empty
 
-    def named(self) -> str:
-        return f"{self.place[0]}, line {self.place[1]}"
+    def describe_location(self) -> str:
+        file, line = self.location
+        return f"{file}, line {line}"
 
 
-RowSource = Iterable[Row]  # that can be iterated any number of times
+RowSource = Iterable[Row]  # can be iterated any number of times
 Splits = dict[str, RowSource]
 
 
@@ -45,6 +46,8 @@ class _Repeatable:
 
 
 def repeatable(generator: Callable[P, Iterator[Row]]) -> Callable[P, RowSource]:
+    """Make a generator function return an iterable that starts from the beginning each time."""
+
     @wraps(generator)
     def source(*args: P.args, **kwargs: P.kwargs) -> RowSource:
         return _Repeatable(partial(generator, *args, **kwargs))
@@ -54,112 +57,126 @@ def repeatable(generator: Callable[P, Iterator[Row]]) -> Callable[P, RowSource]:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a corpus, and what is read from it: a split's ``source``, its ``target``, ``pairs`` or ``rows``."""
+    """A file of a corpus, the split it belongs to, and its content: ``source``, ``target``, or ``rows`` for a table."""
 
     path: Path
     split: str
     side: str
 
 
-def same_text(line: str) -> str:
-    """Return what two lines have in common that differ only in case, in Unicode form, or in white space."""
+def normalised_text(line: str) -> str:
+    """Return a line without its case, Unicode form and white space, to compare lines regardless of these."""
     return "".join(unicodedata.normalize("NFC", line).casefold().split())
 
 
-# ---------------------------------------------------------------------------------------------------- divisions
+# ---------------------------------------------------------------------------------------------------- changes of rows
 
 
 @repeatable
-def joined(sources: Iterable[RowSource]) -> Iterator[Row]:
+def concatenate(sources: Iterable[RowSource]) -> Iterator[Row]:
     return chain.from_iterable(sources)
 
 
 @repeatable
-def turned_round(rows: RowSource) -> Iterator[Row]:
+def swap_sides(rows: RowSource) -> Iterator[Row]:
     return (row._replace(texts=row.texts[::-1]) for row in rows)
 
 
 @repeatable
-def with_copies(rows: RowSource) -> Iterator[Row]:
-    """Yield pairs, and after them each target as a translation of itself: what is not surely changed, is left."""
+def append_copies(rows: RowSource) -> Iterator[Row]:
+    """Yield all pairs, then each target as a pair with itself, so that a model learns to keep text as it is."""
     yield from rows
     yield from (row._replace(texts=(row.texts[1], row.texts[1])) for row in rows)
 
 
 @repeatable
-def hold_out(rows: RowSource, period: int, places: Iterable[int], *, held: bool) -> Iterator[Row]:
-    """Yield the rows in these places of every `period`, the first of which is 1 (`held`), or all the others."""
-    chosen = {place % period for place in places}
-    return (row for number, row in enumerate(rows, start=1) if (number % period in chosen) is held)
+def select_periodic(
+    rows: RowSource, period: int, numbers: Collection[int], *, complement: bool = False
+) -> Iterator[Row]:
+    """Yield rows p, p + period, p + 2 period, … for each p in `numbers`, counted from 1; or all other rows."""
+    remainders = {number % period for number in numbers}
+    for number, row in enumerate(rows, start=1):
+        if (number % period in remainders) != complement:
+            yield row
 
 
-Made = tuple[Splits, dict[str, str]]
+# ------------------------------------------------------------------------------------------- subject-verb agreement
+
+Division = tuple[Splits, dict[str, str]]  # splits, and for each split made from train a description of its rows
 
 
-def agreement(splits: Mapping[str, RowSource]) -> Made:
-    """Linzen's simplified files: the name of a test set says how many attractors its examples have."""
-    return {name: _with_attractors(rows) for name, rows in splits.items()}, {}
+def agreement(splits: Mapping[str, RowSource]) -> Division:
+    """Add the number of attractors to Linzen's simplified files; the name of a test file contains it."""
+    return {name: _add_attractors(rows) for name, rows in splits.items()}, {}
 
 
 @repeatable
-def _with_attractors(rows: RowSource) -> Iterator[Row]:
+def _add_attractors(rows: RowSource) -> Iterator[Row]:
     for row in rows:
-        stem, _, number = Path(row.place[0]).name.removesuffix(".gz").rpartition(".")
-        known = int(number) if stem == "numpred.test" and number.isdecimal() else UNKNOWN
-        yield row._replace(extras={"attractors": known})
+        stem, _, suffix = Path(row.location[0]).name.removesuffix(".gz").rpartition(".")
+        is_numbered = stem == "numpred.test" and suffix.isdecimal()
+        yield row._replace(extras={"attractors": int(suffix) if is_numbered else UNKNOWN})
 
 
-def agreement_resplit(splits: Mapping[str, RowSource]) -> Made:
-    """The simplified files mixed and divided 80/10/10 by the prefix' own digest: equal prefixes stay together."""
+def agreement_resplit(splits: Mapping[str, RowSource]) -> Division:
+    """Divide the simplified files' rows 80/10/10 by a digest of the prefix, so that equal prefixes stay together."""
+    rows = _add_attractors(splits["train"])
 
     @repeatable
-    def of_shares(*wanted: int) -> Iterator[Row]:
-        for row in _with_attractors(splits["train"]):
-            digest = hashlib.sha256("\n".join(map(same_text, row.texts)).encode("utf-8")).digest()
-            if int.from_bytes(digest[:8], "big") % 10 in wanted:
+    def with_digits(*digits: int) -> Iterator[Row]:
+        for row in rows:
+            text = "\n".join(map(normalised_text, row.texts))
+            digest = hashlib.sha256(text.encode("utf-8")).digest()
+            if int.from_bytes(digest[:8], "big") % 10 in digits:
                 yield row
 
-    words = dict.fromkeys(("valid", "test"), "1 of 10 shares of the texts, by their SHA-256")
-    return {"train": of_shares(*range(8)), "valid": of_shares(8), "test": of_shares(9)}, words
+    descriptions = dict.fromkeys(("valid", "test"), "1 of 10 shares of the texts, by their SHA-256")
+    return {"train": with_digits(*range(8)), "valid": with_digits(8), "test": with_digits(9)}, descriptions
 
 
-def agreement_table(splits: Mapping[str, RowSource]) -> Made:
-    """The original table: words in front of the verb, divided as Tensor2Tensor does.
+def agreement_table(splits: Mapping[str, RowSource]) -> Division:
+    """Divide the original table as Tensor2Tensor does and cut each sentence before its verb.
 
-    Python's shuffle with seed 1; 9 % are train, 1 % valid, and of the rest those are test whose intervening nouns are
-    all attractors.
+    The rows are shuffled by Python's generator with seed 1: 9 % are train, 1 % valid. Of the remaining rows, those
+    whose intervening nouns are all attractors are test.
     """
-    whole = _before_the_verb(splits["train"])
+    rows = _cut_before_verb(splits["train"])
 
-    @cache  # counting the source takes a pass over it
-    def owners() -> bytearray:
-        places = list(range(sum(1 for _ in whole)))
-        random.Random(1).shuffle(places)
-        train = int(len(places) * 0.09)
-        valid = train + int(len(places) * 0.01)
-        owners = bytearray(len(places))
-        for position, place in enumerate(places):
-            owners[place] = (position >= train) + (position >= valid)
-        return owners
+    @cache  # counting the rows takes a pass over the file
+    def assignment() -> bytearray:
+        """Return 0 (train), 1 (valid) or 2 (test) for each row."""
+        order = list(range(sum(1 for _ in rows)))
+        random.Random(1).shuffle(order)
+        train_end = int(len(order) * 0.09)
+        valid_end = train_end + int(len(order) * 0.01)
+        assigned = bytearray(len(order))
+        for position, row in enumerate(order):
+            assigned[row] = (position >= train_end) + (position >= valid_end)
+        return assigned
 
     @repeatable
-    def dealt(part: int) -> Iterator[Row]:
-        for owner, row in zip(owners(), whole, strict=True):
-            if owner == part and (part < 2 or row.extras["intervening"] == row.extras["attractors"]):
+    def assigned_to(number: int) -> Iterator[Row]:
+        for assigned, row in zip(assignment(), rows, strict=True):
+            all_attractors = row.extras["intervening"] == row.extras["attractors"]
+            if assigned == number and (number < 2 or all_attractors):
                 yield row
 
-    words = {"valid": "1% of the shuffled rows", "test": "the rest of the shuffled rows with intervening = attractors"}
-    return {"train": dealt(0), "valid": dealt(1), "test": dealt(2)}, words
+    descriptions = {
+        "valid": "1% of the shuffled rows",
+        "test": "the rest of the shuffled rows with intervening = attractors",
+    }
+    return {"train": assigned_to(0), "valid": assigned_to(1), "test": assigned_to(2)}, descriptions
 
 
 @repeatable
-def _before_the_verb(rows: RowSource) -> Iterator[Row]:
+def _cut_before_verb(rows: RowSource) -> Iterator[Row]:
     for row in rows:
-        words, extras = row.texts[0].split(" "), dict(row.extras)
+        words = row.texts[0].split(" ")
+        extras = dict(row.extras)
         verb = extras.pop("verb")
         if not 1 <= verb <= len(words):
-            raise DataError(f"{row.named()}: the verb is word {verb}, but there are {len(words)} words")
+            raise DataError(f"{row.describe_location()}: verb index {verb}, but the sentence has {len(words)} words")
         yield row._replace(texts=(" ".join(words[: verb - 1]),), extras=extras)
 
 
-CORPORA = {made.__name__: made for made in (agreement, agreement_resplit, agreement_table)}
+DIVISIONS = {divide.__name__: divide for divide in (agreement, agreement_resplit, agreement_table)}

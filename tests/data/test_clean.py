@@ -8,18 +8,18 @@ PLAIN = Cleaning()
 
 
 def held_out(*pairs):
-    found = HeldOut(sides=True)
+    texts = HeldOut(sides=True)
     for pair in pairs:
-        found.add(pair)
-    return found
+        texts.add(pair)
+    return texts
 
 
-def cleaned(pairs, settings, max_tokens, held=None):
-    return CleanRows(as_rows(pairs), settings, max_tokens, None, held)
+def cleaned(pairs, settings, max_tokens, held_out=None):
+    return CleanRows(as_rows(pairs), settings, max_tokens, None, held_out)
 
 
-def fits(clean, *lengths):
-    return clean.fit(as_rows([("a", "b")])[0], [[0] * length for length in lengths]) is not None
+def fits(rows, *lengths):
+    return rows.fit(as_rows([("a", "b")])[0], [[0] * length for length in lengths]) is not None
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def fits(clean, *lengths):
         (Cleaning(entities="decode"), "it &apos;s &quot; A &amp; B &quot;", "it 's \" A & B \""),
         (Cleaning(entities="decode"), "&#91; &#124; &#93; &lt; &gt;", "[ | ] < >"),
         (Cleaning(entities="decode"), "&amp;apos; &copy; &#65; AT&T", "&apos; &copy; &#65; AT&T"),
-        (Cleaning(lowercase=True), "Ein Mann", "Ein Mann"),  # lower-casing is the tokenizer's
+        (Cleaning(lowercase=True), "Ein Mann", "Ein Mann"),  # the tokenizer lower-cases
         (Cleaning(normalise=True), " e\u0301\u00a0 x\u2028y ", "\u00e9 x y"),
     ],
 )  # fmt: skip
@@ -44,10 +44,10 @@ def test_train_loses_empty_sides_and_held_out_pairs_with_counts():
         ("", "nothing"),
         ("nichts", "\u00a0 "),
         ("", ""),
-        ("guten  Tag.", "HELLO ."),  # case and white space do not make another pair
+        ("guten  Tag.", "HELLO ."),  # only case and white space differ
         ("Ja", "Indeed"),
         ("Genau", "Yes"),
-        ("Guten Tag .", "Yes"),  # both sides stand there, but not as a pair
+        ("Guten Tag .", "Yes"),  # both sides are in valid or test, but not as a pair
     ]
     clean = cleaned(pairs, PLAIN, 10, held_out(("Guten Tag .", "Hello."), ("Ja", "Yes")))
     assert texts(clean) == [pairs[0], *pairs[5:]]
@@ -61,7 +61,7 @@ def test_train_loses_empty_sides_and_held_out_pairs_with_counts():
     assert clean.read == 8
 
 
-def test_train_loses_what_is_too_long_or_too_unequal():
+def test_train_loses_long_and_unequal_rows():
     train = cleaned([], Cleaning(max_ratio=1.5), 10, held_out())
     lengths = [(10, 10), (11, 10), (10, 11), (1, 2), (5, 3), (6, 3), (3, 6), (1, 3)]
     assert [fits(train, *pair) for pair in lengths] == [True, False, False, True, True, False, False, False]

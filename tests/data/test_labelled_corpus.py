@@ -159,7 +159,7 @@ def test_a_borrowed_split_is_found_below_the_folder(tmp_path):
 def test_what_is_missing_is_told(tmp_path):
     for name in ("train", "dev", "test"):
         put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tlabel", "a\tb\tneutral")
-    with pytest.raises(DataError, match=r"has no column 'gold_label' \(did you mean 'label'\?\)"):
+    with pytest.raises(DataError, match=r"'gold_label' \(.*'label'"):
         opened("snli-counterfactual", tmp_path)
 
 

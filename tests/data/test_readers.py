@@ -1,4 +1,4 @@
-"""Readers: the lines that went into a file come out of it, and what is wrong with a file is named."""
+"""Readers of text: written lines are read back; errors name the file and the line."""
 
 import gzip
 import time
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phmctl.data.readers import guess_format, parallel_files, read_lines, read_sentences
-from phmctl.data.rows import hold_out
+from phmctl.data.rows import select_periodic
 from phmctl.errors import DataError
 from tests.data.helpers import put, texts
 
@@ -31,9 +31,9 @@ def test_written_lines_are_read_back(tmp_path, lines, end, name):
 @MODEST
 @given(pairs=st.lists(st.tuples(st.text(CHARACTERS), st.text(CHARACTERS)), max_size=6))
 def test_written_pairs_are_read_back(tmp_path, pairs):
-    pairs = [tuple(side.replace("\ufeff", "").replace("\r", "") for side in pair) for pair in pairs]
-    source = put(tmp_path / "a.de.gz", *(one for one, _ in pairs))
-    target = put(tmp_path / "a.en", *(other for _, other in pairs))
+    pairs = [tuple(text.replace("\ufeff", "").replace("\r", "") for text in pair) for pair in pairs]
+    source = put(tmp_path / "a.de.gz", *(pair[0] for pair in pairs))
+    target = put(tmp_path / "a.en", *(pair[1] for pair in pairs))
     assert texts(parallel_files([source], [target])) == pairs
 
 
@@ -52,40 +52,36 @@ def test_invalid_utf8_names_file_and_line(tmp_path, name):
     content = b"gut\n" * 2 + "schön\n".encode("latin-1")
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    message = rf"{name}, line 3: invalid UTF-8 \(byte 0xf6 at position 4\)\nfind out which encoding it is"
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=rf"{name}, line 3: .*0xf6 at position 4") as caught:
         list(read_lines(path))
-    assert "8859" not in str(caught.value)  # none is guessed
+    assert "8859" not in str(caught.value)  # the encoding is not guessed
 
 
 def test_missing_and_damaged_files(tmp_path):
-    with pytest.raises(DataError, match=r"absent\.de: No such file"):
-        list(read_lines(tmp_path / "absent.de"))
-    with pytest.raises(DataError, match="Is a directory"):
-        list(read_lines(tmp_path))
-    whole = put(tmp_path / "a.gz", *map(str, range(1000)))
-    whole.write_bytes(whole.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"cannot read .*a\.gz"):
-        list(read_lines(whole))
+    shortened = put(tmp_path / "a.gz", *map(str, range(1000)))
+    shortened.write_bytes(shortened.read_bytes()[:-20])
     (tmp_path / "b.gz").write_bytes(b"not gzip")
-    with pytest.raises(DataError, match=r"cannot read .*b\.gz"):
-        list(read_lines(tmp_path / "b.gz"))
+    (tmp_path / "c.de").mkdir()
+    (tmp_path / "d.de").write_bytes("ab".encode("utf-16")[:-1])  # ends within a character
+    for name in ("a.gz", "b.gz", "c.de", "d.de", "absent.de"):
+        with pytest.raises(DataError, match=name):
+            list(read_lines(tmp_path / name))
 
 
 @pytest.mark.parametrize(("sources", "targets"), [(3, 5), (5, 3), (0, 1)])
 def test_unequal_lengths_name_both_files_and_counts(tmp_path, sources, targets):
     source = put(tmp_path / "a.de", *["x"] * sources)
     target = put(tmp_path / "a.en", *["y"] * targets)
-    with pytest.raises(DataError, match=rf"a\.de has {sources} sentences, but .*a\.en has {targets}\b"):
+    with pytest.raises(DataError, match=rf"a\.de has {sources} .*a\.en has {targets}\b"):
         list(parallel_files([source], [target]))
 
 
 def test_unequal_lengths_are_found_file_by_file(tmp_path):
-    """Two files that are one short and one long must not shift the pairs between them."""
-    sides = [[put(tmp_path / f"{name}.{side}", *["x"] * size) for name, size in sizes] for side, sizes in
-             (("de", (("a", 2), ("b", 1))), ("en", (("a", 1), ("b", 2))))]  # fmt: skip
-    with pytest.raises(DataError, match=r"a\.de has 2 sentences, but .*a\.en has 1\b"):
-        list(parallel_files(*sides))
+    """The lengths of a pair of files differ, although all sources together are as long as all targets."""
+    sources = [put(tmp_path / "a.de", "x", "x"), put(tmp_path / "b.de", "x")]
+    targets = [put(tmp_path / "a.en", "x"), put(tmp_path / "b.en", "x", "x")]
+    with pytest.raises(DataError, match=r"a\.de has 2 .*a\.en has 1\b"):
+        list(parallel_files(sources, targets))
 
 
 def test_subwords_are_joined(tmp_path):
@@ -117,9 +113,9 @@ def test_iwslt_xml_yields_its_segments(tmp_path):
     assert list(read_sentences(path, "iwslt-xml")) == expected
 
 
-def test_iwslt_xml_that_breaks_off(tmp_path):
+def test_iwslt_xml_without_an_end_tag(tmp_path):
     path = put(tmp_path / "a.xml", '<seg id="1">ganz</seg>', '<seg id="2">nicht', "ganz")
-    with pytest.raises(DataError, match=r"a\.xml, line 2: a <seg> that is never closed"):
+    with pytest.raises(DataError, match=r"a\.xml, line 2:"):
         list(read_sentences(path, "iwslt-xml"))
 
 
@@ -137,13 +133,13 @@ def test_iwslt_tags_leave_out_the_talks_data_and_no_sentence(tmp_path):
     st.integers(0, 60),
     st.integers(2, 12).flatmap(lambda period: st.tuples(st.just(period), st.permutations(range(1, period + 1)))),
 )
-def test_two_sets_held_out_and_the_rest_are_the_whole(size, choice):
+def test_selected_rows_and_their_complement_are_all_rows(size, choice):
     period, (first, second, *_) = choice
     pairs = [(str(number), "") for number in range(1, size + 1)]
-    one, other = (list(hold_out(pairs, period, (place,), held=True)) for place in (first, second))
-    rest = list(hold_out(pairs, period, (first, second), held=False))
-    assert sorted(one + other + rest) == sorted(pairs)
-    assert [int(number) for number, _ in one] == list(range(first, size + 1, period))
+    valid, test = (list(select_periodic(pairs, period, [number])) for number in (first, second))
+    train = list(select_periodic(pairs, period, [first, second], complement=True))
+    assert sorted(valid + test + train) == sorted(pairs)
+    assert [int(number) for number, _ in valid] == list(range(first, size + 1, period))
 
 
 def test_format_by_name():
@@ -163,7 +159,7 @@ def test_format_by_name():
             '<doc> <seg\nid="1">a\nb</seg> x <seg>c</seg><seg>d\n\ne</seg>\n</doc>\n<seg>f</seg>',
             ["a b", "c", "d  e", "f"],
         ),
-        (f"<seg>&#{'9' * 5000};&#65;&#x110000;</seg>", [f"&#{'9' * 5000};A\ufffd"]),  # what is no character is text
+        (f"<seg>&#{'9' * 5000};&#65;&#x110000;</seg>", [f"&#{'9' * 5000};A\ufffd"]),  # an invalid number is text
     ],
 )
 def test_sgm_yields_its_segments(tmp_path, text, segments):
@@ -175,7 +171,7 @@ def test_sgm_yields_its_segments(tmp_path, text, segments):
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
-def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding, name):
+def test_a_byte_order_mark_sets_the_encoding(tmp_path, encoding, name):
     content = "Привет\r\nÜber\u2028uns\n\n没有".encode(encoding)
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -183,24 +179,17 @@ def test_a_byte_order_mark_tells_the_encoding(tmp_path, encoding, name):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
-def test_utf_16_without_a_mark_is_not_taken_for_utf_8(tmp_path, encoding):
+def test_utf_16_without_a_mark_is_refused(tmp_path, encoding):
     path = tmp_path / "a.en"
     path.write_bytes("The small dog\nruns\n".encode(encoding))
-    with pytest.raises(DataError, match=r"a\.en, line 1: NUL .*\n.*iconv -f UTF-16LE"):
-        list(read_lines(path))
-
-
-def test_text_that_ends_in_half_a_character_is_refused(tmp_path):
-    path = tmp_path / "a.de"
-    path.write_bytes("ab".encode("utf-16")[:-1])
-    with pytest.raises(DataError, match=r"cannot read .*a\.de: .*; is the file there, and whole"):
+    with pytest.raises(DataError, match=r"a\.en, line 1:"):
         list(read_lines(path))
 
 
 def test_a_line_without_end_is_refused(tmp_path):
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"a\n" + bytes(40 << 20)))
-    with pytest.raises(DataError, match=r"bomb\.gz, line 2: longer than 16,777,216 bytes"):
+    with pytest.raises(DataError, match=r"bomb\.gz, line 2: .*16,777,216"):
         list(read_lines(path))
 
 
@@ -211,6 +200,6 @@ def test_segments_take_time_in_proportion_to_the_file(tmp_path, piece):
     path = tmp_path / "a.xml"
     path.write_text(piece * 200_000, encoding="utf-8")
     begun = time.process_time()
-    with pytest.raises(DataError, match="a <seg> that is never closed"):
+    with pytest.raises(DataError, match=r"a\.xml, line"):
         list(read_sentences(path, "iwslt-xml"))
     assert time.process_time() - begun < 10

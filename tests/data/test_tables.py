@@ -1,6 +1,5 @@
-"""Readers of labelled rows: each trap of the real files, in small files of our own."""
+"""Readers of tables and JSON lines: each trap of the real files, in small files."""
 
-import csv
 import gzip
 import json
 
@@ -27,28 +26,27 @@ def test_a_quote_is_a_character_without_quoting(tmp_path):
     rows = {"header": False, "split": 0, "label": 1, "texts": (2,)}
     assert [example.texts[0] for example in read(path, **rows)] == ['"Never , he said .', "Nothing .", 'Yes " .', "no"]
     train = tables([path], RowFormat(**rows), part="tr")
-    assert [(example.label, example.place[1]) for example in train] == [("A", 1), ("B", 2)]
+    assert [(example.label, example.location[1]) for example in train] == [("A", 1), ("B", 2)]
 
 
 def test_with_the_wrong_quoting_nothing_merges_silently(tmp_path):
     path = put(tmp_path / "task.txt", 'tr\tA\t"Never , he said .', "tr\tB\tNothing .", "te\tA\tx")
-    with pytest.raises(DataError, match=r"task.txt, line 1: its quotes are not those .* quoting off"):
+    with pytest.raises(DataError, match=r"task\.txt, line 1:"):
         read(path, header=False, quoting=True, label=1, texts=(2,))
     path = put(tmp_path / "stray.txt", "tr\tA\tfine .", 'tr\tA\t"Oh" , he said .', "te\tA\tx")
-    with pytest.raises(DataError, match=r"stray.txt, line 2"):
+    with pytest.raises(DataError, match=r"stray\.txt, line 2:"):
         read(path, header=False, quoting=True, label=1, texts=(2,))
 
 
 def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path):
-    lines = ["premise\thypothesis\tlabel", '"He said ""no"""\t"a\tb"\t1', '"two', 'lines"\tc\t0', "plain\td\t2"]
-    limit = csv.field_size_limit()
+    long = "x" * 200_000  # longer than Python's default limit of a field
+    lines = ["premise\thypothesis\tlabel", '"He said ""no"""\t"a\tb"\t1', '"two', 'lines"\tc\t0', f"{long}\td\t2"]
     examples = read(put(tmp_path / "a.tsv", *lines), quoting=True, **PAIR)
-    assert csv.field_size_limit() == limit  # that of the whole process
-    assert [example.texts for example in examples] == [('He said "no"', "a\tb"), ("two lines", "c"), ("plain", "d")]
-    assert [example.place[1] for example in examples] == [2, 3, 5]
+    assert [example.texts for example in examples] == [('He said "no"', "a\tb"), ("two lines", "c"), (long, "d")]
+    assert [example.location[1] for example in examples] == [2, 3, 5]
 
 
-def test_labels_are_renamed_and_none_or_a_blank_is_none(tmp_path):
+def test_labels_are_renamed_and_blanks_mean_no_label(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "a\tc\t-1", "a\td\t-", "a\te\tother")
     rows = {**PAIR, "names": {"0": "entailment"}, "unlabelled": ("-", "-1")}
     assert [example.label for example in read(path, **rows)] == ["entailment", None, None, "other"]
@@ -59,28 +57,28 @@ def test_labels_are_renamed_and_none_or_a_blank_is_none(tmp_path):
 
 @pytest.mark.parametrize("quoting", [True, False])
 def test_a_row_with_too_few_or_many_fields(tmp_path, quoting):
-    for row, found in (("a\t0", 2), ("a\tb\tc\t0", 4)):
+    for row, columns in (("a\t0", 2), ("a\tb\tc\t0", 4)):
         path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", row)
-        with pytest.raises(DataError, match=rf"a.tsv, line 3: {found} columns, but the header names 3"):
+        with pytest.raises(DataError, match=rf"a\.tsv, line 3: {columns} columns"):
             read(path, quoting=quoting, **PAIR)
     path = put(tmp_path / "b.tsv", "A\tx", "B")
-    with pytest.raises(DataError, match=r"b.tsv, line 2: 1 columns, but column 2 is wanted"):
+    with pytest.raises(DataError, match=r"b\.tsv, line 2: .*\b1\b"):
         read(path, header=False, texts=(1,), label=0)
 
 
-def test_an_empty_line_is_no_pair(tmp_path):
+def test_an_empty_line_in_pairs_is_an_error(tmp_path):
     path = put(tmp_path / "a.tsv", "a\tb", "", "c\td")
     pairs = {"header": False, "texts": (0, 1)}
-    with pytest.raises(DataError, match=r"a\.tsv, line 2 is empty"):
+    with pytest.raises(DataError, match=r"a\.tsv, line 2"):
         read(path, **pairs)
-    assert [row.whole for row in read(path, odd_rows="drop", **pairs)] == [True, False, True]
-    assert len(read(path, header=False, texts=(0,), label=1)) == 2  # of labelled text it is no row
+    assert [row.readable for row in read(path, odd_rows="drop", **pairs)] == [True, False, True]
+    assert len(read(path, header=False, texts=(0,), label=1)) == 2  # labelled text skips it
 
 
-def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
+def test_malformed_rows_are_marked_if_they_are_to_be_dropped(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", "cut", "a\tb\tc\t1", "c\td\t1")
-    found = read(path, odd_rows="drop", **PAIR)
-    assert [(example.whole, example.label, example.place[1]) for example in found] == [
+    examples = read(path, odd_rows="drop", **PAIR)
+    assert [(example.readable, example.label, example.location[1]) for example in examples] == [
         (True, "0", 2),
         (False, None, 3),
         (False, None, 4),
@@ -95,27 +93,28 @@ def test_odd_rows_are_marked_where_they_are_to_be_dropped(tmp_path):
         *(("a.jsonl", b"{"), ("a.ndjson", b"7")),
     ],
 )
-def test_bad_lines_are_left_out_wherever_they_stand(tmp_path, name, bad):
-    path, good = tmp_path / name, {"csv": b"%d,x", "tsv": b"%d\tx"}.get(name[2:].lower(), b'{"a": "%d", "b": "x"}')
+def test_bad_lines_are_skipped_anywhere(tmp_path, name, bad):
+    path = tmp_path / name
+    good = {"csv": b"%d,x", "tsv": b"%d\tx"}.get(name[2:].lower(), b'{"a": "%d", "b": "x"}')
     path.write_bytes(b"".join(line + b"\n" for line in (bad, good % 1, bad, good % 2)))
     columns = RowFormat(texts=("a", "b")) if good[:1] == b"{" else None
-    found = list(table_rows(path, columns, skip=True))
-    assert [row.texts for row in found if row.whole] == [("1", "x"), ("2", "x")]
-    assert len(found) == 4 + 2 * bad.count(b"\n")
+    rows = list(table_rows(path, columns, skip=True))
+    assert [row.texts for row in rows if row.readable] == [("1", "x"), ("2", "x")]
+    assert len(rows) == 4 + 2 * bad.count(b"\n")
 
 
 @pytest.mark.parametrize("rows", [PAIR, {"format": "jsonl", **PAIR}, {"texts": (0, 1)}, {"texts": (0,), "label": 1}])
 def test_an_empty_file(tmp_path, rows):
-    with pytest.raises(DataError, match=r"a.tsv is empty; is the download"):
+    with pytest.raises(DataError, match=r"a\.tsv is empty"):
         check_columns(put(tmp_path / "a.tsv"), RowFormat(**rows))
 
 
-def test_a_column_that_stands_twice_in_the_header(tmp_path):
+def test_a_column_name_that_is_not_unique(tmp_path):
     path = put(tmp_path / "a.tsv", "premise\tlabel\thypothesis\tlabel\tother\tother", "a\t0\tb\t1\tx\ty")
     for attempt in (check_columns, lambda path, rows: list(tables([path], rows))):
-        with pytest.raises(DataError, match=r"a.tsv has 2 columns 'label'; give each a name"):
+        with pytest.raises(DataError, match=r"a\.tsv has 2 columns 'label'"):
             attempt(path, RowFormat(**PAIR))
-    assert read(path, texts=("premise",), label="hypothesis")[0].label == "b"  # what is not read may be twice
+    assert read(path, texts=("premise",), label="hypothesis")[0].label == "b"  # other columns do not matter
 
 
 def test_json_lines_and_a_json_array(tmp_path):
@@ -129,25 +128,25 @@ def test_json_lines_and_a_json_array(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "place"),
     [
-        ("{", "line 2: no JSON"),
-        ("[1]", "line 2: no JSON object"),
-        ("null", "line 2: no JSON object"),
-        ('{"text": "x"}', "line 2: no key 'label'; there are text"),
-        ('{"text": null, "label": "a"}', "line 2: 'text' holds None"),
-        ('{"text": "\\ud800", "label": "x"}', "line 2: 'text' holds NUL or half of a surrogate pair"),
-        ('{"text": "\\u0000", "label": "x"}', "line 2: 'text' holds NUL"),
+        ("{", "JSON"),
+        ("[1]", "JSON object"),
+        ("null", "JSON object"),
+        ('{"text": "x"}', "'label'.* text"),
+        ('{"text": null, "label": "a"}', "'text' holds None"),
+        ('{"text": "\\ud800", "label": "x"}', "'text' .*surrogate"),
+        ('{"text": "\\u0000", "label": "x"}', "'text' .*NUL"),
     ],
 )
-def test_malformed_json_lines(tmp_path, line, message):
+def test_malformed_json_lines(tmp_path, line, place):
     path = put(tmp_path / "a.jsonl", '{"text": "x", "label": "a"}', line)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{place}"):
         read(path, format="jsonl", texts=("text",), label="label")
 
 
 @pytest.mark.parametrize("rows", [{"texts": ("a",), "label": 1, "header": False}, {"texts": (), "label": "x"}])
-def test_rows_that_cannot_be(rows):
+def test_invalid_row_formats(rows):
     with pytest.raises(ValueError):
         RowFormat(**rows)
 
@@ -157,19 +156,19 @@ def test_an_extra_has_32_bits(tmp_path, number):
     path = tmp_path / "a.tsv"
     path.write_text(f"text\tlabel\textra\na\tb\t{number}\n")
     rows = RowFormat(texts=("text",), label="label", extras={"extra": "extra"})
-    with pytest.raises(DataError, match="not a whole number"):
+    with pytest.raises(DataError, match=r"a\.tsv, line 2: column 'extra'"):
         list(tables([path], rows))
     path.write_text("text\tlabel\textra\na\tb\t-1\n")
     assert next(iter(tables([path], rows))).extras == {"extra": -1}
 
 
-def test_a_json_line_has_the_limit_of_all_lines_and_an_array_one_of_its_own(tmp_path, monkeypatch):
+def test_json_lines_and_json_arrays_have_different_limits(tmp_path, monkeypatch):
     rows = {"format": "jsonl", "texts": ("text",), "label": None}
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (17 << 20) + b'"}\n', 1))
-    with pytest.raises(DataError, match="longer than"):
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz, line 1"):
         read(path, **rows)
-    monkeypatch.setattr(readers, "_LONGEST_TEXT", 200)
+    monkeypatch.setattr(readers, "_LONGEST_FILE", 200)
     array = json.dumps([{"text": "x" * 10}] * 20)
     for content in (array, array.replace(", ", ",\n")):
         with pytest.raises(DataError):

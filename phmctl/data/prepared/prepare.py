@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
 from phmctl.data.card import Card, Cleaning, is_card, load_card
-from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_line, in_words
+from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_line, describe_counts
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
     LABELLED,
@@ -190,7 +190,7 @@ def _write(
     train = counts["train"]
     if not train["kept"]:
         advice = "; was the same file given for train and for another split?" * (HELD_OUT in train["dropped"])
-        what = f"no train row is left of {train['read']:,} read ({in_words(train['dropped'])})"
+        what = f"no train row is left of {train['read']:,} read ({describe_counts(train['dropped'])})"
         raise DataError(f"{what}; check the files{advice}")
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     kind: dict[str, Any] = {"extras": extras} if extras else {}
@@ -208,7 +208,9 @@ def labels_of(train: RowSource) -> list[str]:
         if row.label is None or row.label in found:
             continue
         if any(mark in row.label for mark in "\t\n\r"):
-            raise DataError(f"{row.named()}: the label {row.label!r} holds a tab or a line's end; replace it")
+            raise DataError(
+                f"{row.describe_location()}: the label {row.label!r} contains a tab or a line end; replace it"
+            )
         found.add(row.label)
     numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if numeric else None)
@@ -266,7 +268,7 @@ def _encoded(
                 counts[side]["tokens"] += sum(map(len, column))
                 counts[side]["unknown"] += sum(ids.count(UNK) for ids in column)
                 counts[side]["longest"] = max(counts[side]["longest"], *map(len, column))
-            number = [rows.number] if rows.labelled else []
+            number = [rows.label_number] if rows.labelled else []
             yield [
                 [*ids, *(each(row) for each in number), *(row.extras.get(x, UNKNOWN) for x in extras), *row.texts]
                 for row, ids in kept
@@ -280,7 +282,7 @@ def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, M
         if label in counts["train"]["labels"]:
             continue
         has = ", ".join(name for name, split in counts.items() if label in split["labels"])
-        why = in_words(counts["train"]["dropped"])
+        why = describe_counts(counts["train"]["dropped"])
         lost = f"train of {corpus.name!r} has no example of the label {label!r} left (of all rows: {why})"
         if has or not corpus.labels:
             raise DataError(f"{lost}{f', and {has} has' if has else ''}; leave the label's rows out, or give others")

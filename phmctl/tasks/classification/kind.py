@@ -241,7 +241,9 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Ex
     found = list(table_rows(Path(table["table"]), labelled_rows(table)))
     for row in found:
         if row.label not in labels:
-            raise DataError(f"{row.named()}: {run.name} knows no label {row.label or ''!r}; it has {', '.join(labels)}")
+            raise DataError(
+                f"{row.describe_location()}: {run.name} knows no label {row.label or ''!r}; it has {', '.join(labels)}"
+            )
     if not found:
         raise DataError(f"{table['table']} holds no example")
     return Examples([row.texts for row in found], [row.label or "" for row in found], {})

@@ -154,7 +154,7 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
 
 @pytest.mark.parametrize("label", ["a\tb", "a\nb", "a\rb"])
 def test_a_label_that_would_break_a_table(tmp_path, label):
-    with pytest.raises(DataError, match=r"file.tsv, line 10: the label 'a\\.b' holds a tab or a line's end"):
+    with pytest.raises(DataError, match=r"file.tsv, line 10: .*'a\\.b'"):
         prepared(tmp_path, corpus(train=[*TRAIN, ("x", label)], labels=()))
 
 
