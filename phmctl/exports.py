@@ -38,9 +38,9 @@ class Export(Run):
     asked_as: str = AUTO  # the name of its checkpoint in the run that it was made of in passing
 
     @classmethod
-    def open(cls, path: Path | str) -> Self:
+    def open(cls, name: Path | str, root: Path | None = None) -> Self:
         """Open an export by its folder; the files are verified when they are used."""
-        folder = Path(path)
+        folder = Path(name)
         manifest = read_seal(folder / EXPORT, RunError, _ADVICE)
         number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
         if isinstance(number, int) and number != FORMAT:

@@ -35,9 +35,9 @@ from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import check_tag, runs_root, select_runs
-from phmctl.runs.results import scores_of, tests_of
-from phmctl.runs.run import splits_asked
-from phmctl.runs.summary import Summary, score, summarise
+from phmctl.runs.results import scores_of, significance_tests
+from phmctl.runs.run import requested_splits
+from phmctl.runs.summary import Summary, format_best, summarise
 from phmctl.tasks.answers import ONE_SEED, p_words, signed
 from phmctl.tasks.registry import kind_of
 from phmctl.training.signals import STARTER, StopRequest
@@ -231,14 +231,14 @@ def look_at_training(job: Job) -> None:
     job.found = {"run": run and run.as_json()}
     if run is not None:
         minutes = "–" if run.minutes is None else f"{run.minutes:.1f}"
-        job.figures = {"best": score(run), "min": minutes, "run": str(run.run.folder)}
+        job.figures = {"best": format_best(run), "min": minutes, "run": str(run.run.folder)}
 
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run of a recipe, its steps and its seed: what differs changes nothing that is trained."""
     for run in Run.versions(root, recipe):
         with suppress(RunError):  # what cannot be read is no run
-            if differences(run.asked(), recipe).keys() <= keys_changing(recipe, NOTHING):
+            if differences(run.requested_recipe(), recipe).keys() <= keys_changing(recipe, NOTHING):
                 return summarise(run.folder)
     return None
 
@@ -255,7 +255,7 @@ def scorings(given: Mapping[str, Any]) -> list[Cell]:
     for run in opened:
         split = given["split"]
         if given["source"] is None and given["table"] is None:
-            splits = (name for part in split_values(split) for name in splits_asked([run], part))
+            splits = (name for part in split_values(split) for name in requested_splits([run], part))
             split = ",".join(dict.fromkeys(splits))
         own = cells_of(EVAL, {**given, "names": [run.folder], "split": split, "every": False})
         for cell in own:
@@ -271,7 +271,7 @@ def look_at_scoring(job: Job) -> None:
     if report:
         job.figures = {"checkpoint": str(report.get("checkpoint", "–"))}
         job.figures |= {name: f"{value:.4g}" for name, value in scores_of(report).items()}
-        for name, change, p in tests_of(report):
+        for name, change, p in significance_tests(report):
             job.figures |= {f"{name} −{report['against']}": signed(change), f"p of {name}": p_words(p)}
         job.remarks = [f"{job.label}: {line}" for line in report.get("differences", ())]
 

@@ -30,7 +30,7 @@ from phmctl.metrics.text import Copy
 from phmctl.recipe.loading import differences as key_differences
 from phmctl.runs import AUTO, Run
 from phmctl.runs.find import find_run, select_runs
-from phmctl.runs.run import splits_asked
+from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
 from phmctl.tasks.base import Asked
@@ -253,7 +253,7 @@ def compare(
     if best is not None:
         summaries, trials = best_of(summaries, best)
     comparisons = []
-    for name in splits_asked([summary.run for summary in summaries], split):
+    for name in requested_splits([summary.run for summary in summaries], split):
         check_split_and_checkpoint(summaries, name, checkpoint)
         members = choose_results(summaries, name, checkpoint)
         if score:

@@ -25,7 +25,7 @@ from phmctl.console import Table
 from phmctl.errors import check_known
 from phmctl.recipe import flatten
 from phmctl.runs.results import read_metrics, series
-from phmctl.runs.summary import list_runs, value_words
+from phmctl.runs.summary import format_value, list_runs
 from phmctl.tasks.answers import Metric
 
 SPEED = "seconds/100 steps"  # the metric that is read from a training's log
@@ -84,7 +84,7 @@ class Cell:
             yield f"{recipe.name} stands in for {self.recipe}, which was not trained"
         for key, value in self.column.setup.items():
             if own.get(key) != value and key in own:
-                yield f"{key}: {value_words(own[key])} here, {value_words(value)} published"
+                yield f"{key}: {format_value(own[key])} here, {format_value(value)} published"
         for one in self.variant.runs:
             if one.summary.state != "finished":
                 yield f"{one.run.name} is {one.summary.state}, at step {one.summary.step:,}"

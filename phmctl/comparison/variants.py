@@ -21,7 +21,7 @@ from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
-from phmctl.runs.summary import Best, Parameters, Summary, run_differences, same_model, value_words
+from phmctl.runs.summary import Best, Parameters, Summary, format_value, run_differences, same_model
 from phmctl.tasks.answers import Answers, Metric
 from phmctl.tasks.registry import kind_of
 
@@ -211,7 +211,7 @@ def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | N
 
     def preference(candidate: ComparedRun) -> tuple[int, bool, bool, float]:
         written = candidate.result.path.stat().st_mtime if candidate.result else 0.0
-        chosen_by_auto = candidate.checkpoint == candidate.run.choice()
+        chosen_by_auto = candidate.checkpoint == candidate.run.auto_checkpoint()
         return counts[_scoring_key(candidate)], chosen_by_auto, _has_recipe_decoding(candidate), written
 
     chosen = []
@@ -337,12 +337,12 @@ class Trials:
     best: float | str  # the value with the best score
 
     def __str__(self) -> str:
-        scores = ", ".join(f"{value_words(value)}: {score:.4g}" for value, score in self.scores.items())
+        scores = ", ".join(f"{format_value(value)}: {score:.4g}" for value, score in self.scores.items())
         values = list(self.scores)  # ascending
         at_the_end = len(values) > 1 and self.best in (values[0], values[-1])  # a value beyond may be better
         warning = ", at the end of the tried values" if at_the_end else ""
         return (
-            f"{self.model}: {self.key} = {value_words(self.best)}{warning} ({self.metric} on valid by value: {scores})"
+            f"{self.model}: {self.key} = {format_value(self.best)}{warning} ({self.metric} on valid by value: {scores})"
         )
 
 
@@ -408,7 +408,7 @@ def _is_finished(trial: _Trial) -> bool:
 
 
 def _value_of(summary: Summary, key: str) -> float | str:
-    values = dict(flatten(summary.run.asked().model_dump()))
+    values = dict(flatten(summary.run.requested_recipe().model_dump()))
     if key not in values:
         raise RecipeError(f"--best-of {key}: unknown key of {summary.run.name}{nearest(key, list(values))}")
     value = values[key]

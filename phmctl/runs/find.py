@@ -1,6 +1,5 @@
-"""Where runs lie, what is in them, and which one a path or a name means."""
+"""Find run folders by path, name or tag."""
 
-import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,23 +12,24 @@ from phmctl.console import note
 from phmctl.errors import RunError, UserError, nearest
 from phmctl.files import read_json_object, sync
 
-# the names of what lies in a run
-RECIPE, RECIPE_JSON = "recipe.yaml", "recipe.json"
+# Names of files and folders in a run.
+RECIPE = "recipe.yaml"
 ENVIRONMENT = "environment.json"
 DATA = "data.json"
-EXPORT = "export.json"  # what tells an export's folder from a run's
+EXPORT = "export.json"  # distinguishes the folder of an export from a run
 CHECKPOINTS = "checkpoints"
-ATTEMPT = "attempt.json"  # there while a training goes on; left by one that failed
+ATTEMPT = "attempt.json"  # exists during a training and after a failed one
 LOCK = ".lock"
 POINTERS = ("last", "best")
-AUTO = "auto"  # the checkpoint that a run chooses itself
+AUTO = "auto"  # stands for the checkpoint that the run's recipe selects
 
 _VERSION = re.compile(r"v(\d{3,})")
+_SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
 _runs: ContextVar[Path | None] = ContextVar("runs", default=None)
 
 
 def runs_root() -> Path:
-    """Where runs are: what :func:`runs_in` says, else ``$PHMCTL_RUNS``, else ``runs`` in the working folder."""
+    """Return the default folder of runs: ``$PHMCTL_RUNS``, or ``runs`` in the working directory."""
     return _runs.get() or Path(os.environ.get("PHMCTL_RUNS") or "runs")
 
 
@@ -44,15 +44,22 @@ def runs_in(folder: Path) -> Iterator[None]:
 
 
 def versions_in(folder: Path) -> list[Path]:
-    """The version folders ``vNNN`` of a variant, ascending by number."""
+    """Return the version folders ``vNNN`` of a variant, in ascending order."""
     if not folder.is_dir():
         return []
-    found = [(int(m[1]), entry) for entry in folder.iterdir() if (m := _VERSION.fullmatch(entry.name))]
-    return [entry for _, entry in sorted(found)]
+    versions = []
+    for path in folder.iterdir():
+        match = _VERSION.fullmatch(path.name)
+        if match is not None:
+            versions.append((int(match[1]), path))
+    return [path for _, path in sorted(versions)]
 
 
 def claim_version(temporary: Path, parent: Path) -> Path:
-    """Rename `temporary` to the next free version folder. A rename onto a filled folder fails: try the next."""
+    """Rename `temporary` to the next free version folder of `parent` and return it.
+
+    Renaming onto a folder with content fails, so that two processes never get the same version.
+    """
     while True:
         versions = versions_in(parent)
         number = 1 + int(versions[-1].name[1:]) if versions else 1
@@ -67,87 +74,106 @@ def claim_version(temporary: Path, parent: Path) -> Path:
         return target
 
 
-note_once = functools.cache(note)  # a command opens a run several times
+def find_run(name: Path | str, root: Path | None = None) -> Path:
+    """Return the folder of the run with a path, a name below `root`, or a tag.
 
+    Of several versions the newest with a checkpoint is returned, and a note says so.
 
-def find_run(path: Path | str) -> Path:
-    """The run folder that a path, a name below the root or a tag means.
-
-    Of several versions it is the newest that has a checkpoint, with a note if there are others.
+    Raises:
+        RunError: there is no such run, or the name matches several variants or tagged runs.
     """
-    if not isinstance(path, str | Path) or not str(path):
-        raise UserError(f"a run is named by its folder (of a training: result.run.folder), not by {path!r}")
-    folder = next((each for each in (Path(path), runs_root() / path) if each.is_dir()), None)
+    if not isinstance(name, str | Path) or not str(name):
+        raise UserError(f"a run is named by its folder (after a training: result.run.folder), not by {name!r}")
+    root = root or runs_root()
+    folder = next((path for path in (Path(name), root / name) if path.is_dir()), None)
     if folder is not None and ((folder / RECIPE).exists() or _VERSION.fullmatch(folder.name)):
         return folder
-    found = select_runs([path])
-    apart = found if folder is None else sorted({run.parent for run in found})  # the runs of a tag, or variants
-    if len(apart) > 1:
-        raise RunError(
-            f"{path} means {len(apart)} {'runs' if folder is None else 'variants'}; name one: "
-            f"{', '.join(map(str, apart))}"
-        )
-    chosen = next((run for run in reversed(found) if saved_steps(run / CHECKPOINTS)), found[-1])
-    if chosen != found[-1]:
-        note_once(f"{found[-1]} has no checkpoint; {chosen} is taken")
-    elif len(found) > 1:
-        note_once(f"{chosen} is the newest of {len(found)} versions in {chosen.parent}")
-    return chosen
-
-
-def _nearest_run(path: Path, root: Path) -> str:
-    runs = list(root.glob("*/*/v*"))
-    folders = [*sorted({run.parent for run in runs}), *runs]
-    below = [str(folder.relative_to(root)) for folder in folders]
-    named = [name for name, folder in zip(below, folders, strict=True) if folder.name == path.name]  # a variant alone
-    if named:
-        return f" (did you mean {named[0]!r}?)"
-    tags = [tag for run in runs if (tag := _tag(run)) is not None]
-    return nearest(str(path), [str(folder) for folder in folders]) or nearest(str(path), [*below, *tags])
+    runs = select_runs([name], root)
+    if folder is None:
+        candidates, noun = runs, "runs"  # with this tag
+    else:
+        candidates, noun = sorted({run.parent for run in runs}), "variants"
+    if len(candidates) > 1:
+        raise RunError(f"{name} means {len(candidates)} {noun}; name one: {', '.join(map(str, candidates))}")
+    with_checkpoint = [run for run in runs if saved_steps(run / CHECKPOINTS)]
+    newest = with_checkpoint[-1] if with_checkpoint else runs[-1]
+    if newest != runs[-1]:
+        note(f"{runs[-1]} has no checkpoint; {newest} is taken")
+    elif len(runs) > 1:
+        note(f"{newest} is the newest of {len(runs)} versions in {newest.parent}")
+    return newest
 
 
 def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
-    """The folders of some runs, or of all, each once, by recipe, variant and version."""
+    """Return the folders of the named runs, or of all runs below `root`; each once, by recipe, variant and version.
+
+    Raises:
+        RunError: a name matches no run.
+    """
     root = root or runs_root()
-    found = [] if names else list(_below(root))
+    runs = [] if names else list(_runs_below(root))
     for name in names:
-        path = Path(name)
-        below = (list(_below(folder)) for folder in (path, root / path) if folder.is_dir())
-        own = next((runs for runs in below if runs), None) or [run for run in _below(root) if _tag(run) == str(name)]
-        if not own:
-            hint = _nearest_run(path, root)
-            where = f"at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
-            raise RunError(f"no run {where}{hint}; list them with: phmctl runs")
-        found += own
-
-    def numbers(folder: Path) -> list[tuple[int, str]]:  # n4 before n16
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]
-
-    return sorted({folder.resolve(): folder for folder in found}.values(), key=numbers)
+        runs += _matching_runs(name, root)
+    unique = {run.resolve(): run for run in runs}
+    return sorted(unique.values(), key=_natural_order)
 
 
-def _below(folder: Path, depth: int = 3) -> Iterator[Path]:
-    """A folder if it is a run, else the runs up to three folders below it. Exports are no runs."""
+def _matching_runs(name: str | Path, root: Path) -> list[Path]:
+    for folder in (Path(name), root / name):
+        runs = list(_runs_below(folder)) if folder.is_dir() else []
+        if runs:
+            return runs
+    tagged = [run for run in _runs_below(root) if _read_tag(run) == str(name)]
+    if not tagged:
+        raise RunError(
+            f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
+            f"{_nearest_run(Path(name), root)}; list them with: phmctl runs"
+        )
+    return tagged
+
+
+def _natural_order(folder: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts n4 before n16."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]
+
+
+def _runs_below(folder: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
+    """Yield a folder if it is a run, otherwise the runs at most `depth` folders below it; exports are no runs."""
     if (folder / EXPORT).is_file():
         return
     if (folder / RECIPE).is_file() or _VERSION.fullmatch(folder.name):
         yield folder
         return
+    if depth == 0:
+        return
     with suppress(OSError):
-        for entry in folder.iterdir() if depth else ():
-            if entry.is_dir() and not entry.name.startswith("."):  # a link to itself is none
-                yield from _below(entry, depth - 1)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _runs_below(path, depth - 1)
+
+
+def _nearest_run(path: Path, root: Path) -> str:
+    """Return the clause that suggests the run whose path, name or tag is most similar, or an empty string."""
+    runs = list(root.glob("*/*/v*"))
+    folders = [*sorted({run.parent for run in runs}), *runs]
+    names = [str(folder.relative_to(root)) for folder in folders]
+    for name, folder in zip(names, folders, strict=True):
+        if folder.name == path.name:  # a variant without its recipe
+            return f" (did you mean {name!r}?)"
+    tags = [tag for tag in map(_read_tag, runs) if tag is not None]
+    return nearest(str(path), [str(folder) for folder in folders]) or nearest(str(path), [*names, *tags])
 
 
 def check_tag(tag: str | None) -> None:
-    """Refuse (UserError) a tag that is no plain name: it stands where paths do."""
+    """Raise UserError unless a tag is a plain name; it is used in place of a path."""
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
-        raise UserError(f"--tag {tag}: want a name of letters, digits, '.', '_', '+' and '-', 64 at most")
+        raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
 
 
-def _tag(folder: Path) -> str | None:
-    path = folder / ENVIRONMENT
-    with suppress(RunError):
-        tag = read_json_object(path, RunError, "").get("tag") if path.is_file() else None
-        return tag if isinstance(tag, str) else None
+def _read_tag(run: Path) -> str | None:
+    path = run / ENVIRONMENT
+    if path.is_file():
+        with suppress(RunError):
+            tag = read_json_object(path, RunError, "").get("tag")
+            return tag if isinstance(tag, str) else None
     return None

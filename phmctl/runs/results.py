@@ -1,13 +1,15 @@
-"""The log of a run and its results.
+"""Read and write a run's scores (``results/``) and its training log (``metrics.jsonl``).
 
-The log, ``metrics.jsonl``, has an object for each interval, validation, early stop and average. Results are files in
-``results/`` that say what was found and what made it: settings, checkpoint, seed, version. One file a setting::
+Each scoring writes two files: a JSON report and the scored answers::
 
-    test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report, and under `made` what made it
-    test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     what was scored, under a name of its own settings
+    test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report; `made` identifies the weights and settings
+    test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     the scored answers
 
-The digits are of the weights and of all settings, so nothing is overwritten by another beam or by weights that were
-trained further. A result holds the SHA-256 of what was scored: what was changed since is left out, with a warning.
+The file name contains the split, the checkpoint, the main settings, and a digest of the weights and all settings, so
+that another beam size or further training never overwrites an earlier result. The report stores the SHA-256 of the
+answers; answers that have changed are not used, with a warning.
+
+The log has a JSON object for each logged interval, validation, early stop and average.
 """
 
 import json
@@ -21,70 +23,76 @@ from typing import Any, Self
 from phmctl import __version__
 from phmctl.console import warn
 from phmctl.errors import RunError
-from phmctl.files import sha256, sha256_text, write_json
+from phmctl.files import FORMAT, sha256, sha256_text, write_json
 from phmctl.runs.run import Run, Weights, git_revision
 
-_FORMAT = 1  # of `made`
-_UNFIT = re.compile(r"[^A-Za-z0-9.-]+")
+_NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
+_LISTED_LINES = 5  # line numbers of a damaged log in its warning
+_MADE_TYPES = {"split": str, "checkpoint": str, "settings": dict, "scores": dict}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What decides a result; it names the result's files."""
+class ScoringKey:
+    """Identify a result: the same split, weights and settings always give the same file name."""
 
     split: str  # test or valid
-    weights: Weights  # which checkpoint, and what tells its weights from others
-    values: Mapping[str, Any] = field(default_factory=dict)  # settings that decide what is found, not the speed
-    label: str = ""  # the settings that people look for, shortly: beam-5.alpha-0.6
+    weights: Weights
+    settings: Mapping[str, Any] = field(default_factory=dict)  # change the scores; speed settings are excluded
+    label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
 
-    def beside(self, against: str, weights: Weights) -> Self:
-        """What decides the comparison of this with a baseline's weights."""
-        values = {**self.values, "against": against, "against_sha256": weights.sha256}
-        return replace(self, values=values, label=f"{self.label}.against.{against}".lstrip("."))
+    def against(self, baseline: str, baseline_weights: Weights) -> Self:
+        """Return the key of the comparison with a baseline."""
+        settings = {**self.settings, "against": baseline, "against_sha256": baseline_weights.sha256}
+        return replace(self, settings=settings, label=f"{self.label}.against.{baseline}".lstrip("."))
 
     def path(self, run: Run, suffix: str) -> Path:
-        """The file with this suffix (``json``, ``hyp``) in a run's results."""
-        digest = sha256_text([json.dumps([self.weights.sha256, dict(self.values)], sort_keys=True)])[:8]
-        parts = [self.split, self.weights.name, self.label, digest, suffix]
-        return run.results_folder / ".".join(_UNFIT.sub("-", part).strip("-")[:100] or "text" for part in parts if part)
+        """Return the file of this result in a run with the given suffix (``json``, ``hyp``)."""
+        identity = json.dumps([self.weights.sha256, dict(self.settings)], sort_keys=True)
+        digest = sha256_text([identity])[:8]
+        parts = [part for part in (self.split, self.weights.name, self.label, digest, suffix) if part]
+        return run.results_folder / ".".join(map(_file_name_part, parts))
+
+
+def _file_name_part(text: str) -> str:
+    return _NOT_IN_FILE_NAMES.sub("-", text).strip("-")[:100] or "text"
 
 
 @dataclass(frozen=True)
 class Result:
-    """A result's file: the report, and what stands under `made`."""
+    """A scored split of a run, as read from its report file."""
 
-    path: Path  # the file
-    report: Mapping[str, Any]  # all that the task found, as eval --json prints it
-    answers: Path | None  # the file of what was scored, a line an example: .hyp, .predictions.tsv
+    path: Path  # the report
+    report: Mapping[str, Any]  # the output of eval --json
+    answers: Path | None  # scored answers, one line per example (.hyp or .predictions.tsv)
     split: str  # test or valid
-    checkpoint: str  # the name of the checkpoint's folder: step-001800, average
-    settings: Mapping[str, Any]  # what decided it beside the weights: of a translator decoding and lowercase
-    scores: Mapping[str, float]  # by name: BLEU, chrF and TER; accuracy, a share; a rule's errors
-    against: str | None  # the baseline's name where the report holds a comparison
+    checkpoint: str  # name of the checkpoint's folder: step-001800, average
+    settings: Mapping[str, Any]  # settings that change the scores: beam size, length penalty, lowercasing
+    scores: Mapping[str, float]  # by metric: BLEU, chrF, TER; accuracy as a fraction; the errors of a rule
+    against: str | None  # name of the baseline in a comparison
     checkpoint_sha256: str  # of the checkpoint's manifest
     seed: int  # of the training
-    phmctl: str  # its version
-    git: str | None  # its commit
-    date: str  # on which it was scored
+    phmctl: str  # version
+    git: str | None  # commit
+    date: str  # of the scoring
 
     def as_json(self) -> dict[str, Any]:
-        """What tells results apart, and the scores; the file has the report."""
+        """Return the file name, the scores and their origin, without the report."""
         return {"file": self.path.name, **{name: getattr(self, name) for name in _MADE}}
 
 
 _MADE = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
 
 
-def write_result(run: Run, setting: Setting, report: Mapping[str, Any], answers: Path | None = None) -> Path:
-    """Write a result into a run; return its file. `answers` is the file of what was scored."""
+def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: Path | None = None) -> Path:
+    """Write a report into a run and return its file; `answers` is the file of the scored answers."""
     made = {
-        "format": _FORMAT,
-        "split": setting.split,
-        "checkpoint": setting.weights.name,
-        "checkpoint_sha256": setting.weights.sha256,
-        "settings": dict(setting.values),
+        "format": FORMAT,
+        "split": key.split,
+        "checkpoint": key.weights.name,
+        "checkpoint_sha256": key.weights.sha256,
+        "settings": dict(key.settings),
         "scores": scores_of(report),
-        "against": setting.values.get("against"),
+        "against": key.settings.get("against"),
         "answers": None if answers is None else answers.name,
         "answers_sha256": sha256(answers) if answers is not None and answers.is_file() else None,
         "seed": run.recipe.training.seed,
@@ -92,69 +100,85 @@ def write_result(run: Run, setting: Setting, report: Mapping[str, Any], answers:
         "git": git_revision(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    path = setting.path(run, "json")
+    path = key.path(run, "json")
     write_json(path, {"made": made, **report})
     return path
 
 
 def read_results(run: Run) -> list[Result]:
-    """The results that lie in a run, by file name. What is no result is left out; of what is damaged is warned."""
-    return [found for path in sorted(run.results_folder.glob("*.json")) if (found := _read(path)) is not None]
+    """Return the results of a run, sorted by file name; warn about damaged files and skip them."""
+    results = []
+    for path in sorted(run.results_folder.glob("*.json")):
+        try:
+            result = _read_result(path)
+        except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "not written by eval"
+            warn(f"{path} is damaged ({reason}); its result is skipped: remove it and score the run again")
+        else:
+            if result is not None:
+                results.append(result)
+    return results
 
 
-def _read(path: Path) -> Result | None:
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        made = report.pop("made", None) if isinstance(report, dict) else None
-        if made is None:  # no result
-            return None
-        if made["format"] != _FORMAT:
-            warn(f"{path} is of format {made['format']!r}, and this phmctl reads {_FORMAT}; score the run anew")
-            return None
-        named = None if made["answers"] is None else path.with_name(made["answers"])
-        answers = named if named is not None and named.is_file() else None
-        if answers is not None and made["answers_sha256"] not in (None, sha256(answers)):
-            warn(f"{answers} is not what was scored: no test has it; score the run again")
-            answers = None
-        if [type(made[name]) for name in ("split", "checkpoint", "settings", "scores")] != [str, str, dict, dict]:
-            raise TypeError
-        sum(made["scores"].values())  # of numbers
-        return Result(path, report, answers, **{name: made[name] for name in _MADE})
-    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "not what eval writes"
-        warn(f"{path} is damaged ({reason}), so its result is left out; remove it and score the run again")
+def _read_result(path: Path) -> Result | None:
+    """Return the result in a file, or None if the file is no result or has another format."""
+    report = json.loads(path.read_text(encoding="utf-8"))
+    made = report.pop("made", None) if isinstance(report, dict) else None
+    if made is None:
         return None
+    if made["format"] != FORMAT:
+        warn(f"{path} has format {made['format']!r}, and this phmctl reads format {FORMAT}; score the run again")
+        return None
+    if any(type(made[name]) is not type_ for name, type_ in _MADE_TYPES.items()):
+        raise TypeError
+    sum(made["scores"].values())  # raises TypeError unless all are numbers
+    return Result(path, report, _unchanged_answers(path, made), **{name: made[name] for name in _MADE})
+
+
+def _unchanged_answers(path: Path, made: Mapping[str, Any]) -> Path | None:
+    """Return the file of the scored answers; warn and return None if it has changed since."""
+    if made["answers"] is None:
+        return None
+    answers = path.with_name(made["answers"])
+    if not answers.is_file():
+        return None
+    if made["answers_sha256"] not in (None, sha256(answers)):
+        warn(f"{answers} has changed since it was scored, so no test uses it; score the run again")
+        return None
+    return answers
 
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
-    """The figures by which runs are compared from what a task found, as ``eval --json`` prints it."""
+    """Return the scores by which runs are compared, from the output of ``eval --json``."""
     if "accuracy" in report:
         return {"accuracy": float(report["accuracy"]["value"])}
     if "scores" in report:
         return {score["name"]: float(score["value"]) for score in report["scores"]}
-    if "tasks" in report:  # of probing
+    if "tasks" in report:  # probing
         return {name: float(task["figures"]["run"]["value"]) for name, task in report["tasks"].items()}
     return {name: float(report[name]) for name in ("map_error", "loss")}
 
 
-def tests_of(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """The tests against a baseline from what a task found: what was compared, the difference, p."""
-    tests = report.get("paired_bootstrap", {}).items()
-    found = [(name, test["difference"]["value"], test["p_value"]) for name, test in tests]
-    if one := report.get("compared"):
-        found.append((f"accuracy % {report['split']}", 100 * one["difference"], one["p_value"]))
-    return found
+def significance_tests(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Return the tests against a baseline in a report: name of the score, difference, p-value."""
+    tests = []
+    for name, test in report.get("paired_bootstrap", {}).items():
+        tests.append((name, test["difference"]["value"], test["p_value"]))
+    accuracy = report.get("compared")
+    if accuracy:
+        tests.append((f"accuracy % {report['split']}", 100 * accuracy["difference"], accuracy["p_value"]))
+    return tests
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file; none of a file that is not there. Raises RunError where it cannot be read."""
-    return [entry for _, entry in read_lines(path)]
+    """Return the entries of a training log; an empty list if there is no file. Raises RunError if it is unreadable."""
+    return [entry for _, entry in read_log_lines(path)]
 
 
-def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """The lines of a metrics file and their entries. A line that is none is left out, with a warning that names it.
+def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return the lines of a training log with their entries; warn about damaged lines and skip them.
 
-    An end that a crash cut short, without a line break, is left out silently.
+    A last line without a line break, which a crash may leave, is skipped without a warning.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -162,25 +186,36 @@ def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         return []
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
-    entries = [read_entry(line) for line in lines]
-    wrong = [str(number) for number, entry in enumerate(entries[:-1], start=1) if entry is None]
-    if wrong:
-        numbers = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        warn(f"{path}, line {numbers}: no JSON object with a step; left out, the other lines count")
-    return [(line, entry) for line, entry in zip(lines, entries, strict=True) if entry is not None]
+    valid, damaged = [], []
+    for number, line in enumerate(lines, start=1):
+        entry = parse_entry(line)
+        if entry is not None:
+            valid.append((line, entry))
+        elif number < len(lines):
+            damaged.append(str(number))
+    if damaged:
+        more = f" and {len(damaged) - _LISTED_LINES} more" if len(damaged) > _LISTED_LINES else ""
+        numbers = ", ".join(damaged[:_LISTED_LINES])
+        warn(f"{path}, line {numbers}{more}: no JSON object with a step; these lines are skipped")
+    return valid
 
 
-def read_entry(line: bytes) -> dict[str, Any] | None:
-    """A line's entry: a JSON object with a step and, if any, seconds that are a number; None for another."""
+def parse_entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry in a line: an object with an integer `step` and, if present, numeric `seconds`; else None."""
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError):  # bytes that are not UTF-8 too
+    except (ValueError, RecursionError):  # ValueError includes invalid UTF-8
         return None
-    sound = isinstance(entry, dict) and type(entry.get("step")) is int
-    return entry if sound and isinstance(entry.get("seconds", 0.0), (int, float)) else None
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        return None
+    return entry if isinstance(entry.get("seconds", 0.0), (int, float)) else None
 
 
 def series(entries: Iterable[Mapping[str, Any]], event: str, name: str) -> list[tuple[int, float]]:
-    """A curve: the steps and values of one figure, such as ``loss``, in the entries of one event."""
-    found = ((entry["step"], entry.get(name)) for entry in entries if entry.get("event") == event)
-    return [(step, float(value)) for step, value in found if isinstance(value, (int, float))]
+    """Return the (step, value) pairs of one quantity, for example ``loss``, in the entries of one event."""
+    points = []
+    for entry in entries:
+        value = entry.get(name)
+        if entry.get("event") == event and isinstance(value, (int, float)):
+            points.append((entry["step"], float(value)))
+    return points

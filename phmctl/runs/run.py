@@ -1,20 +1,19 @@
-"""Run directories: everything of one training in one folder that can be moved to another machine.
+"""Run directories: everything of one training in one folder, which can be moved to another machine.
 
 ::
 
     runs/<recipe>/<variant>/v001/
         recipe.yaml        the resolved recipe
-        data.json          what it was trained on; SHA-256 of tokenizer/ and text/
+        data.json          the manifest of the training data; SHA-256 of tokenizer/ and text/
         environment.json   versions, seed, device, threads, git revision
-        tokenizer/         how text becomes tokens
+        tokenizer/         the tokenizers
         text/              valid and test text, cased: valid.source, valid.target, test.source, test.target
-        metrics.jsonl      one line a log interval or validation
-        checkpoints/       step-000200/ …, average/, and the text files `last` and `best` that name one
-        results/           what eval and decode write
+        metrics.jsonl      one line per logged interval or validation
+        checkpoints/       step-000200/ …, average/, and the text files `last` and `best`, which name a checkpoint
+        results/           scores and translations
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
@@ -46,7 +45,6 @@ from phmctl.files import (
     refuse_pipes,
     remove_abandoned,
     sha256,
-    sha256_text,
     temporary_folder,
     write_atomic,
     write_json,
@@ -54,7 +52,7 @@ from phmctl.files import (
 )
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.loading import dump_recipe, validate_recipe
-from phmctl.recipe.schema import RECIPES, Recipe
+from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import (
     ATTEMPT,
     AUTO,
@@ -65,34 +63,34 @@ from phmctl.runs.find import (
     LOCK,
     POINTERS,
     RECIPE,
-    RECIPE_JSON,
     claim_version,
     find_run,
-    note_once,
     versions_in,
 )
 
-Kind = TypeVar("Kind", bound=Recipe)
+RecipeType = TypeVar("RecipeType", bound=Recipe)
 Loaded = TypeVar("Loaded")
-_CLAIM_SECONDS = 0.5  # listing runs takes the lock for a moment
-_AGAIN = "copy the run again, or train anew"
+_CLAIM_SECONDS = 0.5  # `phmctl runs` holds the lock of each run for a moment
+_ADVICE = "copy the run again, or train again"
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What tells the weights of one checkpoint from others."""
+    """The identity of a checkpoint's weights."""
 
-    name: str  # the checkpoint's
-    sha256: str  # of the manifest that holds the SHA-256 of each of its files
+    name: str  # of the checkpoint
+    sha256: str  # of its manifest, which contains the SHA-256 of every file
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training's folder and its resolved recipe."""
+    """The folder of one training and its resolved recipe."""
 
     folder: Path
     recipe: Recipe
+
+    # ------------------------------------------------------------------------------------------ create and open
 
     @classmethod
     def create(
@@ -103,10 +101,9 @@ class Run:
         environment: Mapping[str, Any] | None = None,
         fill: Callable[[Self], None] | None = None,
     ) -> Self:
-        """Make a new version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; none is ever overwritten.
+        """Create the next version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; no run is overwritten.
 
-        `fill` writes what else belongs into it (tokenizer, text) before the folder gets its name: a run that exists is
-        complete.
+        The folder gets its name when it is complete; `fill` writes the tokenizers and texts into it before that.
         """
         parent = root / recipe.name / recipe.variant
         with writing(parent):
@@ -122,44 +119,54 @@ class Run:
                 return cls(claim_version(temporary, parent), recipe)
 
     @classmethod
-    def open(cls, path: Path | str) -> Self:
-        """Open a run as :func:`~phmctl.runs.find.find_run` finds it."""
-        folder = find_run(path)
+    def open(cls, name: Path | str, root: Path | None = None) -> Self:
+        """Open the run with a path, a name below `root` or a tag; see :func:`phmctl.runs.find.find_run`."""
+        folder = find_run(name, root)
         if (folder / EXPORT).is_file():
             raise RunError(
-                f"{folder} is an export, not a run: decode, eval and serve take it; "
-                "training and exporting want the run that it came from"
+                f"{folder} is an export, not a run: decode, eval and serve accept it; "
+                "for training and exporting, name the run that it was made from"
             )
-        for name in (RECIPE, ENVIRONMENT):
-            if not (folder / name).is_file():
-                raise RunError(f"{folder} is no complete run: {name} is missing; {_AGAIN}")
+        for file_name in (RECIPE, ENVIRONMENT):
+            if not (folder / file_name).is_file():
+                raise RunError(f"{folder} is no complete run: {file_name} is missing; {_ADVICE}")
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
     def versions(cls, root: Path, recipe: Recipe) -> Iterator[Self]:
-        """Yield the runs of the recipe's name and variant, the newest first, with a checkpoint or not.
-
-        One that cannot be opened is left out, with a note.
-        """
+        """Yield the runs with a recipe's name and variant, newest first; note runs that cannot be opened."""
         for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
             try:
                 run = cls.open(folder)
             except RunError as error:
-                note_once(f"left out: {error}")
+                note(f"skipped: {error}")
             else:
                 yield run
 
     @property
     def name(self) -> str:
-        """``<recipe>/<variant>/vNNN``, wherever the folder lies; its own name stands for the version."""
+        """``<recipe>/<variant>/<folder name>``, wherever the folder lies."""
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
-    def recipe_of(self, kind: type[Kind]) -> Kind:
-        """The recipe; RunError where it is another task's."""
-        if not isinstance(self.recipe, kind):
-            wanted = kind.model_fields["task"].default
-            raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {wanted!r}")
+    def recipe_of(self, recipe_type: type[RecipeType]) -> RecipeType:
+        """Return the recipe; RunError if it belongs to another task."""
+        if not isinstance(self.recipe, recipe_type):
+            task = recipe_type.model_fields["task"].default
+            raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {task!r}")
         return self.recipe
+
+    def requested_recipe(self) -> Recipe:
+        """Return the recipe as the user wrote it: ``training.minutes`` instead of the measured number of steps."""
+        with suppress(RunError):  # a damaged environment
+            environment, training = self.environment(), self.recipe.training
+            minutes = environment.get("minutes")
+            extended = environment.get("steps", training.steps) != training.steps
+            if minutes and not extended:
+                update = {"steps": 0, "minutes": minutes}
+                return self.recipe.model_copy(update={"training": training.model_copy(update=update)})
+        return self.recipe
+
+    # ---------------------------------------------------------------------------------------------------- files
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -181,103 +188,125 @@ class Run:
     def metrics_path(self) -> Path:
         return self.folder / "metrics.jsonl"
 
-    def asked(self) -> Recipe:
-        """The recipe as it was asked for: with ``training.minutes`` in place of the steps that they were."""
-        with suppress(RunError):  # the environment is damaged
-            noted, training = self.environment(), self.recipe.training
-            if noted.get("minutes") and noted.get("steps", training.steps) == training.steps:  # else continued since
-                length = {"steps": 0, "minutes": noted["minutes"]}
-                return self.recipe.model_copy(update={"training": training.model_copy(update=length)})
-        return self.recipe
+    def environment(self) -> dict[str, Any]:
+        """Return the content of ``environment.json``. Raises RunError."""
+        return self._read_record(ENVIRONMENT, {"resumed": list})
+
+    def data(self) -> dict[str, Any]:
+        """Return the content of ``data.json``, the manifest of the training data. Raises RunError."""
+        return self._read_record(DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
+
+    def _read_record(self, name: str, types: Mapping[str, type]) -> dict[str, Any]:
+        record = read_json_object(self.folder / name, RunError, _ADVICE)
+        for key, value_type in types.items():
+            if key in record and not isinstance(record[key], value_type):
+                raise RunError(f"{self.folder / name} is damaged: {key!r} is no {value_type.__name__}; {_ADVICE}")
+        return record
 
     def splits(self) -> list[str]:
-        """The splits of whose text the run keeps a copy."""
+        """Return the splits whose text is in the run."""
         return sorted({path.stem for path in self.text_folder.glob("*.*")})
 
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
     def checkpoint_names(self) -> list[str]:
-        """What :meth:`checkpoint` takes: ``last``, ``best``, ``average`` where they exist, and steps."""
+        """Return the names that :meth:`checkpoint` accepts: ``last``, ``best``, ``average`` and steps, if present."""
         folder = self.checkpoints_folder
         names = [name for name in POINTERS if (folder / name).is_file()]
-        names += [AVERAGE] if (folder / AVERAGE).is_dir() else []
+        if (folder / AVERAGE).is_dir():
+            names.append(AVERAGE)
         return names + [step_name(step) for step in saved_steps(folder)]
 
-    def choice(self) -> str:
-        """Which checkpoint ``auto`` is: the average if asked for and made, else ``best``; first of all ``last``."""
+    def auto_checkpoint(self) -> str:
+        """Return the name that ``auto`` stands for: the average if the recipe has one, else ``best``, else ``last``."""
         names = self.checkpoint_names()
-        wanted = [AVERAGE, "best"] if self.recipe.training.average else ["best"]
-        return next((name for name in wanted if name in names), "last")
+        if self.recipe.training.average and AVERAGE in names:
+            return AVERAGE
+        return "best" if "best" in names else "last"
 
     def checkpoint(self, name: str = "best") -> Path:
-        """A checkpoint's folder, by ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or plainly ``200``.
+        """Return the folder of a checkpoint: ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or ``200``.
 
-        RunError: there is none of this name; the message lists those that exist.
+        Raises:
+            RunError: there is no checkpoint of this name; the message lists the existing ones.
         """
-        name = self.choice() if name == AUTO else name
+        if name == AUTO:
+            name = self.auto_checkpoint()
         folder = self.checkpoints_folder
-        pointer = name in POINTERS and (folder / name).is_file()
-        target = _read_pointer(folder / name) if pointer else folder_name(name)
+        is_pointer = name in POINTERS and (folder / name).is_file()
+        target = _read_pointer(folder / name) if is_pointer else folder_name(name)
         if target is not None and (target == AVERAGE or step_of(target) is not None) and (folder / target).is_dir():
             return folder / target
         names = self.checkpoint_names()
-        folders = [other for other in names if other not in POINTERS]
-        if not folders:
-            failed = None
-            with suppress(RunError):
-                failed = read_json_object(self.folder / ATTEMPT, RunError, "").get("error")
-            if failed:
-                raise RunError(f"{self.folder} has no checkpoint, for its training failed: {failed}")
-            raise RunError(f"{self.folder} has no checkpoint yet; train it further with: {self.resume_command}")
-        if pointer:
-            wrong = "is damaged" if target is None else f"names {target!r}, which does not exist"
-            raise RunError(f"{folder / name} {wrong}; use another: --checkpoint {' or '.join(folders)}")
-        why = f" ({self._why_no_best()})" if name == "best" else nearest(name, names)
+        existing = [other for other in names if other not in POINTERS]
+        if not existing:
+            raise self._no_checkpoint()
+        if is_pointer:
+            problem = "is damaged" if target is None else f"names {target!r}, which does not exist"
+            raise RunError(f"{folder / name} {problem}; use another: --checkpoint {' or '.join(existing)}")
+        hint = f" ({self._why_no_best()})" if name == "best" else nearest(name, names)
         raise RunError(
-            f"{self.folder} has no checkpoint {name!r}{why}; it has {', '.join(names)}: use --checkpoint {names[0]}"
+            f"{self.folder} has no checkpoint {name!r}{hint}; it has {', '.join(names)}: use --checkpoint {names[0]}"
         )
 
-    def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """What `read` makes of a checkpoint, given the name of its folder, which `name` is followed to once.
+    def _no_checkpoint(self) -> RunError:
+        reason = None
+        with suppress(RunError):
+            reason = read_json_object(self.folder / ATTEMPT, RunError, "").get("error")
+        if reason:
+            return RunError(f"{self.folder} has no checkpoint, because its training failed: {reason}")
+        return RunError(f"{self.folder} has no checkpoint yet; continue its training with: {self.resume_command}")
 
-        A training beside this process may prune the folder while it is read: then `name` is followed again. Where
-        ``auto`` is not what the recipe asks for, that is said.
+    def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
+        """Call `read` with the folder name of a checkpoint and return its result.
+
+        If a training prunes the folder meanwhile, `name` is looked up again. A note says if ``auto`` is not the
+        checkpoint that the recipe asks for.
         """
         folder = self.checkpoint(name)
-        taken = self.choice() if name == AUTO else ""
-        if taken == "last":
-            note(f"{self.folder} has no best checkpoint: {self._why_no_best()}; last is taken, {folder.name}")
-        elif taken == "best" and self.recipe.training.average:
-            why = "is not trained to its end, so there is no average yet"
-            note(f"{self.folder} {why}; {taken} is taken, {folder.name}")
+        if name == AUTO:
+            self._note_substitute(folder)
         while True:
             try:
                 return read(folder.name)
             except (RunError, FileNotFoundError):
                 if folder.is_dir():
                     raise
-                before, folder = folder, self.checkpoint(name)
-                if folder == before:
+                newer = self.checkpoint(name)
+                if newer == folder:
                     raise
+                folder = newer
+
+    def _note_substitute(self, folder: Path) -> None:
+        name = self.auto_checkpoint()
+        if name == "last":
+            note(f"{self.folder} has no best checkpoint: {self._why_no_best()}; last is taken, {folder.name}")
+        elif name == "best" and self.recipe.training.average:
+            note(f"{self.folder} is not trained to its end and has no average yet; best is taken, {folder.name}")
 
     def _why_no_best(self) -> str:
         step = None
         with suppress(RunError):
             step = read_state(self.checkpoint("last")).get("best_step")
-        return "no validation has chosen one yet" if step is None else f"that of step {step} is gone or damaged"
+        return "no validation has chosen one yet" if step is None else f"step {step} is missing or damaged"
 
     def weights(self, name: str = "best") -> Weights:
+        """Return the identity of a checkpoint's weights. Raises RunError."""
         folder = self.checkpoint(name)
         if not (folder / MANIFEST).is_file():
-            verify_checkpoint(folder, ())  # says what is missing and which checkpoint to use instead
+            verify_checkpoint(folder, ())  # raises an error that suggests another checkpoint
         return Weights(folder.name, sha256(folder / MANIFEST))
 
-    def point(self, name: str, step: int | None) -> None:
-        """Let ``last`` or ``best`` name the checkpoint of a step; None removes it."""
+    def set_pointer(self, name: str, step: int | None) -> None:
+        """Make ``last`` or ``best`` name the checkpoint of a step, or remove it if the step is None."""
         path = self.checkpoints_folder / name
         if step is None:
             with writing(path):
                 path.unlink(missing_ok=True)
         elif _read_pointer(path) != step_name(step):
             write_atomic(path, step_name(step) + "\n")
+
+    # ------------------------------------------------------------------------------------------------- training
 
     @property
     def resume_command(self) -> str:
@@ -286,7 +315,7 @@ class Run:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep other processes from training this run while the block lasts; RunError where one does."""
+        """Prevent other processes from training this run. Raises RunError if one already does."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(lock(self.folder / LOCK, timeout=_CLAIM_SECONDS))
@@ -299,40 +328,33 @@ class Run:
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
-        """Note in the run that it is being trained, and if that fails, why; nothing is left of what ends or is stopped.
+        """Keep a record in the run while it is trained, and the error if the training fails.
 
-        What is killed leaves a note that names no error. One that cannot be written is no reason to stop.
+        A killed process leaves a record without an error. A record that cannot be written does not stop the training.
         """
         path = self.folder / ATTEMPT
         with suppress(OutputError):
             write_json(path, {"started": datetime.now(UTC).isoformat(timespec="seconds")})
-        failed = None
+        failure = None
         try:
             yield
         except Exception as error:
-            failed = None if isinstance(error, StoppedError) else str(error).split("\n")[0] or type(error).__name__
+            if not isinstance(error, StoppedError):
+                failure = str(error).split("\n")[0] or type(error).__name__
             raise
-        finally:  # a second signal too ends here: it was stopped
+        finally:
             with suppress(OSError, OutputError):
-                path.unlink(missing_ok=True) if failed is None else write_json(path, {"error": failed})
-
-    def environment(self) -> dict[str, Any]:
-        return self._record(ENVIRONMENT, resumed=list)
-
-    def data(self) -> dict[str, Any]:
-        """What ``data.json`` holds: the manifest of the data that the run was trained on."""
-        return self._record(DATA, settings=dict, splits=dict, sources=list, labels=list)
-
-    def _record(self, name: str, **kinds: type) -> dict[str, Any]:
-        value = read_json_object(self.folder / name, RunError, _AGAIN)
-        for key, kind in kinds.items():
-            if not isinstance(value.get(key, kind()), kind):
-                raise RunError(f"{self.folder / name} is damaged: {key!r} is no {kind.__name__}; {_AGAIN}")
-        return value
+                if failure is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    write_json(path, {"error": failure})
 
 
-def splits_asked(runs: Sequence[Run], split: str) -> list[str]:
-    """The splits that an option means: ``all`` is each test set, and so is ``test`` where no run has one so named."""
+def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
+    """Return the splits that an option stands for.
+
+    ``all`` is every test set of the runs, and so is ``test`` if no run has a test set of that name.
+    """
     tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
     if split == "all" or (split == "test" and "test" not in tests):
         return tests or ["test"]
@@ -340,37 +362,34 @@ def splits_asked(runs: Sequence[Run], split: str) -> list[str]:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Write a run's recipe, as YAML for people and as JSON, which is read fifty times as fast."""
-    text = dump_recipe(recipe)
-    write_json(folder / RECIPE_JSON, {"yaml_sha256": sha256_text([text]), "recipe": recipe.model_dump(mode="json")})
-    write_atomic(folder / RECIPE, text)
+    """Write the recipe of a run."""
+    write_atomic(folder / RECIPE, dump_recipe(recipe))
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return a run's recipe, by what is JSON beside the YAML file where it is of the same text.
+    """Return the recipe of a run.
 
-    Every key was written: one that is cut off would have defaults that nobody meant. RunError: the file is damaged, or
-    something in its folder is no regular file.
+    Every key must be present: in a truncated file a default could replace a setting of the run.
+
+    Raises:
+        RunError: the file is damaged, or its folder contains a pipe, socket or device.
     """
     refuse_pipes(path.parent, RunError)
-    with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
-        kept = json.loads((path.parent / RECIPE_JSON).read_bytes())
-        if kept["yaml_sha256"] == sha256(path):
-            return RECIPES[kept["recipe"]["task"]].model_validate_json(json.dumps(kept["recipe"]))
     try:
         document = read_document(path, RecipeError)
         recipe = validate_recipe(document)
     except RecipeError as error:
-        where = "" if str(error).startswith(f"{path}") else f"{path} cannot be used: "
-        raise RunError(f"{where}{error}\n{_AGAIN}") from error
+        place = "" if str(error).startswith(str(path)) else f"{path} cannot be used: "
+        raise RunError(f"{place}{error}\n{_ADVICE}") from error
     missing = [key for key in type(recipe).model_fields if key not in document.content]
     if missing or not path.read_bytes().endswith(b"\n"):
-        lacks = f" before {missing[0]!r}" if missing else ""
-        raise RunError(f"{path} is damaged: it is cut off{lacks}; {_AGAIN}")
+        place = f" before {missing[0]!r}" if missing else ""
+        raise RunError(f"{path} is damaged: it is truncated{place}; {_ADVICE}")
     return recipe
 
 
 def _read_pointer(path: Path) -> str | None:
+    """Return the only line of a pointer file, or None if the file is damaged or missing."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError):
@@ -379,7 +398,7 @@ def _read_pointer(path: Path) -> str | None:
 
 
 def describe_environment(recipe: Recipe) -> dict[str, Any]:
-    """Where and with what this process runs: versions, platform, seed, git revision, time."""
+    """Return versions, platform, seed, git revision and time, for ``environment.json``."""
     libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -399,11 +418,11 @@ def describe_environment(recipe: Recipe) -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """The commit of the checkout that phmctl is imported from (``-dirty`` when changed), or None."""
+    """Return the commit of the checkout that contains phmctl (with ``-dirty`` if it has changes), or None."""
     checkout = Path(__file__).resolve().parent.parent.parent
     command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"]
     if (checkout / ".git").exists():
         with suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-            return done.stdout.strip() or None
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+            return completed.stdout.strip() or None
     return None

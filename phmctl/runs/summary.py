@@ -1,7 +1,4 @@
-"""What runs are, by their files alone: settings, state, best score, size, results; and what two of them differ in.
-
-Nothing here imports torch.
-"""
+"""Summarise runs from their files, without torch: settings, state, best score, size, results; and compare two runs."""
 
 import json
 import re
@@ -26,44 +23,49 @@ from phmctl.runs.results import Result, read_metrics, read_results
 from phmctl.runs.run import Run, read_recipe
 
 State = Literal["running", "finished", "stopped", "failed"]
+Changes = dict[str, tuple[Any, Any]]  # by key, both values
 
-_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # differences that have a column of their own
-_NONE = "–"
-_KILLED = "it ended without a word: was it killed?"
-_HEADER = 1 << 24  # bytes of a safetensors header, at most
-_VOCABULARY = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # tensors of the vocabulary's size
+_OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys that are shown in columns of their own
+_NO_VALUE = "–"
+_KILLED = "the process ended without an error message, perhaps because it was killed"
+_MAX_HEADER_BYTES = 1 << 24  # of a safetensors file
+_VOCABULARY_TENSORS = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # their size depends on the vocabulary
 
 
 @dataclass(frozen=True)
 class Best:
-    step: int  # of the checkpoint
-    metric: str  # what decided, as the log calls it: bleu, accuracy, loss
-    value: float  # of it
-    metrics: Mapping[str, float]  # all that the validation found
+    """The best validation of a run."""
+
+    step: int
+    metric: str  # the metric that selects the best checkpoint: bleu, accuracy, loss
+    value: float  # of this metric
+    metrics: Mapping[str, float]  # all metrics of the validation
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers a model has, and how many without its tables and its generator."""
+    """The number of parameters of a model."""
 
     total: int
-    without_embeddings: int  # all that does not grow with the vocabulary
+    without_embeddings: int  # without embeddings and generator, whose size depends on the vocabulary
 
 
 @dataclass(frozen=True)
 class Summary:
-    run: Run  # the run
-    tag: str | None  # the name that train --tag gave it
-    # by key, the value as written and that in the run; without algebra, n, seed, and what changes nothing trained
+    """The state of a run and its results."""
+
+    run: Run
+    tag: str | None  # set by train --tag
+    # values in the recipe file and in the run, where options changed them; without algebra, n, seed and speed settings
     changed: Mapping[str, tuple[Any, Any]]
-    unmodified_known: bool  # whether it is known what the recipe was as written; otherwise `changed` is empty
-    state: State  # running (a process holds it), finished, stopped (it can be resumed), failed
-    reason: str | None  # why it failed
+    unmodified_known: bool  # False if the run does not store the recipe file's values; `changed` is empty then
+    state: State  # running (a process holds the lock), finished, stopped (can be resumed), failed
+    reason: str | None  # error of a failed training
     step: int  # of the newest checkpoint or log line
-    minutes: float | None  # of training, None where the log does not say
-    best: Best | None  # the best validation, None before the first
-    parameters: Parameters | None  # None where there is no checkpoint
-    results: tuple[Result, ...]  # what eval wrote into it
+    minutes: float | None  # of training; None if the log does not contain it
+    best: Best | None  # None before the first validation
+    parameters: Parameters | None  # None without a checkpoint
+    results: tuple[Result, ...]
 
     @property
     def recipe(self) -> Recipe:
@@ -71,7 +73,7 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         recipe = self.recipe
-        model, training, sizes = recipe.model, recipe.training, self.parameters
+        model, training, parameters = recipe.model, recipe.training, self.parameters
         return {
             "run": str(self.run.folder),
             "name": self.run.name,
@@ -80,7 +82,7 @@ class Summary:
             "variant": recipe.variant,
             "algebra": model.algebra,
             "n": model.dimension,
-            "changed": {key: {"recipe": old, "run": new} for key, (old, new) in self.changed.items()},
+            "changed": {key: {"recipe": before, "run": after} for key, (before, after) in self.changed.items()},
             "unmodified_known": self.unmodified_known,
             "tag": self.tag,
             "seed": training.seed,
@@ -89,190 +91,229 @@ class Summary:
             "state": self.state,
             "reason": self.reason,
             "best": None if self.best is None else asdict(self.best),
-            "parameters": None if sizes is None else sizes.total,
-            "without_embeddings": None if sizes is None else sizes.without_embeddings,
+            "parameters": None if parameters is None else parameters.total,
+            "without_embeddings": None if parameters is None else parameters.without_embeddings,
             "minutes": self.minutes,
             "results": [result.as_json() for result in self.results],
         }
 
 
 def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary]:
-    """What is known of some runs, or of all below the root; see :func:`phmctl.runs.find.select_runs`.
-
-    One that cannot be read is left out with a warning.
-    """
-    found: list[Summary] = []
+    """Summarise the named runs, or all below `root` (:func:`phmctl.runs.find.select_runs`); warn about damaged runs."""
+    summaries: list[Summary] = []
     for folder in select_runs(names, root):
         try:
-            found.append(summarise(folder))
+            summaries.append(summarise(folder))
         except (PhmctlError, OSError, ValueError, RecursionError) as error:
-            first = str(error).split("\n")[0]
-            warn(f"left out: {first}")
-    return found
+            first_line = str(error).split("\n")[0]
+            warn(f"skipped: {first_line}")
+    return summaries
 
 
 def summarise(folder: Path) -> Summary:
+    """Return the summary of a run. Raises RunError."""
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment()
     unmodified = environment.get("unmodified")
-    written = unmodified if isinstance(unmodified, dict) else None
-    own, apart = dict(flatten(run.asked().model_dump())), {"name", *_COLUMNS, *keys_changing(run.recipe, NOTHING)}
-    changed = {key: (old, own.get(key)) for key, old in (written or {}).items() if key not in apart}
-    whole = whole_steps(run.checkpoints_folder)
-    newest = run.checkpoints_folder / step_name(whole[-1]) if whole else None
-    state = {} if newest is None else read_state(newest)
+    tag = environment.get("tag")
     entries = read_metrics(run.metrics_path)
-    how, reason = _state(run, state)
-    tag, timed = environment.get("tag"), [entry["seconds"] for entry in entries if "seconds" in entry]
+    seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
+    steps = whole_steps(run.checkpoints_folder)
+    newest = run.checkpoints_folder / step_name(steps[-1]) if steps else None
+    checkpoint_state = {} if newest is None else read_state(newest)
+    state, reason = _state(run, checkpoint_state)
     return Summary(
-        run,
-        tag if isinstance(tag, str) else None,
-        {key: (old, new) for key, (old, new) in changed.items() if old != new},
-        written is not None,
-        how,
-        reason,
-        max(_count(state.get("step")), max((entry["step"] for entry in entries), default=0)),
-        timed[-1] / 60 if timed else None,
-        _best(entries, state),
-        None if newest is None else count_stored(newest),
-        tuple(read_results(run)),
+        run=run,
+        tag=tag if isinstance(tag, str) else None,
+        changed=_changed(run, unmodified) if isinstance(unmodified, dict) else {},
+        unmodified_known=isinstance(unmodified, dict),
+        state=state,
+        reason=reason,
+        step=max([_integer(checkpoint_state.get("step")), *(entry["step"] for entry in entries)]),
+        minutes=seconds[-1] / 60 if seconds else None,
+        best=_best(entries, checkpoint_state),
+        parameters=None if newest is None else count_stored(newest),
+        results=tuple(read_results(run)),
     )
+
+
+def _changed(run: Run, unmodified: Mapping[str, Any]) -> Changes:
+    """Return the keys whose values in the recipe file (`unmodified`) differ from those of the run."""
+    values = dict(flatten(run.requested_recipe().model_dump()))
+    ignored = {"name", *_OWN_COLUMNS, *keys_changing(run.recipe, NOTHING)}
+    changes = {key: (before, values.get(key)) for key, before in unmodified.items() if key not in ignored}
+    return {key: (before, after) for key, (before, after) in changes.items() if before != after}
 
 
 def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
-    """Whether all `steps` are done, or so many validations in a row as `patience` says were no better."""
+    """Return whether a training is over: all steps done, or `patience` validations in a row without improvement."""
     return step >= steps or 0 < patience <= stale
 
 
-def _state(run: Run, state: Mapping[str, Any]) -> tuple[State, str | None]:
-    """A run's state, and why its last training failed if it did."""
-    held, path, attempt = is_locked(run.folder / LOCK), run.folder / ATTEMPT, ""
-    if path.exists():  # asked after the lock, for the note goes before it
-        attempt = _KILLED
-        with suppress(RunError):
-            attempt = str(read_json_object(path, RunError, "").get("error") or _KILLED)
-    if held or (held is None and attempt == _KILLED):
+def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | None]:
+    """Return the state of a run and, if its last training failed, the error."""
+    locked = is_locked(run.folder / LOCK)
+    error = _read_attempt(run.folder / ATTEMPT)  # read after the lock, which is released after the file is removed
+    if locked or (locked is None and error == _KILLED):
         return "running", None
-    if attempt:
-        return "failed", attempt
+    if error is not None:
+        return "failed", error
     training = run.recipe.training
+    step, stale = _integer(checkpoint_state.get("step")), _integer(checkpoint_state.get("stale"))
+    trained = bool(checkpoint_state) and is_done(step, stale, training.steps, training.patience)
     averaged = not training.average or (run.checkpoints_folder / AVERAGE).is_dir()
-    done = bool(state) and is_done(
-        _count(state.get("step")), _count(state.get("stale")), training.steps, training.patience
-    )
-    return ("finished" if done and averaged else "stopped"), None
+    return ("finished" if trained and averaged else "stopped"), None
 
 
-def _best(entries: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Best | None:
-    """The validation that a checkpoint's state calls the best. Its metric is the one that has the score."""
-    step, score = state.get("best_step"), state.get("best_score")
+def _read_attempt(path: Path) -> str | None:
+    """Return the error of a run's last training, or None if there is no record of a failed or killed training."""
+    if not path.exists():
+        return None
+    error = None
+    with suppress(RunError):
+        error = read_json_object(path, RunError, "").get("error")
+    return str(error or _KILLED)
+
+
+def _best(entries: Sequence[Mapping[str, Any]], checkpoint_state: Mapping[str, Any]) -> Best | None:
+    """Return the validation that the state of a checkpoint names as the best; its metric is the one with the score."""
+    step, score = checkpoint_state.get("best_step"), checkpoint_state.get("best_score")
     if not isinstance(step, int) or not isinstance(score, (int, float)):
         return None
-    found = [entry for entry in entries if entry.get("event") == "validation" and entry["step"] == step]
-    numbers = (item for item in (found or [{}])[-1].items() if type(item[1]) in (int, float))
-    metrics = {key: value for key, value in numbers if key not in ("step", "seconds")}
+    validation: Mapping[str, Any] = {}
+    for entry in entries:
+        if entry.get("event") == "validation" and entry["step"] == step:
+            validation = entry
+    metrics = {key: value for key, value in validation.items() if type(value) in (int, float)}
+    metrics = {key: value for key, value in metrics.items() if key not in ("step", "seconds")}
     metric = next((name for name, value in metrics.items() if value in (score, -score)), None)
-    return Best(step, metric or "score", metrics[metric] if metric else score, metrics)
+    if metric is None:
+        return Best(step, "score", score, metrics)
+    return Best(step, metric, metrics[metric], metrics)
 
 
 def count_stored(checkpoint: Path) -> Parameters | None:
-    """Count the numbers of a checkpoint's model from its header; None where that cannot be read."""
+    """Count the parameters of a checkpoint from the header of its file; None if the header cannot be read."""
     try:
         with (checkpoint / "model.safetensors").open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, _HEADER)))
+            header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
         sizes = {name: prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
-    return Parameters(sum(sizes.values()), sum(size for name, size in sizes.items() if not _VOCABULARY.search(name)))
+    without_embeddings = sum(size for name, size in sizes.items() if not _VOCABULARY_TENSORS.search(name))
+    return Parameters(sum(sizes.values()), without_embeddings)
 
 
-def _count(value: Any) -> int:
+def _integer(value: Any) -> int:
+    """Return an integer from a JSON file; 0 if the value is no integer."""
     return value if isinstance(value, int) else 0
 
 
-def run_tables(found: Sequence[Summary]) -> Iterator[Table]:
-    """A table for each recipe. Columns that are empty in all of its rows are left out."""
-    for recipe, group in groupby(sorted(found, key=lambda run: run.recipe.name), key=lambda run: run.recipe.name):
-        runs = list(group)
-        metrics = {run.best.metric for run in runs if run.best is not None}
-        best = metrics.pop() if len(metrics) == 1 else "best"
-        columns: dict[str, list[str]] = {
-            "run": [run.run.name.partition("/")[2] for run in runs],
-            "changed": [_changes(run) for run in runs],
-            "tag": [run.tag or "" for run in runs],
-            "seed": [str(run.recipe.training.seed) for run in runs],
-            "steps": [f"{run.step}/{run.recipe.training.steps}" for run in runs],
-            "state": [run.state for run in runs],
-            best: [score(run, best) for run in runs],
-            "params": [_NONE if run.parameters is None else f"{run.parameters.total / 1e6:.2f}M" for run in runs],
-            "min": [_NONE if run.minutes is None else f"{run.minutes:.1f}" for run in runs],
-        }
-        shown = {name: cells for name, cells in columns.items() if any(cells)}
-        text = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
-        yield Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text)
+# -------------------------------------------------------------------------------------------------------- tables
 
 
-def _changes(run: Summary) -> str:
-    """What differs from the recipe as written, by the keys of ``--set`` without ``model.`` and ``training.``."""
-    return " ".join(
-        f"{key.removeprefix('model.').removeprefix('training.')}="
-        + (json.dumps(new) if new is None or isinstance(new, bool) else str(new))
-        for key, (_, new) in run.changed.items()
-        if key != "training.steps"  # which has a column of its own
-    )
+def run_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
+    """Yield a table for each recipe, without the columns that are empty in all rows."""
+    by_recipe = sorted(summaries, key=lambda summary: summary.recipe.name)
+    for recipe, group in groupby(by_recipe, key=lambda summary: summary.recipe.name):
+        yield _run_table(recipe, list(group))
 
 
-def score(run: Summary, metric: str = "") -> str:
-    """A run's best figure; with its metric's name, unless that is `metric`."""
-    if run.best is None:
-        return _NONE
-    figure = f"{run.best.value:.4g}"
-    return figure if metric == run.best.metric else f"{run.best.metric} {figure}"
+def _run_table(recipe: str, summaries: Sequence[Summary]) -> Table:
+    metrics = {summary.best.metric for summary in summaries if summary.best is not None}
+    best = metrics.pop() if len(metrics) == 1 else "best"
+    columns: dict[str, list[str]] = {
+        "run": [summary.run.name.partition("/")[2] for summary in summaries],
+        "changed": [_format_changes(summary) for summary in summaries],
+        "tag": [summary.tag or "" for summary in summaries],
+        "seed": [str(summary.recipe.training.seed) for summary in summaries],
+        "steps": [f"{summary.step}/{summary.recipe.training.steps}" for summary in summaries],
+        "state": [summary.state for summary in summaries],
+        best: [format_best(summary, best) for summary in summaries],
+        "params": [_format_millions(summary.parameters) for summary in summaries],
+        "min": [_NO_VALUE if summary.minutes is None else f"{summary.minutes:.1f}" for summary in summaries],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    text_columns = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
+    return Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text_columns)
 
 
-def run_differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """What differs, by name, each with both values: recipe keys, the training data, the versions.
+def _format_millions(parameters: Parameters | None) -> str:
+    return _NO_VALUE if parameters is None else f"{parameters.total / 1e6:.2f}M"
 
-    Left out are algebra, n and seed, and what changes nothing. Data are told apart by the first eight digits of a
-    SHA-256 over those of their source files, of the vocabulary and of the texts kept.
+
+def _format_changes(summary: Summary) -> str:
+    """Return the changed keys as in ``--set``, without ``model.`` and ``training.``; steps have their own column."""
+    changes = []
+    for key, (_, value) in summary.changed.items():
+        if key != "training.steps":
+            name = key.removeprefix("model.").removeprefix("training.")
+            text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+            changes.append(f"{name}={text}")
+    return " ".join(changes)
+
+
+def format_best(summary: Summary, metric: str = "") -> str:
+    """Return the best score of a run, with the name of its metric unless that is `metric`."""
+    if summary.best is None:
+        return _NO_VALUE
+    score = f"{summary.best.value:.4g}"
+    return score if metric == summary.best.metric else f"{summary.best.metric} {score}"
+
+
+# ---------------------------------------------------------------------------------------------------- comparison
+
+
+def run_differences(first: Run, second: Run) -> Changes:
+    """Return the differences of two runs, each with both values: recipe keys, training data, software versions.
+
+    Algebra, n, seed and settings that change no result are ignored. Data are compared by a digest of their source
+    files, vocabulary and kept texts.
     """
-    apart = _COLUMNS | keys_changing(one.recipe, NOTHING)
-    found = {key: pair for key, pair in differences(one.asked(), other.asked()).items() if key not in apart}
-    if "training.minutes" in found:  # one trained by minutes, and has no steps that were asked for
-        found.pop("training.steps", None)
-    for name, what in (("data", _data_digest), ("made with", _versions)):
-        with suppress(RunError):  # it does not say
-            pair = (what(one), what(other))
-            if pair[0] != pair[1]:
-                found[name] = pair
-    return found
+    ignored = _OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
+    recipes = differences(first.requested_recipe(), second.requested_recipe())
+    changes = {key: values for key, values in recipes.items() if key not in ignored}
+    if "training.minutes" in changes:  # a training by minutes has no requested number of steps
+        changes.pop("training.steps", None)
+    for name, describe in (("data", _data_digest), ("made with", _versions)):
+        with suppress(RunError):  # the run has no such record
+            values = (describe(first), describe(second))
+            if values[0] != values[1]:
+                changes[name] = values
+    return changes
 
 
-def same_model(one: Run, other: Run, *apart: str) -> bool:
-    """Whether two runs differ in nothing but the seed, the versions that made them, and these keys."""
-    left, right = [(each.name, each.model.algebra, each.model.dimension) for each in (one.recipe, other.recipe)]
-    return left == right and not run_differences(one, other).keys() - {"made with", *apart}
+def same_model(first: Run, second: Run, *ignored: str) -> bool:
+    """Return whether two runs differ only in the seed, the software versions and the ignored keys."""
+    models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.dimension) for run in (first, second)}
+    return len(models) == 1 and not run_differences(first, second).keys() - {"made with", *ignored}
 
 
-def difference_lines(found: Mapping[str, tuple[Any, Any]], one: str = "the baseline") -> list[str]:
-    """A line for each thing: ``training.steps: 2,000; 4,000 in the baseline``."""
-    return [f"{name}: {value_words(other)}; {value_words(first)} in {one}" for name, (first, other) in found.items()]
+def difference_lines(changes: Mapping[str, tuple[Any, Any]], baseline: str = "the baseline") -> list[str]:
+    """Return a line for each difference: ``training.steps: 2,000; 4,000 in the baseline``."""
+    lines = []
+    for name, (baseline_value, value) in changes.items():
+        lines.append(f"{name}: {format_value(value)}; {format_value(baseline_value)} in {baseline}")
+    return lines
+
+
+def format_value(value: Any) -> str:
+    """Return a setting's value for people: thousands separated, None as ``none``."""
+    if value is None:
+        return "none"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _data_digest(run: Run) -> str:
     data = run.data()
-    named = {key: data.get(key) for key in ("corpus", "token_types", "labels")}
-    named["sources"] = sorted(str(source.get("sha256")) for source in data.get("sources", ()))
+    identity = {key: data.get(key) for key in ("corpus", "token_types", "labels")}
+    identity["sources"] = sorted(str(source.get("sha256")) for source in data.get("sources", ()))
     kept = {name: split.get("kept") for name, split in data.get("splits", {}).items()}
-    return sha256_text([json.dumps([named, kept], sort_keys=True)])[:8]
+    return sha256_text([json.dumps([identity, kept], sort_keys=True)])[:8]
 
 
 def _versions(run: Run) -> str:
     environment = run.environment()
     libraries = environment.get("libraries") or {}
     return f"phmctl {environment.get('phmctl')} at {str(environment.get('git'))[:7]}, torch {libraries.get('torch')}"
-
-
-def value_words(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else "none" if value is None else str(value)

@@ -38,7 +38,7 @@ from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
-from phmctl.runs.results import Setting, write_result
+from phmctl.runs.results import ScoringKey, write_result
 from phmctl.tasks.answers import Metric
 from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, Task, TaskKind
 
@@ -323,7 +323,7 @@ class RuleKind(TaskKind[RuleRecipe]):
             rule_note,
             learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
         )
-        write_result(run, Setting(split, weights), evaluation.as_json())
+        write_result(run, ScoringKey(split, weights), evaluation.as_json())
         return evaluation
 
 

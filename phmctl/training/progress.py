@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from phmctl.console import note, people, printable
 from phmctl.errors import RecipeError
 from phmctl.files import write_atomic, writing
-from phmctl.runs.results import read_lines
+from phmctl.runs.results import read_log_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -126,7 +126,7 @@ class MetricsLog:
         last[EARLY_STOP] = last[VALIDATION]
         kept = [
             (line, entry)
-            for line, entry in (read_lines(path) if path else ())
+            for line, entry in (read_log_lines(path) if path else ())
             if entry["step"] <= last.get(str(entry.get("event")), step)
         ]
         self._kept = b"".join(line + b"\n" for line, _ in kept)

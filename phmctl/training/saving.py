@@ -117,8 +117,8 @@ def derive(run: Run, settings: TrainingSection) -> None:
     newest = folder / step_name(whole[-1])
     state = TrainingState.from_json(read_state(newest), newest)
     best = state.best_step if state.best_step in whole else None
-    run.point("last", state.step)
-    run.point("best", best)
+    run.set_pointer("last", state.step)
+    run.set_pointer("best", best)
     final = state.step if is_done(state.step, state.stale, settings.steps, settings.patience) else None
     scheduled = scheduled_steps(folder, settings.save_every, final)
     newest_kept = scheduled[-max(settings.keep, settings.average) :]
@@ -193,7 +193,7 @@ def forbidden(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
     """
     allowed = keys_changing(recipe, CHOICE, NOTHING)
     allowed |= set() if recipe.training.schedule == "linear" else {"training.steps"}
-    trained = run.asked() if recipe.training.minutes else run.recipe
+    trained = run.requested_recipe() if recipe.training.minutes else run.recipe
     return {key: pair for key, pair in differences(trained, recipe).items() if key not in allowed}
 
 
@@ -249,8 +249,8 @@ def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoin
     if checkpoint is not None:  # the folder becomes what it was when the checkpoint was written
         step, best = checkpoint.state["step"], checkpoint.state.get("best_step")
         prune(folder, {other for other in saved_steps(folder) if other <= step})
-        run.point("last", step)
-        run.point("best", best if best in whole_steps(folder) else None)
+        run.set_pointer("last", step)
+        run.set_pointer("best", best if best in whole_steps(folder) else None)
     unmodified = noted.get("unmodified")  # what the run was begun with, where an option changes it
     if isinstance(unmodified, dict):
         for key, (before, _) in differences(run.recipe, recipe).items():

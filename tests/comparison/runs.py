@@ -13,7 +13,7 @@ from phmctl.files import write_atomic, write_json
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.results import Setting, write_result
+from phmctl.runs.results import ScoringKey, write_result
 from phmctl.tasks.registry import kind_of
 
 REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
@@ -74,7 +74,7 @@ def make_classifier(
         write_atomic(run.text_folder / f"{split}.jsonl", "".join(json.dumps(example) + "\n" for example in examples))
 
     run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
-    setting = Setting(split, run.weights("best"))
+    setting = ScoringKey(split, run.weights("best"))
     path = setting.path(run, "predictions.tsv")
     write_atomic(path, "label\tpredicted\n" + "".join(f"VBZ\t{'VBZ' if good else 'VBP'}\n" for good in right))
     share = sum(right) / len(right)
@@ -94,7 +94,7 @@ def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
     state = {"step": steps, "best_step": steps, "best_score": -loss, "stale": 0}
     write_checkpoint(run.checkpoints_folder / f"step-{steps:06d}", {"model": tensors_of(run.recipe)}, state)
     for pointer in ("last", "best"):
-        run.point(pointer, steps)
+        run.set_pointer(pointer, steps)
     return run
 
 
@@ -118,7 +118,7 @@ def score(
     from phmctl.metrics.text import all_scores
 
     settings = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding)
-    setting = Setting(
+    setting = ScoringKey(
         "test", run.weights("best"), {"decoding": settings, "lowercase": lowercase}, f"beam-{settings['beam']}"
     )
     path = setting.path(run, "hyp")

@@ -17,7 +17,7 @@ from phmctl.console import Table
 from phmctl.errors import RunError
 from phmctl.metrics.text import all_scores, bleu
 from phmctl.runs import Run
-from phmctl.runs.results import Setting, write_result
+from phmctl.runs.results import ScoringKey, write_result
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import Asked
 from tests.calls import call
@@ -171,7 +171,7 @@ def test_a_result_is_found_by_each_name_of_its_checkpoint_until_training_continu
     assert place not in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
     shutil.copytree(run.checkpoint("best"), run.checkpoints_folder / f"step-{steps + 1:06d}")
     for pointer in ("best", "last"):
-        run.point(pointer, steps + 1)
+        run.set_pointer(pointer, steps + 1)
     assert place in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
 
 
@@ -283,7 +283,7 @@ def average(run: Run, lines: Sequence[str]) -> None:
     """Give a run an average of its checkpoints, and that a result."""
     folder = run.checkpoint("best")
     shutil.copytree(folder, folder.with_name("average"))
-    setting = Setting("test", run.weights("average"), {"lowercase": False}, "")
+    setting = ScoringKey("test", run.weights("average"), {"lowercase": False}, "")
     path = setting.path(run, "hyp")
     path.write_text("".join(f"{line}\n" for line in lines))
     write_result(run, setting, {"scores": [asdict(score) for score in all_scores(lines, REFERENCES)]}, path)

@@ -11,7 +11,7 @@ from phmctl.comparison.papers import Cell, compare_papers
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.runs import Weights
-from phmctl.runs.results import Setting, read_results, write_result
+from phmctl.runs.results import ScoringKey, read_results, write_result
 from phmctl.shipped import shipped_names
 from tests.calls import call
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
@@ -112,7 +112,7 @@ def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: 
     (other,) = compare_papers("table3", root=tmp_path, checkpoint="last")
     assert cell_of(other.cells, "Transformer", "inference s").command == f"phmctl eval {run.folder} --checkpoint last"
     (result,) = read_results(run)
-    setting = Setting("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)
+    setting = ScoringKey("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)
     write_result(run, setting, {**result.report, "decoding_seconds": 41.5})
     result.path.unlink()
     entries = [{"event": "train", "step": step, "seconds_per_step": each} for step, each in enumerate((0.5, 0.2, 0.1))]

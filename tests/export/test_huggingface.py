@@ -37,7 +37,7 @@ def run_of(root: Path, settings: dict[str, object]) -> Run:
     torch.manual_seed(1)
     model = scattered(build_transformer(run.recipe.model, size, size))
     write_checkpoint(run.checkpoints_folder / "step-000003", {"model": model_tensors(model)}, {"step": 3})
-    run.point("best", 3)
+    run.set_pointer("best", 3)
     return run
 
 

@@ -289,7 +289,7 @@ def test_runs(run: Run) -> None:
         read_text(opened, "test", "target")
         opened.environment()
 
-    for name in ("data.json", "environment.json", "recipe.json", "recipe.yaml"):
+    for name in ("data.json", "environment.json", "recipe.yaml"):
         seed = (run.folder / name).read_bytes()
         attack(f"{name} of a run, bytes", bytes_of(seed), at(run.folder / name, use))
         (run.folder / name).write_bytes(seed)

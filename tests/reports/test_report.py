@@ -120,7 +120,7 @@ def test_a_quaternion_rule_is_recognised(tmp_path: Path) -> None:
     rule = torch.einsum("ij,jab->iab", mixing, fixed_rule("quaternion"))
     tensors = {"map.A": rule, "map.S": torch.ones(4, 2, 2)}
     write_checkpoint(run.checkpoints_folder / "step-009999", {"model": tensors}, {"step": 9999})
-    run.point("best", 9999)
+    run.set_pointer("best", 9999)
     (learned,) = learned_rules(ComparedRun(summarise(run.folder), None))
     assert (learned.name, learned.nearest.name, round(learned.nearest.distance, 5)) == ("map", "quaternion", 0)
 

@@ -147,7 +147,7 @@ def planted(root: Path, A: torch.Tensor, S: torch.Tensor, *settings: str) -> Rul
     run = furnished(root, RuleTask(rule_recipe("hamilton", *settings)))
     tensors = {"product.A": A.float().contiguous(), "product.S": S.float().contiguous()}
     write_checkpoint(run.checkpoints_folder / step_name(1), {"model": tensors}, {"step": 1})
-    run.point("best", 1)
+    run.set_pointer("best", 1)
     return evaluate_rule(run)
 
 

@@ -23,7 +23,7 @@ from phmctl.metrics.text import remarks
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
 from phmctl.runs import DATA, Run, Weights
-from phmctl.runs.results import Result, Setting, write_result
+from phmctl.runs.results import Result, ScoringKey, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, LabelComparer, Metric, p_words, signed, within
 from phmctl.tasks.base import Asked
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
@@ -108,7 +108,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
             majority=max(each.support for each in classes) / len(right),
             macro_f1=sum(each.f1 for each in classes) / len(classes),
         )
-        setting = Setting(split, weights, {})
+        setting = ScoringKey(split, weights, {})
         if not table:
             for remark in remarks([" ".join(each) for each in texts], given) if len({*right}) > 1 else ():
                 warn(f"{run.name}, {weights.name}, {split}: {remark}")
@@ -120,7 +120,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         compared = scoring.mcnemar([each.label for each in rival], given, right)
         report = replace(report, against=against.name, compared=compared)
         if not table:
-            write_result(run, setting.beside(against.name, theirs), report.as_json())
+            write_result(run, setting.against(against.name, theirs), report.as_json())
         return report
 
     def answers(self, run: Run, result: Result) -> Answers | None:

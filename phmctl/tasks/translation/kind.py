@@ -32,7 +32,7 @@ from phmctl.metrics.text import remarks
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.results import Result, Setting, write_result
+from phmctl.runs.results import Result, ScoringKey, write_result
 from phmctl.tasks.answers import ONE_SEED, Answers, Metric, TextComparer, p_words, within
 from phmctl.tasks.base import USUAL_COMMANDS, Asked
 from phmctl.tasks.own import TABLES, TAKEN, TextKind, rows_of
@@ -106,7 +106,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
             },
         )
         named = {name: value for name, value in compared.items() if (name, value) != ("tokenize", scoring.USUAL)}
-        setting = replace(made, values={**made.values, **text.origin, **named})
+        setting = replace(made, settings={**made.settings, **text.origin, **named})
         kept = made.path(run, "hyp")
         write_result(run, setting, evaluation.as_json(), kept)
         if against is None:
@@ -115,7 +115,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
         rival, theirs, _ = _answered(against, text, asked, same)
         tests = scoring.paired_bootstrap(theirs, hypotheses, references, **how)
         evaluation = replace(evaluation, against=against.name, paired_bootstrap=tests)
-        write_result(run, setting.beside(against.name, rival.weights), evaluation.as_json(), kept)
+        write_result(run, setting.against(against.name, rival.weights), evaluation.as_json(), kept)
         return evaluation
 
     def build(
@@ -267,7 +267,7 @@ def _read(asked: Asked) -> tuple[Text, DecodingSection, scoring.ScoreOptions]:
     return text, change_decoding(recipe.decoding, **given), {"lowercase": lowercase, "tokenize": tokenize}
 
 
-def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> tuple[Setting, list[str], float]:
+def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> tuple[ScoringKey, list[str], float]:
     """Return what decides a run's translations, themselves, and the seconds that the search took.
 
     They are those that it keeps, or new ones; a baseline's are kept with the system beside it.
@@ -279,11 +279,11 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
             text = text_of_files(run, asked.options["source"], asked.options["reference"])
     lines = text.source
 
-    def find_or_make(name: str) -> tuple[Setting, list[str], float]:
+    def find_or_make(name: str) -> tuple[ScoringKey, list[str], float]:
         search = decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
         own = {key: text.origin[key] for key in ("source_sha256",) if key in text.origin}
         label = ".".join(filter(None, [f"beam-{decoding.beam}.alpha-{decoding.alpha:g}", decoding.precision]))
-        setting = Setting(text.name, run.weights(name), {"decoding": search, **own}, label)
+        setting = ScoringKey(text.name, run.weights(name), {"decoding": search, **own}, label)
         paths = [setting.path(run, "hyp")]
         if run is not asked.run:
             paths.append(asked.run.results_folder / f"against.{run.name.replace('/', '-')}.{paths[0].name}")
@@ -300,7 +300,7 @@ def _answered(run: Run, text: Text, asked: Asked, decoding: DecodingSection) -> 
         seconds = round(time.perf_counter() - began, 3)
         content = "".join(f"{line}\n" for line in made)
         write_atomic(paths[-1], content)
-        about = {"checkpoint": setting.weights.name, "checkpoint_sha256": setting.weights.sha256, **setting.values}
+        about = {"checkpoint": setting.weights.name, "checkpoint_sha256": setting.weights.sha256, **setting.settings}
         about |= {"source_sha256": source_sha256, "hypotheses_sha256": sha256_text([content]), "seconds": seconds}
         write_json(paths[-1].with_suffix(_ORIGIN), about)
         return setting, made, seconds

@@ -92,7 +92,7 @@ def test_a_comparison_names_the_weights_that_were_loaded(runs, tmp_path, monkeyp
     def load(run: Run, *arguments: object, **options: object) -> object:
         found = load_classifier(run, *arguments, **options)
         if run == baseline:
-            baseline.point("best", 999999)
+            baseline.set_pointer("best", 999999)
         return found
 
     monkeypatch.setattr("phmctl.tasks.classification.task.load_classifier", load)

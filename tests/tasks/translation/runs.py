@@ -48,7 +48,7 @@ def make_run(
         model = sharp_model(both.size, seed=seed * 10 + step, **maps)
         tensors = model_tensors(model)
         write_checkpoint(run.checkpoints_folder / f"step-{step:06d}", {"model": tensors}, {"step": step})
-        run.point(pointer, step)
+        run.set_pointer(pointer, step)
     return run
 
 

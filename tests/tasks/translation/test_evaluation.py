@@ -98,7 +98,7 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
     path = kept(run)
     settings = {"alpha": 0.0} if change == "settings" else {}
     if change == "checkpoint":
-        run.point("best", 1)
+        run.set_pointer("best", 1)
     elif change == "text":
         (run.text_folder / "test.source").write_text("Ein Mann .\n" * len(SOURCES), encoding="utf-8")
     elif change == "torn":
@@ -172,7 +172,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
     def load(run, checkpoint, *rest, **options):
         if not pruned:
             pruned.append(checkpoint)
-            run.point("best", 1)
+            run.set_pointer("best", 1)
             discard(run.checkpoints_folder / checkpoint)
         return real(run, checkpoint, *rest, **options)
 
