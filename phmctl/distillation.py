@@ -1,44 +1,56 @@
-"""``phmctl distil``: a small model learns from a trained one.
+"""Train a student of a trained model: ``phmctl distil``.
 
 Translation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", §3.2): the teacher translates its training text
-by beam search, and the student trains on these translations beside the references. Classification (Hinton et al. 2015,
-"Distilling the Knowledge in a Neural Network", §2): the student learns the teacher's probabilities beside the labels.
+by beam search, and the student trains on these translations and on the references. Classification (Hinton et al. 2015,
+"Distilling the Knowledge in a Neural Network", §2): the student learns the teacher's probabilities and the labels.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phmctl.console import note, progress, silence
+from phmctl.data.copies import read_text
+from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import UNK
+from phmctl.decoding.translator import TORCH, change_decoding
 from phmctl.errors import RunError, UserError, check_known
+from phmctl.export import with_engine
 from phmctl.files import write_atomic
-
-if TYPE_CHECKING:
-    from phmctl.recipe.loading import RecipeLike
-    from phmctl.recipe.schema import Recipe
-    from phmctl.runs import Run
-    from phmctl.training.train import TrainingResult
-    from phmctl.verbs import Settings
+from phmctl.recipe import flatten
+from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
+from phmctl.recipe.models import NOTHING, keys_changing
+from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
+from phmctl.runs import Run
+from phmctl.runs.find import check_tag
+from phmctl.tasks.registry import kind_of
+from phmctl.tasks.translation.kind import CODE
+from phmctl.training.initial import differing_shape_key
+from phmctl.training.train import TrainingResult, check_machine
+from phmctl.verbs import Settings, load, prepare, train
 
 STARTS = ("nearest", "random")
-OWN = {  # the keys that are set here, by task
+_SET_KEYS = {  # recipe keys that distil sets, by task
     "translation": {"data.card", "data.direction", "data.copies", "training.initialise_from"},
     "classification": {"training.teacher", "training.initialise_from"},
 }
-_SLICE = 2000  # lines between two reports of progress
+_SHARED_KEYS = {  # keys of the data section on which teacher and student must agree
+    "translation": {"tokenizer", "vocabulary", "joint"},
+    "classification": {"tokenizer", "vocabulary", "joint", "card"},
+}
+_LINES_PER_UPDATE = 2000  # lines between two updates of the progress bar
 
 
 def distil(
     teacher: str | Path,
-    recipe: "RecipeLike | None" = None,
+    recipe: RecipeLike | None = None,
     *,
     n: int | None = None,
     algebra: str | None = None,
     seed: int | None = None,
     steps: int | None = None,
-    settings: "Settings" = (),
+    settings: Settings = (),
     start: str = "nearest",
     beam: int | None = None,
     engine: str | None = None,
@@ -47,130 +59,142 @@ def distil(
     runs: str | Path | None = None,
     tag: str | None = None,
     quiet: bool = True,
-) -> "TrainingResult":
+) -> TrainingResult:
     """Train a student of a trained translator or classifier.
 
     Args:
-        teacher: a run, by the data that it was trained on.
-        recipe: the student's; by default the teacher's.
-        start: ``nearest``: the student begins with the teacher's tables, norms and biases, and with the Kronecker sums
-            that are nearest to its weights, where the shapes are equal; ``random``: as any training.
-        beam: of the teacher's search; the teacher's recipe's where None.
-        engine: what translates: ``torch``, ``ctranslate2`` or ``onnx``; the teacher keeps its export.
-        references: train on the references too, not on the teacher's translations alone.
+        teacher: a run. The student is trained on its data.
+        recipe: the student's recipe; by default the teacher's.
+        start: ``nearest``: the student starts with the teacher's tables, norms and biases, and with the Kronecker sums
+            nearest to its weights, if the shapes are equal; ``random``: with random weights.
+        beam: beam size of the teacher; by default its recipe's.
+        engine: ``torch``, ``ctranslate2`` or ``onnx`` translates; the teacher keeps its export.
+        references: train on the references and the teacher's translations, instead of on the translations only.
 
-    All else is of the student's training, as :func:`phmctl.train` has it.
+    See :func:`phmctl.train` for the other arguments.
 
     Raises:
-        RunError: there is no such run, or it is of a task that has no students, or of another task or other data than
-            the student's recipe; its vocabulary lacks words of its training text; or all its translations are empty.
+        RunError: the run is missing, its task cannot be distilled, the student's recipe has another task, vocabulary or
+            corpus, its vocabulary lacks words of the training text, or all its translations are empty.
         DataError: the teacher's data is not prepared.
-        UserError: no such start, an option that the task does not have, or a key that is set here.
+        UserError: the start is unknown, an option does not apply to the task, or a setting is one that distil sets.
     """
-    from phmctl.data.prepared.folder import data_root
-    from phmctl.recipe import flatten
-    from phmctl.recipe.loading import common_overrides, parsed, resolve
-    from phmctl.runs import Run
-    from phmctl.runs.find import check_tag
-    from phmctl.tasks.registry import kind_of
-    from phmctl.training.initial import differing_shape_key
-    from phmctl.training.train import check_machine
-    from phmctl.verbs import train
-
     check_known("start", start, STARTS)
     check_tag(tag)
     run = Run.open(teacher)
     task = run.recipe.task
-    if task not in OWN:
-        raise RunError(f"{run.folder} is a run of task {task!r}; teachers are translators and classifiers")
-    if task != "translation" and ((beam, engine) != (None, None) or not references):
-        raise UserError("beam, engine and references are of translators; this teacher is a classifier")
-    root, recipe = data_root() if data is None else Path(data), run.recipe if recipe is None else recipe
+    if task not in _SET_KEYS:
+        raise RunError(f"{run.folder} has task {task!r}; teachers are translators and classifiers")
+    if task != "translation" and (beam is not None or engine is not None or not references):
+        raise UserError("beam, engine and references apply to translators only; this teacher is a classifier")
+    root = data_root() if data is None else Path(data)
+    if recipe is None:
+        recipe = run.recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
-    named = settings if isinstance(settings, Mapping) else {each.key: each.value for each in parsed(settings)}
-    if taken := {key for key, _ in flatten(named)} & OWN[task]:
-        raise UserError(f"distil sets {', '.join(sorted(taken))} itself; leave it out (a start of its own: --start)")
-    if student.task != task:
-        raise RunError(f"{run.folder} is a teacher of task {task!r}, and the student's recipe is of {student.task!r}")
-    keys = {"tokenizer", "vocabulary", "joint", *(["card"] if task == "classification" else [])}
-    theirs, ours = (each.data.model_dump(include=keys) for each in (run.recipe, student))
-    if other := [f"{key}: {old!r}, and {ours[key]!r}" for key, old in theirs.items() if ours[key] != old]:
-        raise RunError(
-            f"a teacher and its student read the same tokens; {run.folder} and the recipe have {'; '.join(other)}"
-        )
+    overrides = settings if isinstance(settings, Mapping) else {entry.key: entry.value for entry in parsed(settings)}
+    conflicts = {key for key, _ in flatten(overrides)} & _SET_KEYS[task]
+    if conflicts:
+        raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
+    _check_student(run, student)
     kind_of(run.recipe).open(run.recipe, root).check_run(run)
-    folder = str(run.folder.resolve())
     check_machine(student.training)
-    own: dict[str, Any] = {"training.teacher": folder}
+    folder = str(run.folder.resolve())
     if task == "translation":
         with silence(quiet):
-            own = _taught_corpus(run, student, root, beam, engine, references)
-    key = None if start == "random" else differing_shape_key(student, run.recipe)
-    own["training.initialise_from"] = None if start == "random" or key else folder
-    if key and not quiet:
-        note(f"the student begins at random: it has another model.{key} than its teacher")
-    more: dict[str, Any] = {"settings": {**named, **own}, "data": root, "runs": runs, "tag": tag, "quiet": quiet}
-    return train(recipe, n=n, algebra=algebra, seed=seed, steps=steps, **more)
+            keys = _prepare_taught_corpus(run, student, root, beam, engine, references)
+    else:
+        keys = {"training.teacher": folder}
+    differing_key = differing_shape_key(student, run.recipe)
+    starts_nearest = start == "nearest" and not differing_key
+    keys["training.initialise_from"] = folder if starts_nearest else None
+    if start == "nearest" and differing_key and not quiet:
+        note(f"the student starts with random weights: its model.{differing_key} differs from its teacher's")
+    return train(
+        recipe,
+        n=n,
+        algebra=algebra,
+        seed=seed,
+        steps=steps,
+        settings={**overrides, **keys},
+        data=root,
+        runs=runs,
+        tag=tag,
+        quiet=quiet,
+    )
 
 
-def _taught_corpus(
-    run: "Run", student: "Recipe", root: Path, beam: int | None, engine: str | None, references: bool
+def _check_student(run: Run, student: Recipe) -> None:
+    """Raise RunError if a student's recipe differs from its teacher's in the task or in the tokens."""
+    task = run.recipe.task
+    if student.task != task:
+        raise RunError(f"{run.folder} has task {task!r}, the student's recipe {student.task!r}")
+    ours, theirs = (recipe.data.model_dump(include=_SHARED_KEYS[task]) for recipe in (student, run.recipe))
+    changes = [f"{key}: {theirs[key]!r}, and {ours[key]!r}" for key in theirs if ours[key] != theirs[key]]
+    if changes:
+        raise RunError(
+            f"a student must read the same tokens as its teacher, but {run.folder} and the recipe differ in "
+            + "; ".join(changes)
+        )
+
+
+def _prepare_taught_corpus(
+    run: Run, student: Recipe, root: Path, beam: int | None, engine: str | None, references: bool
 ) -> dict[str, Any]:
-    """Prepare the corpus that the teacher's translations make, once for all its students; return its recipe's keys."""
-    from phmctl import load
-    from phmctl.data.copies import read_text
-    from phmctl.data.prepared.folder import PreparedData
-    from phmctl.decoding.translator import TORCH, change_decoding
-    from phmctl.export import with_engine
-    from phmctl.recipe.models import NOTHING, keys_changing
-    from phmctl.recipe.schema import TranslationRecipe
-    from phmctl.tasks.translation.kind import CODE
-    from phmctl.verbs import prepare
-
-    recipe, checkpoint = run.recipe_of(TranslationRecipe), run.weights("auto")
+    """Prepare a corpus with the teacher's translations, shared by all its students; return the recipe keys for it."""
+    recipe = run.recipe_of(TranslationRecipe)
     search = change_decoding(recipe.decoding, beam=beam)
-    how = search.model_dump_json(exclude=keys_changing(search, NOTHING))
-    mark = hashlib.sha256(f"{run.name} {checkpoint.sha256} {how} {engine or TORCH}".encode()).hexdigest()[:8]
-    folder = root / "taught" / f"{recipe.data.card}-taught-{mark}"
-    name = folder.name if references else f"{folder.name}-alone"
-    files = {side: folder / f"train.{side}" for side in ("source", "reference", "teacher")}
-    splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
-    if not files["teacher"].exists():
-        prepared = PreparedData.find(recipe.data, root)
-        pair, train, found = prepared.tokenizers, prepared.split("train"), list[str]()
-        rows = [(train.source[row], train.target[row]) for row in range(len(train))]
-        if unknown := sum(UNK in source or (references and UNK in target) for source, target in rows):
-            raise RunError(
-                f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks "
-                "and that are lost; take a teacher with data.tokenizer: bpe"
-            )
-        model = load(with_engine(run, engine, "auto").folder)
-        sources = [pair.source.decode(source) for source, _ in rows]
-        note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
-        with progress("translating", len(sources)) as advance:
-            for begin in range(0, len(sources), _SLICE):
-                part = sources[begin : begin + _SLICE]
-                found += [answers[0].text for answers in model.translate(part, beam=search.beam)]
-                advance(len(part))
-        if not any(map(str.strip, found)):
-            raise RunError(f"{run.folder} translates all its training lines to nothing; train it longer")
-        _write(files["source"], sources)
-        if not any(UNK in target for _, target in rows):
-            _write(files["reference"], [pair.target.decode(target) for _, target in rows])
-        _write(files["teacher"], found)  # the last one: where it is all are
-    if references and not files["reference"].exists():
+    settings = search.model_dump_json(exclude=keys_changing(search, NOTHING))
+    identity = f"{run.name} {run.weights('auto').sha256} {settings} {engine or TORCH}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    folder = root / "taught" / f"{recipe.data.card}-taught-{digest}"
+    source, reference, teacher = (folder / f"train.{side}" for side in ("source", "reference", "teacher"))
+    if not teacher.exists():  # it is written last, so the other files are complete
+        _translate_training_text(run, search, engine, references, folder)
+    if references and not reference.exists():
         raise RunError(f"the training text of {run.folder} has words that its vocabulary lacks: give --no-references")
-    for split, sides in splits.items():
-        for path in sides:
-            _write(path, read_text(run, split, path.suffix[1:]))
-    pairs = [(files["source"], files["reference"])] * references + [(files["source"], files["teacher"])]
-    settings = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
+    splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
+    for split, paths in splits.items():
+        for path in paths:
+            _write_lines(path, read_text(run, split, path.suffix[1:]))
+    pairs = [(source, reference), (source, teacher)] if references else [(source, teacher)]
+    options = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
     languages = run.data()["source_language"], run.data()["target_language"]
-    coded = len({*languages}) == 2 and all(map(CODE.fullmatch, languages))  # not the sides of a style transfer
-    settings |= {"languages": languages} if coded else {}
-    prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **settings)
+    if languages[0] != languages[1] and all(map(CODE.fullmatch, languages)):  # both are codes of languages
+        options["languages"] = languages
+    name = folder.name if references else f"{folder.name}-alone"
+    prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **options)
     return {"data.card": name, "data.direction": "forward", "data.copies": False}
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
+def _translate_training_text(
+    run: Run, search: DecodingSection, engine: str | None, references: bool, folder: Path
+) -> None:
+    """Write the training text of a teacher: sources, references if the vocabulary has all words, and translations."""
+    prepared = PreparedData.find(run.recipe_of(TranslationRecipe).data, folder.parents[1])
+    tokenizers, split = prepared.tokenizers, prepared.split("train")
+    rows = [(split.source[row], split.target[row]) for row in range(len(split))]
+    unknown = sum(UNK in source or (references and UNK in target) for source, target in rows)
+    if unknown:
+        raise RunError(
+            f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
+            "take a teacher with data.tokenizer: bpe"
+        )
+    model = load(with_engine(run, engine, "auto").folder)
+    sources = [tokenizers.source.decode(source) for source, _ in rows]
+    translations: list[str] = []
+    note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
+    with progress("translating", len(sources)) as advance:
+        for begin in range(0, len(sources), _LINES_PER_UPDATE):
+            lines = sources[begin : begin + _LINES_PER_UPDATE]
+            translations += [n_best[0].text for n_best in model.translate(lines, beam=search.beam)]
+            advance(len(lines))
+    if not any(map(str.strip, translations)):
+        raise RunError(f"all translations of {run.folder} are empty; train it longer")
+    _write_lines(folder / "train.source", sources)
+    if not any(UNK in target for _, target in rows):
+        _write_lines(folder / "train.reference", [tokenizers.target.decode(target) for _, target in rows])
+    _write_lines(folder / "train.teacher", translations)
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
     write_atomic(path, "".join(f"{line}\n" for line in lines))

@@ -1,4 +1,4 @@
-"""A student of a translator and of a classifier: what it begins with, what it trains on, and what is refused."""
+"""Students of a translator: their initial weights, their training text, and refused options."""
 
 from pathlib import Path
 from typing import Any
@@ -31,29 +31,29 @@ def test_a_translator_teaches(teacher: Run, copying_data: Path, tmp_path: Path) 
     data = PreparedData.find(student.data, copying_data)
     assert 1700 < len(data.split("train")) <= 1800  # each line with its reference, and with the teacher's translation
     folder = copying_data / "taught" / student.data.card
-    told = (folder / "train.teacher").read_text().splitlines()
+    translations = (folder / "train.teacher").read_text().splitlines()
     model = phmctl.load(teacher.folder)
     sources = (folder / "train.source").read_text().splitlines()
-    assert [answers[0].text for answers in model.translate(sources[:20])] == told[:20]
+    assert [answers[0].text for answers in model.translate(sources[:20])] == translations[:20]
     taught = phmctl.evaluate(result.run.folder, "valid").as_json()["scores"][0]["value"]
-    assert taught > 85  # at random it begins too far off: 56 to 75
+    assert taught > 85  # with random initial weights it reaches 56 to 75
 
     before = (folder / "train.teacher").stat().st_mtime_ns
-    other, alone = (
-        phmctl.distil(teacher.folder, n=2, steps=1, references=each, data=copying_data, runs=tmp_path).run.recipe
-        for each in (True, False)
+    second, third = (
+        phmctl.distil(teacher.folder, n=2, steps=1, references=references, data=copying_data, runs=tmp_path).run.recipe
+        for references in (True, False)
     )
-    assert other.data == student.data  # the teacher translates once for all its students
-    assert len(PreparedData.find(alone.data, copying_data).split("train")) <= 900
+    assert second.data == student.data  # the teacher translates once for all its students
+    assert len(PreparedData.find(third.data, copying_data).split("train")) <= 900
     assert (folder / "train.teacher").stat().st_mtime_ns == before
 
 
-def test_the_student_begins_with_the_nearest_sums(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
+def test_the_student_starts_with_the_nearest_sums(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
     settings = ["training.learning_rate=1e-30", "training.save_every=1"]
     tensors = {}
-    asked: dict[str, Any] = {"n": 4, "steps": 1, "settings": settings, "data": copying_data, "runs": tmp_path}
+    options: dict[str, Any] = {"n": 4, "steps": 1, "settings": settings, "data": copying_data, "runs": tmp_path}
     for start in ("nearest", "random"):
-        run = phmctl.distil(teacher.folder, start=start, **asked).run
+        run = phmctl.distil(teacher.folder, start=start, **options).run
         tensors[start] = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]
     theirs = read_checkpoint(teacher.checkpoint("best"), ["model"]).tensors["model"]
     name = next(key for key in theirs if key.endswith("weight") and key.replace("weight", "S") in tensors["nearest"])
@@ -67,12 +67,12 @@ def files_of(data: Path, split: str) -> tuple[Path, Path]:
     return data / f"{split}.source", data / f"{split}.target"
 
 
-def test_a_student_has_its_teachers_splits_and_languages_and_no_start_of_its_teachers(
+def test_a_student_has_the_splits_and_languages_but_not_the_start_of_its_teacher(
     teacher: Run, copying_data: Path, tmp_path: Path
 ) -> None:
     files = {name: files_of(copying_data, name.partition("_")[0]) for name in ("train", "valid", "test_news")}
-    how: dict[str, Any] = {"languages": ("de", "zh"), "vocabulary": 300, "tokenizer": "bpe", "joint": True}
-    phmctl.prepare("talks", data=tmp_path, files=files, **how)
+    options: dict[str, Any] = {"languages": ("de", "zh"), "vocabulary": 300, "tokenizer": "bpe", "joint": True}
+    phmctl.prepare("talks", data=tmp_path, files=files, **options)
     settings = [*TINY, "data.card=talks", "data.vocabulary=300", "data.max_tokens=256"]
     first = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs").run
     second = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs", init=first.folder).run
@@ -82,7 +82,7 @@ def test_a_student_has_its_teachers_splits_and_languages_and_no_start_of_its_tea
     assert student.recipe.training.initialise_from is None
 
 
-def test_a_teacher_of_words_that_its_vocabulary_lacks(copying_data: Path, tmp_path: Path) -> None:
+def test_a_teacher_whose_vocabulary_lacks_words_is_refused(copying_data: Path, tmp_path: Path) -> None:
     files = {name: files_of(copying_data, name) for name in ("train", "valid")}
     phmctl.prepare("few", data=tmp_path, files=files, tokenizer="word", vocabulary=20, joint=True)
     settings = [*TINY, "data.card=few", "data.tokenizer=word", "data.vocabulary=20", "data.max_tokens=256"]
@@ -100,26 +100,30 @@ def test_a_teacher_of_words_that_its_vocabulary_lacks(copying_data: Path, tmp_pa
         ({"n": 3}, RecipeError),
         ({"settings": ["training.device=cuda:9"], "beam": 8}, RecipeError),  # before the teacher translates
         ({"recipe": "agreement-resplit"}, RunError),
-        ({"settings": ["data.copies=false"]}, UserError),  # distil sets these itself
+        ({"settings": ["data.copies=false"]}, UserError),  # distil sets this key
         ({"settings": {"training": {"initialise_from": "x"}}}, UserError),
         ({"beam": 2000}, RecipeError),
         ({"tag": "my student", "beam": 3}, UserError),
     ],
 )
-def test_what_is_no_student(teacher: Run, copying_data: Path, options: dict[str, Any], error: type[UserError]) -> None:
+def test_wrong_options_are_refused_before_anything_is_written(
+    teacher: Run, copying_data: Path, options: dict[str, Any], error: type[UserError]
+) -> None:
     before = sorted(copying_data.rglob("*"))
     with pytest.raises(error):
         phmctl.distil(teacher.folder, data=copying_data, **options)
     assert sorted(copying_data.rglob("*")) == before
 
 
-def test_a_teacher_that_says_nothing(teacher: Run, copying_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Translator, "translate", lambda self, lines, **given: [[EMPTY]] * len(lines))
-    test_what_is_no_student(teacher, copying_data, {"beam": 7}, RunError)
+def test_a_teacher_with_empty_translations_is_refused(
+    teacher: Run, copying_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Translator, "translate", lambda self, lines, **options: [[EMPTY]] * len(lines))
+    test_wrong_options_are_refused_before_anything_is_written(teacher, copying_data, {"beam": 7}, RunError)
 
 
 def test_the_command(teacher: Run, copying_data: Path, tmp_path: Path) -> None:
-    asked = ["distil", teacher.folder, "--n", "2", "--steps", "2", "--data", copying_data]
-    done = call(*asked, "--runs", tmp_path, "--no-references", "--beam", "1")
-    assert done.exit_code == 0
-    assert Run.open(Path(done.stdout.strip())).recipe.model.n == 2
+    options = ["--n", "2", "--steps", "2", "--data", copying_data, "--runs", tmp_path, "--no-references", "--beam", "1"]
+    result = call("distil", teacher.folder, *options)
+    assert result.exit_code == 0
+    assert Run.open(Path(result.stdout.strip())).recipe.model.n == 2
