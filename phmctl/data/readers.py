@@ -46,7 +46,8 @@ _BEFORE_JSON = BOM_UTF8 + BOM_UTF32_LE + BOM_UTF32_BE + b" \t\r\n"
 _EXTRA_VALUES = range(UNKNOWN, 2**31)
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
-csv.field_size_limit(LONGEST_LINE)  # applies to the whole process; the default is 131,072 characters
+# The limit applies to the whole process; the default is 131,072 characters. A larger limit of the caller stays.
+csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
 
 Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON object
 

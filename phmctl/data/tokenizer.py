@@ -1,8 +1,8 @@
-"""Text to token ids and back: byte-level BPE and whole words, through the `tokenizers` library.
+"""Text to token ids and back: byte-level BPE and whole words, with the `tokenizers` library.
 
-Both kinds keep the space in front of a word as part of its token (the first word gets one too), so joining tokens and
-taking the first space off gives the raw text back. The special tokens of :mod:`phmctl.data.special` hold ids 0 to 3 and
-are never made from text: ``<s>`` in a line is punctuation and a letter.
+Tokens include the space before a word, and the first word gets one too, so that the concatenated tokens without the
+first space are the raw text. The special tokens of :mod:`phmctl.data.special` have the ids 0 to 3 and never result from
+text: ``<s>`` in a line is punctuation and a letter.
 """
 
 import json
@@ -21,17 +21,17 @@ from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.errors import DataError
 from phmctl.files import read_json_object, write_atomic
 
-Kind = Literal["bpe", "word"]
+Algorithm = Literal["bpe", "word"]
 
 BYTES = 256
 SMALLEST_BPE = BYTES + len(SPECIAL_TOKENS)
 
-_MIN_PAIRS = 2  # a merge seen once memorises a line; subword-nmt stops there too
-# With the space before it: a word with its apostrophes, a run of one punctuation mark, another kind of space.
+_MIN_PAIRS = 2  # least occurrences of a pair that is merged, as in subword-nmt; single occurrences memorise lines
+# Each with the space before it: words with apostrophes, repetitions of a punctuation mark, other white space.
 _WORD = r"[\p{L}\p{M}\p{N}_]+"
 _PIECES = rf" ?(?:{_WORD}(?:['’]{_WORD})*|['’]{_WORD}|([^\p{{L}}\p{{M}}\p{{N}}_\s])\1*|[^\S ])| "
 
-_LONGEST_WORD = 1000
+_LONGEST_WORD = 1000  # characters; BPE training takes quadratic time in the length of a word
 _LONG_WORD = re.compile(rf"(\S{{{_LONGEST_WORD}}})(?=\S)")
 
 JOINT_FILE = "tokenizer.json"
@@ -40,18 +40,18 @@ SIDE_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary, in the order of its ids, and the rule that splits text into it; merges are the pairs BPE joins."""
+    """A vocabulary in the order of its ids, and the algorithm that splits text into its tokens."""
 
-    kind: Kind
+    algorithm: Algorithm
     vocabulary: Sequence[str]
-    merges: Sequence[tuple[str, str]] = ()
+    merges: Sequence[tuple[str, str]] = ()  # pairs of tokens that BPE joins, in the order of their application
     lowercase: bool = False
 
     @cached_property
     def engine(self) -> tokenizers.Tokenizer:
-        """The library's pipeline. It knows no special tokens as such, so that none is found in text."""
+        """The library's pipeline. Special tokens are not registered in it, so that it never finds them in text."""
         ids = {token: index for index, token in enumerate(self.vocabulary)}
-        if self.kind == "bpe":
+        if self.algorithm == "bpe":
             engine = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
             engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             engine.decoder = decoders.ByteLevel()
@@ -68,11 +68,11 @@ class Tokenizer:
         return len(self.vocabulary)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, without BOS or EOS. An empty text gives an empty list."""
+        """Return the token ids of each text, without BOS or EOS; [] for an empty text."""
         return [encoding.ids for encoding in self.engine.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of a sequence of ids. Special tokens, the unknown word included, leave nothing behind."""
+        """Return the text of token ids, without special tokens (unknown words are special tokens)."""
         text: str = self.engine.decode([int(index) for index in ids if index >= len(SPECIAL_TOKENS)])
         return text.removeprefix(" ")
 
@@ -84,8 +84,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer's file; raises DataError for one that phmctl would not have written."""
-        content = read_json_object(path, DataError, "restore it or prepare anew")
+        """Read a tokenizer's file; raises DataError unless :meth:`save` can have written it."""
+        content = read_json_object(path, DataError, "restore it or prepare the data again")
         try:
             model = content["model"]
             vocabulary = sorted(model["vocab"], key=model["vocab"].__getitem__)
@@ -93,60 +93,70 @@ class Tokenizer:
                 raise ValueError("its vocabulary does not begin with the special tokens")
             if [model["vocab"][token] for token in vocabulary] != list(range(len(vocabulary))):
                 raise ValueError("its ids are not 0, 1, 2, ...")
-            kind = cast("Kind", {"BPE": "bpe", "WordLevel": "word"}[model["type"]])
+            algorithm = cast("Algorithm", {"BPE": "bpe", "WordLevel": "word"}[model["type"]])
             lowercase = any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"])
-            found = cls(kind, vocabulary, _merges(model), lowercase=lowercase)
-            if not _alike(json.loads(found.engine_json()), content):
-                raise ValueError("it splits text as none of phmctl's does")
-            return found
+            tokenizer = cls(algorithm, vocabulary, _merges(model), lowercase=lowercase)
+            if not _same_pipeline(json.loads(tokenizer.engine_json()), content):
+                raise ValueError("its pipeline differs from phmctl's")
+            return tokenizer
         except Exception as error:  # the library raises bare Exceptions
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise DataError(f"{path} is damaged: {reason}; restore it or prepare anew") from error
+            raise DataError(f"{path} is damaged: {reason}; restore it or prepare the data again") from error
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(left, right) for left, right in model.get("merges", ())]
+    return [(first, second) for first, second in model.get("merges", ())]
 
 
-def _alike(ours: Any, theirs: Any) -> bool:
-    """Whether two pipelines are the same in all that both name: versions of the library name more or less."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return all(_alike(ours[key], theirs[key]) for key in ours.keys() & theirs.keys() - {"vocab", "merges"})
-    return bool(ours == theirs)
+def _same_pipeline(first: Any, second: Any) -> bool:
+    """Return whether two pipelines agree in the settings of both; the library's versions add and remove settings."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        keys = first.keys() & second.keys() - {"vocab", "merges"}
+        return all(_same_pipeline(first[key], second[key]) for key in keys)
+    return bool(first == second)
 
 
 def train_tokenizer(
-    texts: Iterable[str], kind: Kind, vocabulary: int, *, lowercase: bool = False, min_count: int | None = None
+    texts: Iterable[str],
+    algorithm: Algorithm,
+    vocabulary: int,
+    *,
+    lowercase: bool = False,
+    min_count: int | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary of at most so many token types. The same texts, in any order, give the same tokenizer.
+    """Learn a vocabulary of at most `vocabulary` token types. The order of the texts does not matter.
 
-    BPE after Sennrich et al. (2016), on bytes; pairs with equal counts are merged in the order of their parts' ids.
-    Words: the most frequent ones, those with equal counts in alphabetical order. A word must occur `min_count` times,
-    by default once; a pair that BPE joins, twice.
+    BPE follows Sennrich et al. (2016), on bytes; pairs with equal counts are merged in the order of their parts' ids.
+    A word vocabulary has the most frequent words, those with equal counts in alphabetical order. Words need
+    `min_count` occurrences (default 1), pairs that BPE joins as well (default 2).
     """
-    if kind == "bpe" and vocabulary < SMALLEST_BPE:
+    if algorithm == "bpe" and vocabulary < SMALLEST_BPE:
         raise DataError(
-            f"a BPE vocabulary of {vocabulary} does not hold the {BYTES} bytes and {len(SPECIAL_TOKENS)} special "
+            f"a BPE vocabulary of {vocabulary} is too small for {BYTES} bytes and {len(SPECIAL_TOKENS)} special "
             f"tokens; set the vocabulary to {SMALLEST_BPE} or more"
         )
-    engine = Tokenizer(kind, SPECIAL_TOKENS, lowercase=lowercase).engine
-    how: dict[str, Any] = {"vocab_size": vocabulary - len(SPECIAL_TOKENS), "show_progress": False}
-    if kind == "word":
-        trainer: Any = trainers.WordLevelTrainer(min_frequency=min_count or 1, **how)
+    engine = Tokenizer(algorithm, SPECIAL_TOKENS, lowercase=lowercase).engine
+    size = vocabulary - len(SPECIAL_TOKENS)
+    trainer: Any
+    if algorithm == "word":
+        trainer = trainers.WordLevelTrainer(vocab_size=size, min_frequency=min_count or 1, show_progress=False)
     else:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(min_frequency=min_count or _MIN_PAIRS, initial_alphabet=alphabet, **how)
-    # Words of 1,000 characters at most: learning BPE takes the square of a word's length.
-    short = (_LONG_WORD.sub(r"\1 ", text) if len(text) > _LONGEST_WORD else text for text in texts)
-    engine.train_from_iterator(short, trainer)
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            min_frequency=min_count or _MIN_PAIRS,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+    shortened = (_LONG_WORD.sub(r"\1 ", text) if len(text) > _LONGEST_WORD else text for text in texts)
+    engine.train_from_iterator(shortened, trainer)
     learned = json.loads(engine.to_str())["model"]
     tokens = [*SPECIAL_TOKENS, *sorted(learned["vocab"], key=learned["vocab"].__getitem__)]
-    return Tokenizer(kind, tokens, _merges(learned), lowercase=lowercase)
+    return Tokenizer(algorithm, tokens, _merges(learned), lowercase=lowercase)
 
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """The tokenizers of both sides; one object twice when the vocabulary is joint."""
+    """The tokenizers of source and target; the same object if the vocabulary is joint."""
 
     source: Tokenizer
     target: Tokenizer
@@ -171,13 +181,21 @@ class TokenizerPair:
         return cls(source, target)
 
 
-def train_pair(rows: Iterable[Row], kind: Kind, vocabulary: int, *, joint: bool, **how: Any) -> TokenizerPair:
-    """Learn the tokenizers of rows' texts, which are gone through once a vocabulary: one if `joint`, or one a side."""
+def train_pair(
+    rows: Iterable[Row],
+    algorithm: Algorithm,
+    vocabulary: int,
+    *,
+    joint: bool,
+    lowercase: bool = False,
+    min_count: int | None = None,
+) -> TokenizerPair:
+    """Learn a joint tokenizer, or one for each side; each takes a pass over the rows."""
 
     def learn(texts: Iterable[str]) -> Tokenizer:
-        return train_tokenizer(texts, kind, vocabulary, **how)
+        return train_tokenizer(texts, algorithm, vocabulary, lowercase=lowercase, min_count=min_count)
 
     if joint:
-        both = learn(text for row in rows for text in row.texts)
-        return TokenizerPair(both, both)
+        tokenizer = learn(text for row in rows for text in row.texts)
+        return TokenizerPair(tokenizer, tokenizer)
     return TokenizerPair(learn(row.texts[0] for row in rows), learn(row.texts[1] for row in rows))

@@ -55,7 +55,7 @@ def test_words_give_text_of_their_vocabulary_back(pieces):
     assert tokenizer.decode(ids) == text
 
 
-def test_words_are_natural_words(words):
+def test_a_word_is_one_token(words):
     pieces = [[words.vocabulary[index] for index in ids] for ids in words.encode(LINES[:4])]
     assert pieces[0] == [" Ein", " Mann", ",", " der", " läuft", ",", " sieht", " einen", " Hund", "."]
     assert pieces[1] == [" Madam", " ,", " he's", " well", " ."]
@@ -71,13 +71,13 @@ def test_special_tokens_are_never_made_from_text(kind):
     assert tuple(tokenizer.vocabulary[:4]) == SPECIAL_TOKENS
 
 
-def test_a_word_that_is_not_known_is_unknown_and_decodes_to_nothing(words):
+def test_an_unknown_word_decodes_to_nothing(words):
     ids = words.encode(["Madam Xylophon well"])[0]
     assert ids[1] == UNK
     assert words.decode(ids) == "Madam well"
 
 
-def test_bpe_knows_every_byte_and_merges_what_is_frequent(bpe):
+def test_bpe_has_every_byte_and_merges_frequent_pairs(bpe):
     assert bpe.size == 320
     assert " Hund" in [bpe.vocabulary[i].replace("Ġ", " ") for i in bpe.encode(["ein Hund"])[0]]
     assert UNK not in bpe.encode(["東京 \U0001f600"])[0]
@@ -112,13 +112,13 @@ def test_a_pair_is_joint_or_separate(tmp_path):
 
 
 def test_a_bpe_vocabulary_must_hold_the_bytes():
-    with pytest.raises(DataError, match="set the vocabulary to 260 or more"):
+    with pytest.raises(DataError, match="260"):
         train_tokenizer(LINES, "bpe", SMALLEST_BPE - 1)
     assert train_tokenizer(LINES, "bpe", SMALLEST_BPE).size == SMALLEST_BPE
 
 
 def test_a_missing_or_damaged_file_is_a_users_error(tmp_path):
-    with pytest.raises(DataError, match=r"tokenizer\.json is missing; restore it"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is missing"):
         TokenizerPair.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"format": "other"}')
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
@@ -140,31 +140,32 @@ def test_long_lines_of_short_words_are_learned_from_as_they_are():
 @pytest.mark.parametrize("kind", ["bpe", "word"])
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_the_library_reads_a_tokenizer_by_its_ordinary_call(tmp_path, kind, lowercase):
-    made = train_tokenizer(LINES, kind, 300, lowercase=lowercase)
-    made.save(tmp_path / "tokenizer.json")
-    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = train_tokenizer(LINES, kind, 300, lowercase=lowercase)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    engine = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for line in [*LINES, "Ganz  Neues <s> ß"]:
-        ids = made.encode([line])[0]
-        assert theirs.encode(line).ids == ids
-        assert theirs.decode(ids).removeprefix(" ") == made.decode(ids) or made.vocabulary[1] in theirs.decode(ids)
-    assert [theirs.token_to_id(token) for token in made.vocabulary] == list(range(made.size))
-    assert Tokenizer.load(tmp_path / "tokenizer.json") == made
+        ids = tokenizer.encode([line])[0]
+        assert engine.encode(line).ids == ids
+        decoded = engine.decode(ids)
+        assert decoded.removeprefix(" ") == tokenizer.decode(ids) or tokenizer.vocabulary[UNK] in decoded
+    assert [engine.token_to_id(token) for token in tokenizer.vocabulary] == list(range(tokenizer.size))
+    assert Tokenizer.load(tmp_path / "tokenizer.json") == tokenizer
 
 
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
         (("model", "type"), "Unigram", "KeyError"),
-        (("model", "vocab"), {**{token: i for i, token in enumerate(SPECIAL_TOKENS)}, "a": 5}, "its ids are not 0, 1"),
-        (("model", "vocab"), {"a": 0}, "its vocabulary does not begin with the special tokens"),
+        (("model", "vocab"), {**{token: i for i, token in enumerate(SPECIAL_TOKENS)}, "a": 5}, "ids"),
+        (("model", "vocab"), {"a": 0}, "special tokens"),
         (("model", "vocab"), ["a"], "TypeError"),
         (("model", "vocab"), {**{token: i for i, token in enumerate(SPECIAL_TOKENS)}, "\ud800": 4}, ""),
         (("model", "merges"), [["a"]], ""),
         (("model", "merges"), 7, ""),
         (("model", "merges"), [["no", "where"]], "out of vocabulary"),
-        (("model", "byte_fallback"), True, "none of phmctl's"),
-        (("pre_tokenizer", "add_prefix_space"), True, "none of phmctl's"),
-        (("normalizer", "normalizers"), [{"type": "Prepend", "prepend": "_"}], "none of phmctl's"),
+        (("model", "byte_fallback"), True, "pipeline"),
+        (("pre_tokenizer", "add_prefix_space"), True, "pipeline"),
+        (("normalizer", "normalizers"), [{"type": "Prepend", "prepend": "_"}], "pipeline"),
         (("normalizer",), None, "TypeError"),
     ],
 )

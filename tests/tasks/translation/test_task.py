@@ -121,7 +121,7 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
     task.check_run(run)
     tokenizer = TokenizerPair.load(run.tokenizer_folder).source
     merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
-    Tokenizer(tokenizer.kind, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
+    Tokenizer(tokenizer.algorithm, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
     write_json(run.folder / "data.json", run.data() | {"copies": []})  # as in a run that records no SHA-256
     with pytest.raises(RunError, match="tokenizers differ"):
         task.check_run(run)
