@@ -130,12 +130,12 @@ def build_classifier(
 def build_probe(section: ProbeSection, width: int, classes: int, device: Device = None) -> nn.Module:
     """Build an untrained probe of sentence vectors (B, width), a logistic regression where no layer is hidden.
 
-    Dropout is before the sigmoid, as SentEval has it (Conneau et al. 2018). DimensionError: n does not divide `width`.
+    The hidden layer and its sigmoid are SentEval's (Conneau et al. 2018). DimensionError: n does not divide `width`.
     """
     parts: dict[str, nn.Module] = {}
     if section.hidden:
         parts["hidden"] = builder_for(section, device).linear(width, section.hidden)
-        parts |= {"dropout": nn.Dropout(section.dropout), "sigmoid": nn.Sigmoid()}
+        parts["sigmoid"] = nn.Sigmoid()
     parts["output"] = LinearBuilder("real", 1, device=device).linear(section.hidden or width, classes)
     return nn.Sequential(OrderedDict(parts))
 

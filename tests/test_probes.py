@@ -1,4 +1,4 @@
-"""``eval --probing``: an encoder reads a task once, its probes learn what the vectors say, Table 3 shows it."""
+"""``eval --probing``: the vectors of an encoder, the fitted probes, and Table 3."""
 
 import json
 import shutil
@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from phmctl import probes
+from phmctl.accounting.published import probing_rows
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import EOS
-from phmctl.errors import DataError, NonFiniteError, RunError
+from phmctl.errors import DataError, NonFiniteError, RecipeError, RunError
 from phmctl.metrics.classification import accuracy
-from phmctl.probes import TASKS, Encoder, ProbingReport, TaskScores, answers_of, probe, train_probe
-from phmctl.recipe.loading import load_recipe
+from phmctl.probes import Encoder, ProbingReport, TaskScores, fit_probe, predict, probe
+from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import scores_of
@@ -23,9 +24,9 @@ from phmctl.shipped import shipped_names
 from tests.calls import call
 
 BRIEF = ("training.steps=60", "training.validate_every=30", "data.language=null")
-LEARNED = ("training.steps=600", "training.validate_every=200", "training.patience=0", "training.learning_rate=0.01")
+LEARNED = ("training.steps=100", "training.patience=0")
 TEXTS = ["Der Hund schläft.", "", "Die Katzen sehen heute den alten Mann am Hafen."]
-PRINTED = {  # Table 3, the rows of averages, and their relative improvements
+AVERAGES = {  # Table 3: rows of averages and their relative improvements
     "surface": ("77.60", "77.81", "+0.3%"),
     "syntactic": ("65.00", "66.24", "+1.9%"),
     "semantic": ("74.61", "76.13", "+2.0%"),
@@ -33,20 +34,18 @@ PRINTED = {  # Table 3, the rows of averages, and their relative improvements
 
 
 def recipe(*settings: str) -> ProbingRecipe:
-    found = load_recipe("probe", ["training.device=cpu", "data.language=null", *settings])
-    assert isinstance(found, ProbingRecipe)
-    return found
+    return expect(load_recipe("probe", ["training.device=cpu", "data.language=null", *settings]), ProbingRecipe)
 
 
 @pytest.fixture(scope="session")
 def probing_data(
     tmp_path_factory: pytest.TempPathFactory, miniature_data: Path, tiny_recipe: TranslationRecipe
 ) -> Path:
-    """A data folder with the miniature's German sentences: NN where they are short, NNS where they are long."""
+    """A data folder with the miniature's German sentences: label NN if they are short, NNS if they are long."""
     split = PreparedData.find(tiny_recipe.data, miniature_data).split("valid")
     labelled = sorted(("NNS" if len(text.split()) >= 10 else "NN", text) for text in {*split.texts[0]})
     rows = {"tr": labelled[::2], "va": labelled[1::4], "te": labelled[3::4]}
-    lines = [f"{part}\t{label}\t{text}\n" for part, own in rows.items() for label, text in own]
+    lines = [f"{part}\t{label}\t{text}\n" for part, pairs in rows.items() for label, text in pairs]
     folder, root = tmp_path_factory.mktemp("senteval"), tmp_path_factory.mktemp("probing")
     (folder / "subj_number.txt").write_text("".join(lines), encoding="utf-8")
     prepare(recipe().data, root=root, source=folder)
@@ -60,7 +59,7 @@ def copied_data(probing_data: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def copied_run(tiny_run: Run, tmp_path: Path) -> Run:
-    """A copy of the tiny translator, to be changed."""
+    """A copy of the tiny translator that a test may change."""
     return Run.open(shutil.copytree(tiny_run.folder, tmp_path / "copy" / "v001"))
 
 
@@ -68,7 +67,7 @@ def copied_run(tiny_run: Run, tmp_path: Path) -> Run:
 
 
 def by_hand(run: Run, text: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The encoder's states (S, d) of one text alone, with no padding near it, and its words' embeddings (S - 1, d)."""
+    """The encoder states (S, d) of a single text without padding, and its word embeddings (S - 1, d)."""
     translator = Encoder(run.folder, device="cpu").translator
     ids = torch.tensor([[*translator.tokenizers.source.encode([text])[0], EOS]])
     model = translator.engine.model
@@ -77,50 +76,56 @@ def by_hand(run: Run, text: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "last"])
-def test_a_vector_is_the_states_pooled(tiny_run: Run, pooling: str) -> None:
-    found = Encoder(tiny_run.folder, device="cpu").read(TEXTS, pooling)
+def test_a_vector_is_the_pooled_states(tiny_run: Run, pooling: str) -> None:
+    vectors = Encoder(tiny_run.folder, device="cpu").read(TEXTS, pooling)
     for row in (0, 2):
         states, words = by_hand(tiny_run, TEXTS[row])
         expected = {"mean": states.mean(0), "max": states.amax(0), "last": states[-1]}[pooling]
-        torch.testing.assert_close(found["encoder"][row], expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found["embeddings"][row], words.mean(0), rtol=1e-4, atol=1e-6)
-    assert not found["encoder"][1].any()  # a text without tokens
+        torch.testing.assert_close(vectors["encoder"][row], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(vectors["embeddings"][row], words.mean(0), rtol=1e-4, atol=1e-6)
+    assert not vectors["encoder"][1].any()  # a text without tokens
 
 
-def test_answers_are_kept_for_the_weights_the_data_and_the_settings(
+def test_predictions_are_cached_by_weights_data_and_settings(
     tiny_run: Run, copied_run: Run, copied_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = PreparedData.find(recipe().data, copied_data)
 
     def answers(*settings: str, run: Run = tiny_run, checkpoint: str = "auto") -> dict[str, list[int]]:
-        return answers_of(Encoder(run.folder, checkpoint, "cpu"), prepared, copied_data, recipe(*BRIEF, *settings))
+        return predict(Encoder(run.folder, checkpoint, "cpu"), prepared, copied_data, recipe(*BRIEF, *settings))
 
     first = answers()
     (path,) = copied_data.glob("probes/*/*.json")
     path.write_text('{"answers": [0, 7]}')
-    assert answers() == first  # computed again
-    made, train_one = list[int](), probes.train_probe
-    monkeypatch.setattr(probes, "train_probe", lambda *given: (made.append(1), train_one(*given))[1])
+    assert answers() == first  # computed again, because the file is damaged
+    fitted: list[object] = []
+    fit = probes.fit_probe
+
+    def count_fits(*arguments: Any) -> torch.nn.Module:
+        fitted.append(arguments)
+        return fit(*arguments)
+
+    monkeypatch.setattr(probes, "fit_probe", count_fits)
     assert answers() == answers(run=copied_run) == first
-    assert made == []
+    assert fitted == []
     for settings, checkpoint in (
         ("model.pooling=max", "auto"),
         ("model.hidden=0", "auto"),
         ("model.hidden=50", "step-000003"),
     ):
-        made.clear()
+        fitted.clear()
         answers(settings, checkpoint=checkpoint)
-        assert made == [1, 1]
+        assert len(fitted) == 2
     prepared.manifest["files"][0] |= {"sha256": "0" * 64}
     answers()
-    assert made == [1, 1] * 2
+    assert len(fitted) == 4
 
 
-def test_a_probe_learns_what_the_vectors_say(tiny_run: Run, copied_data: Path) -> None:
+def test_a_probe_learns_a_property_of_the_sentences(tiny_run: Run, copied_data: Path) -> None:
     encoder, prepared = Encoder(tiny_run.folder, "auto", "cpu"), PreparedData.find(recipe().data, copied_data)
-    found = answers_of(encoder, prepared, copied_data, recipe(*LEARNED))
-    assert (found["encoder"] == prepared.split("test").labels).mean() > 0.75
-    with pytest.raises(RunError, match="has no checkpoint 'step-9'"):
+    predictions = predict(encoder, prepared, copied_data, recipe(*LEARNED))
+    assert (predictions["encoder"] == prepared.split("test").labels).mean() > 0.75
+    with pytest.raises(RunError, match="step-9"):
         Encoder(tiny_run.folder, "step-9")
 
 
@@ -133,62 +138,78 @@ def test_the_best_probe_on_valid_is_kept_and_patience_ends_it(monkeypatch: pytes
     scores = iter([(0.5, -1.0), (0.5, -0.5), (0.4, -0.1), (0.5, -0.6)])
     states: list[dict[str, torch.Tensor]] = []
 
-    def validate(model: torch.nn.Module, *given: Any) -> tuple[float, float]:
+    def validate(model: torch.nn.Module, *data: Any) -> tuple[float, float]:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         return next(scores)
 
     monkeypatch.setattr(probes, "_validate", validate)
-    brief = recipe("training.steps=100", "training.validate_every=5", "training.patience=2")
-    found = train_probe(brief, {"train": separable(64, 1), "valid": separable(32, 2)}, 2, torch.device("cpu"))
+    brief = recipe("training.steps=100", "training.validate_every=1", "training.patience=2")
+    model = fit_probe(brief, {"train": separable(64, 1), "valid": separable(32, 2)}, 2, torch.device("cpu"))
     assert len(states) == 4
-    assert all(torch.equal(value, states[1][name]) for name, value in found.state_dict().items())
+    assert not all(torch.equal(value, states[0][name]) for name, value in states[1].items())
+    assert all(torch.equal(value, states[1][name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize(("settings", "parameters"), [((), 8 * 50 + 50 + 50 * 2 + 2), (("model.hidden=0",), 8 * 2 + 2)])
-def test_a_probe_has_a_hidden_layer_or_none(settings: tuple[str, ...], parameters: int) -> None:
-    short = recipe("training.steps=300", "training.learning_rate=0.01", *settings)
-    model = train_probe(short, {"train": separable(256, 1), "valid": separable(64, 2)}, 2, torch.device("cpu"))
-    assert sum(each.numel() for each in model.parameters()) == parameters
+def test_a_probe_has_at_most_one_hidden_layer(settings: tuple[str, ...], parameters: int) -> None:
+    short = recipe("training.steps=60", *settings)
+    model = fit_probe(short, {"train": separable(256, 1), "valid": separable(64, 2)}, 2, torch.device("cpu"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     vectors, labels = separable(200, 3)
     assert (model(vectors).argmax(1) == labels).float().mean() > 0.9
 
 
-def test_a_loss_that_is_no_number_is_an_error() -> None:
+def test_weight_decay_keeps_weights_small() -> None:
+    splits = {"train": separable(256, 1), "valid": separable(64, 2)}
+    norms = []
+    for decay in (1e-5, 0.1):
+        model = fit_probe(recipe("model.hidden=0", f"training.weight_decay={decay}"), splits, 2, torch.device("cpu"))
+        norms.append(sum(parameter.square().sum().item() for parameter in model.parameters()))
+    assert norms[1] < norms[0] / 2
+
+
+def test_a_loss_of_nan_is_an_error() -> None:
     vectors, labels = separable(64, 1)
-    given = {"train": (vectors * torch.nan, labels), "valid": (vectors * torch.nan, labels)}
+    splits = {"train": (vectors * torch.nan, labels), "valid": (vectors * torch.nan, labels)}
     with pytest.raises(NonFiniteError):
-        train_probe(recipe("training.steps=2"), given, 2, torch.device("cpu"))
+        fit_probe(recipe("training.steps=2"), splits, 2, torch.device("cpu"))
+
+
+def test_keys_without_effect_on_probes_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"training\.compile"):
+        recipe("training.compile=true")
 
 
 # ---------------------------------------------------------------------------------------------------- the command
 
 
-def share(right: int, of: int = 100) -> Any:
-    return accuracy(["a"] * right + ["b"] * (of - right), ["a"] * of)
+def share(right: int, total: int = 100) -> Any:
+    return accuracy(["a"] * right + ["b"] * (total - right), ["a"] * total)
 
 
-def test_the_published_averages_are_those_of_the_published_rows() -> None:
+def test_the_table_shows_the_published_averages_and_own_tasks_last() -> None:
     scores = TaskScores({"majority": share(40), "run": share(60), "run_bag": share(50)}, 9)
     [table] = ProbingReport("r", "best", {"probe-subj-number": scores, "mine": scores}).tables()
     rows = {row[0].partition(",")[0]: row for row in table.rows if "average" in str(row[0])}
-    assert {group: (*row[-3:],) for group, row in rows.items()} == PRINTED
+    assert {group: (*row[-3:],) for group, row in rows.items()} == AVERAGES
     assert [*table.rows[-1]] == ["mine", "40.0", "60.0 (50.2–69.1)", "50.0", "–", "–", "–"]
     cards = {name.replace("probing", "probe") for name in shipped_names("cards") if name.startswith("probing-")}
-    assert {*TASKS} == cards
+    assert {row.task for row in probing_rows()} == cards
 
 
-def test_one_command_probes_what_is_prepared_and_trains_nothing_twice(
+def test_one_command_probes_the_prepared_tasks_and_fits_no_probe_twice(
     copied_run: Run, tiny_run: Run, copied_data: Path
 ) -> None:
-    given = ("eval", copied_run.folder, "--probing", "--data", copied_data, "--json")
-    given += tuple(part for each in BRIEF for part in ("--set", each))
-    first = json.loads(call(*given).stdout)
+    command = ["eval", copied_run.folder, "--probing", "--data", copied_data, "--json"]
+    for setting in BRIEF:
+        command += ["--set", setting]
+    first = json.loads(call(*command).stdout)
     assert [*first["tasks"]] == ["probe-subj-number"]
-    kept = {path: path.stat().st_mtime_ns for path in copied_data.rglob("probes/*/*")}
-    assert len(kept) == 1
+    cached = {path: path.stat().st_mtime_ns for path in copied_data.rglob("probes/*/*")}
+    assert len(cached) == 1
     assert json.loads((copied_run.results_folder / "probing.json").read_text()) == first
-    assert json.loads(call(*given, "--set", "data.card=probing-subj-number").stdout) == first
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert json.loads(call(*command, "--set", "data.card=probing-subj-number").stdout) == first
+    assert {path: path.stat().st_mtime_ns for path in cached} == cached
     report = probe(copied_run.folder, against=tiny_run.folder, data=copied_data, settings=BRIEF)
     scores = report.tasks["probe-subj-number"]
     assert scores_of(json.loads(json.dumps(report.as_json()))) == {"probe-subj-number": scores.figures["run"].value}
@@ -209,7 +230,7 @@ def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path,
     [manifest] = copied_data.glob("prepared/*/*/manifest.json")
     content = json.loads(manifest.read_text())
     del content["settings"]["train_text"]
-    for changed, words in ((content, "keeps no text of train"), ({**content, "texts": 2}, "has pairs")):
+    for changed in (content, {**json.loads(manifest.read_text()), "texts": 2}):
         manifest.write_text(json.dumps(changed))
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match="train_text"):
             probe(tiny_run.folder, data=copied_data)

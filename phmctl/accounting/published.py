@@ -1,7 +1,4 @@
-"""The tables that the papers print: parameter figures and what they count, scores, and what is said of the setup.
-
-All of it is data, in ``published.yaml``, which also says what each key means; the tests count real models against it.
-"""
+"""Published tables. ``published.yaml`` holds the data and explains each key."""
 
 from functools import cache
 from pathlib import Path
@@ -20,9 +17,9 @@ class _Data(BaseModel):
 
 
 class Count(NamedTuple):
-    """What an arrangement of the model has; `figure` says of which figure it is, where a row prints several."""
+    """The parameters of an arrangement of the model; `figure` selects one of several printed figures."""
 
-    count: int  # type: ignore[assignment]  # a tuple has a method of this name
+    count: int  # type: ignore[assignment]  # hides tuple.count
     arrangement: str
     figure: str | None = None
 
@@ -38,16 +35,16 @@ class Row(_Data):
     cut: bool = False
 
     def holds(self, count: Count) -> bool:
-        """Whether a count, rounded as the figure is, is the figure."""
+        """Return whether a count rounds to the printed figure."""
         return agrees(count.figure or self.figure, count.count, self.unit, cut=self.cut)
 
     def off(self, count: Count) -> float:
-        """How much larger a count is, as a share of the figure."""
+        """Return the relative difference of a count from the printed figure."""
         return count.count / value_of(count.figure or self.figure) - 1
 
     def as_json(self) -> dict[str, Any]:
-        candidates = [each._asdict() | {"holds": self.holds(each), "off": self.off(each)} for each in self.counts]
-        held = any(each["holds"] for each in candidates)
+        candidates = [{**count._asdict(), "holds": self.holds(count), "off": self.off(count)} for count in self.counts]
+        held = any(map(self.holds, self.counts))
         return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": held}
 
 
@@ -60,17 +57,21 @@ class Column(_Data):
     stand_ins: tuple[str, ...] = ()
     remark: str = ""
 
+    @property
+    def split(self) -> str:
+        """The scored split: ``test``, or the one that the metric names, as in ``accuracy test_mismatched``."""
+        name, _, split = self.metric.partition(" ")
+        return split if name == "accuracy" and split else "test"
+
 
 class Maps(_Data):
-    """Which linear maps a table counts: those whose names begin with `below`, with or without biases."""
+    """The linear maps that a table counts: names that start with `below`, with or without biases."""
 
     below: str = ""
     biases: bool = False
 
 
 class PublishedTable(_Data):
-    """A published table; `key` is its name in JSON."""
-
     key: str
     names: tuple[str, ...]
     title: str
@@ -83,20 +84,32 @@ class PublishedTable(_Data):
     maps: Maps | None = None
 
     def measure(self, ledger: Ledger) -> int:
+        """Return a model's parameters as the table counts them."""
         if self.maps is None:
             return ledger.totals.parameters
         maps = [row for row in ledger.rows if row.kind == "map" and row.component.startswith(self.maps.below)]
         return sum(row.components + row.rule + self.maps.biases * row.bias for row in maps)
 
     def as_json(self) -> dict[str, Any]:
-        head = {"key": self.key, "title": self.title, "counted": self.counted}
-        return {**head, "rows": [row.as_json() for row in self.rows], "notes": list(self.notes)}
+        rows = [row.as_json() for row in self.rows]
+        return {"key": self.key, "title": self.title, "counted": self.counted, "rows": rows, "notes": list(self.notes)}
+
+
+class ProbingRow(_Data):
+    """A row of Li et al. 2020, Table 3: accuracies in % of the base model and of the one with neuron interaction."""
+
+    group: str
+    label: str
+    task: str
+    base: float
+    composed: float
 
 
 def published_tables(name: str = "") -> list[PublishedTable]:
-    """Return the tables of that name, or those that the recipe of that name reproduces; without a name all."""
-    known = [each for each in table_names() if f"{name}-".startswith(f"{each}-")]
-    return [table for table in _tables() if not name or (known and max(known, key=len) in table.names)]
+    """Return the tables of a name such as ``table1`` or of a recipe's name; without a name, all tables."""
+    prefixes = [prefix for prefix in table_names() if f"{name}-".startswith(f"{prefix}-")]
+    longest = max(prefixes, key=len, default=None)
+    return [table for table in _tables() if not name or longest in table.names]
 
 
 def table_names() -> list[str]:
@@ -104,25 +117,36 @@ def table_names() -> list[str]:
 
 
 @cache
+def probing_rows() -> tuple[ProbingRow, ...]:
+    return tuple(ProbingRow(**row) for row in _content()["probing"])
+
+
+@cache
 def _tables() -> tuple[PublishedTable, ...]:
-    content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(PublishedTable(key=key, **table) for key, table in content["tables"].items())
+    return tuple(PublishedTable(key=key, **table) for key, table in _content()["tables"].items())
+
+
+def _content() -> Any:
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 def agrees(figure: str, count: int, unit: float | None = None, *, cut: bool = False) -> bool:
-    """Say whether a count, rounded as the figure is (``5.5M``, ``721K``, ``29,421,568``), is the figure.
+    """Return whether a count rounds to a printed figure (``5.5M``, ``721K``, ``29,421,568``).
 
-    `unit` is what the figure is rounded to, where that is more than its last digit: 10,000 for a ``400K``. With `cut`
-    the digits that the figure does not print were cut off.
+    Args:
+        figure: the printed figure.
+        count: the exact number.
+        unit: the rounding unit, if it is larger than the last printed digit: 10,000 for a ``400K``.
+        cut: the paper truncates instead of rounding.
     """
-    digits = figure.rstrip("KM").partition(".")[2]
-    unit = unit or _scale(figure) / 10 ** len(digits)
-    least = value_of(figure) - (0 if cut else unit / 2)
-    return least <= count < least + unit
+    decimals = figure.rstrip("KM").partition(".")[2]
+    unit = unit or _scale(figure) / 10 ** len(decimals)
+    lowest = value_of(figure) - (0 if cut else unit / 2)
+    return lowest <= count < lowest + unit
 
 
 def value_of(figure: str) -> float:
-    """Return the number that a figure prints: 5.5e6 for ``5.5M``."""
+    """Return the value of a printed figure: 5.5e6 for ``5.5M``."""
     return float(figure.rstrip("KM").replace(",", "")) * _scale(figure)
 
 

@@ -1,4 +1,4 @@
-"""``compare --paper``: a published table, and beside each of its cells what was trained here."""
+"""``compare --paper``: a published table next to the results of the runs that reproduce its cells."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,66 +28,67 @@ from phmctl.runs.results import read_metrics, series
 from phmctl.runs.summary import format_value, list_runs
 from phmctl.tasks.answers import Metric
 
-SPEED = "seconds/100 steps"  # the metric that is read from a training's log
+SPEED = "seconds/100 steps"  # the metric that comes from training logs
 
 
 @dataclass(frozen=True)
 class Cell:
-    row: Row  # where it stands
+    row: Row
     column: Column
-    published: str  # what is printed there
-    variant: Variant | None  # what was trained here of it; None where nothing was
-    count: int | None  # its parameters, counted as the table counts them
-    root: Path | None = None  # the folder of runs that was asked for; None is the usual one
+    published: str  # the printed score
+    variant: Variant | None  # the runs of this cell
+    count: int | None  # their parameters, counted as the table counts them
+    root: Path | None = None  # the folder of runs, if it was given
 
-    @property
+    @cached_property
     def recipe(self) -> str:
         return self.column.recipe + self.row.size
 
     @cached_property
     def values(self) -> list[float]:
-        """What was reached here, a number a seed."""
+        """The score of each seed."""
         if self.variant is None:
             return []
-        if self.column.metric == SPEED:  # the median of the log
-            logs = [read_metrics(one.run.metrics_path) for one in self.variant.runs]
-            steps = [[value for _, value in series(log, "train", "seconds_per_step")] for log in logs]
-            return [100 * median(each) for each in steps if each]
+        if self.column.metric == SPEED:
+            logs = [read_metrics(member.run.metrics_path) for member in self.variant.runs]
+            seconds = [[value for _, value in series(log, "train", "seconds_per_step")] for log in logs]
+            return [100 * median(values) for values in seconds if values]
         if self.column.metric == "seconds":
-            kept = [one.report.get("decoding_seconds") for one in self.variant.results]
-            return [float(seconds) for seconds in kept if seconds is not None]
+            times = [result.report.get("decoding_seconds") for result in self.variant.results]
+            return [float(time) for time in times if time is not None]
         metric = self.column.metric.partition(" ")[0]
         return self.variant.values(Metric(metric, scale=100 if metric == "accuracy" else 1))
 
     @property
-    def stands_in(self) -> bool:
-        """Whether what was trained is of another recipe."""
-        return self.variant is not None and self.variant.first.run.recipe.name != self.recipe
+    def stand_in(self) -> str | None:
+        """The name of the trained recipe, if it is not the table's."""
+        if self.variant is None or self.variant.first.run.recipe.name == self.recipe:
+            return None
+        return self.variant.first.run.recipe.name
 
     @property
     def command(self) -> str | None:
-        """What fills the cell; None where it is filled, or where no training does."""
+        """The command that fills the cell; None if the cell is filled."""
         if self.values:
             return None
         if self.variant is not None and self.variant.first.run.checkpoint_names() and self.column.metric != SPEED:
-            return self.variant.first.eval_command(split_of(self.column))
-        place = [] if self.root is None else ["--runs", str(self.root)]  # where it is looked for
-        return shlex.join(["phmctl", "train", self.recipe, *self.row.options, *place])
+            return self.variant.first.eval_command(self.column.split)
+        arguments = ["phmctl", "train", self.recipe, *self.row.options]
+        return shlex.join(arguments if self.root is None else [*arguments, "--runs", str(self.root)])
 
     def differences(self) -> Iterator[str]:
-        """A line for each thing that is published of the setup and is another here."""
+        """Yield a line for each difference from the published setup."""
         if self.variant is None:
             return
-        recipe = self.variant.first.run.recipe
-        own = dict(flatten(recipe.model_dump()))
-        if self.stands_in:
-            yield f"{recipe.name} stands in for {self.recipe}, which was not trained"
+        if self.stand_in:
+            yield f"{self.stand_in} stands in for {self.recipe}, which was not trained"
+        values = dict(flatten(self.variant.first.run.recipe.model_dump()))
         for key, value in self.column.setup.items():
-            if own.get(key) != value and key in own:
-                yield f"{key}: {format_value(own[key])} here, {format_value(value)} published"
-        for one in self.variant.runs:
-            if one.summary.state != "finished":
-                yield f"{one.run.name} is {one.summary.state}, at step {one.summary.step:,}"
+            if key in values and values[key] != value:
+                yield f"{key}: {format_value(values[key])} here, {format_value(value)} published"
+        for member in self.variant.runs:
+            if member.summary.state != "finished":
+                yield f"{member.run.name} is {member.summary.state}, at step {member.summary.step:,}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -99,8 +100,8 @@ class Cell:
             "here": mean(self.values),
             "standard_deviation": spread(self.values),
             "seeds": len(self.values),
-            "stands_in": self.variant.first.run.recipe.name if self.stands_in and self.variant else None,
-            "runs": [] if self.variant is None else [str(one.run.folder) for one in self.variant.runs],
+            "stands_in": self.stand_in,
+            "runs": [] if self.variant is None else [str(member.run.folder) for member in self.variant.runs],
             "differences": list(self.differences()),
             "command": self.command,
         }
@@ -108,65 +109,63 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """A published table beside what was trained here."""
+    """A published table next to our results."""
 
-    printed: PublishedTable  # the table
-    columns: tuple[tuple[Cell, ...], ...]  # its cells, column by column
+    published: PublishedTable
+    columns: tuple[tuple[Cell, ...], ...]
 
     @property
     def cells(self) -> Iterator[Cell]:
+        """The cells, row by row."""
         return (cell for row in zip(*self.columns, strict=True) for cell in row)
 
     def tables(self) -> Iterator[Table]:
-        """The table as printed, where it has several columns, and one for each column that was trained here."""
+        """Yield the published table if it has several columns, then a table for each column that has runs."""
         several = len(self.columns) > 1
         if several:
-            rows = [
-                [row[0].row.label, row[0].row.figure, *(cell.published for cell in row)]
-                for row in zip(*self.columns, strict=True)
-            ]
-            heads = [each.label for each in self.printed.columns]
-            yield Table(f"{self.printed.title}, as published", ["model", "#", *heads], rows)
-        for cells in self.columns:
+            rows = []
+            for cells in zip(*self.columns, strict=True):
+                rows.append([cells[0].row.label, cells[0].row.figure, *(cell.published for cell in cells)])
+            labels = [column.label for column in self.published.columns]
+            yield Table(f"{self.published.title}, as published", ["model", "#", *labels], rows)
+        for column, cells in zip(self.published.columns, self.columns, strict=True):
             variants = [cell.variant for cell in cells if cell.variant is not None]
             if several and not variants:
                 continue
             rows = []
             for cell in cells:
-                here = mean_and_spread(cell.values) + (" ‡" if cell.stands_in and cell.values else "")
+                score = mean_and_spread(cell.values) + (" ‡" if cell.stand_in and cell.values else "")
                 count = "–" if cell.count is None else f"{cell.count:,}"
-                rows.append(
-                    [cell.row.label, cell.row.figure, count, cell.published, here, str(len(cell.values) or "–")]
-                )
-            column = cells[0].column
-            title = f"{column.label}: published, and here" if several else f"{self.printed.title}: {column.metric}"
+                seeds = str(len(cell.values) or "–")
+                rows.append([cell.row.label, cell.row.figure, count, cell.published, score, seeds])
+            title = f"{column.label}: published, and here" if several else f"{self.published.title}: {column.metric}"
             head = ["model", "published #", "counted here", "published", "here", "seeds"]
             yield Table(title, head, rows, below=conditions(variants))
 
     def remarks(self) -> list[str]:
-        """What must be read with the table: how it is scored and counted, and what differs in the setup."""
-        lines = [self.printed.score, f"not published: {self.printed.unsaid}"]
+        """Return how the table is scored and counted, and how the setups differ."""
+        lines = [self.published.score, f"not published: {self.published.unsaid}"]
         if any(cell.count is not None for cell in self.cells):
-            lines.append(f"counted here: {self.printed.counted}")
-        for every in self.columns:
-            cells, column = [cell for cell in every if cell.variant is not None], every[0].column
-            if cells and column.remark:
+            lines.append(f"counted here: {self.published.counted}")
+        for column, cells in zip(self.published.columns, self.columns, strict=True):
+            variants = [cell.variant for cell in cells if cell.variant is not None]
+            if variants and column.remark:
                 lines.append(f"{column.label}: {column.remark}")
-            lines += [f"{column.label}: {line}" for line in copy_notes(one.variant for one in cells if one.variant)]
-            found = [(cell.row.label, list(cell.differences())) for cell in cells]
-            lines += [f"{column.label}, {line}" for line in merge_lines(found, len(cells))]
-        if any(cell.stands_in and cell.values for cell in self.cells):
+            lines += [f"{column.label}: {note}" for note in copy_notes(variants)]
+            differences = [(cell.row.label, list(cell.differences())) for cell in cells]
+            lines += [f"{column.label}, {line}" for line in merge_lines(differences, len(cells))]
+        if any(cell.stand_in and cell.values for cell in self.cells):
             lines.append("‡ another recipe stands in")
         return lines
 
     def missing(self) -> list[str]:
-        """The commands that fill the empty cells."""
-        return list(dict.fromkeys(filter(None, (cell.command for cell in self.cells))))
+        """Return the commands that fill the empty cells."""
+        return list(dict.fromkeys(cell.command for cell in self.cells if cell.command))
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "key": self.printed.key,
-            "title": self.printed.title,
+            "key": self.published.key,
+            "title": self.published.title,
             "cells": [cell.as_json() for cell in self.cells],
             "notes": self.remarks(),
             "missing": self.missing(),
@@ -181,52 +180,52 @@ def compare_papers(
     root: Path | None = None,
     checkpoint: str | None = None,
 ) -> list[PaperComparison]:
-    """Put what was trained here beside published tables."""
+    """Compare runs with the published tables of a name. Raises UserError for an unknown name, recipe or checkpoint."""
     check_known("published table", name, table_names())
     tables = published_tables(name)
-    names = [*runs, *([recipe] if recipe else [])]
-    known: dict[str, None] = {}  # the recipes that reproduce a table, and those that stand in
-    for table in tables:
-        for column in table.columns:
-            known |= dict.fromkeys([*(column.recipe + row.size for row in table.rows), *column.stand_ins])
+    columns = [(table, column) for table in tables for column in table.columns]
+    recipes = {column.recipe + row.size: None for table, column in columns for row in table.rows}
+    recipes |= {stand_in: None for _, column in columns for stand_in in column.stand_ins}
     if recipe:
-        check_known(f"recipe of {name}", recipe, known)
-    summaries = list_runs(names, root)
-    for summary in summaries if names and not any(one.run.recipe.name in known for one in summaries) else ():
-        check_known(f"recipe of {name}", summary.run.recipe.name, known)
+        check_known(f"recipe of {name}", recipe, recipes)
+    patterns = [*runs, *([recipe] if recipe else [])]
+    summaries = list_runs(patterns, root)
+    trained = [summary.run.recipe.name for summary in summaries]
+    if patterns and trained and recipes.keys().isdisjoint(trained):
+        check_known(f"recipe of {name}", trained[0], recipes)
     checkpoint = checkpoint and folder_name(checkpoint)
     check_split_and_checkpoint(summaries, "test", checkpoint)
-    splits = dict.fromkeys(split_of(column) for table in tables for column in table.columns)
-    variants = {split: group_by_model(choose_results(summaries, split, checkpoint)) for split in splits}
-    return [_compare(table, variants, root) for table in tables]
+    variants = {}
+    for split in dict.fromkeys(column.split for _, column in columns):
+        variants[split] = group_by_model(choose_results(summaries, split, checkpoint))
+    return [PaperComparison(table, tuple(_cells(table, variants, root))) for table in tables]
 
 
-def split_of(column: Column) -> str:
-    """The split of a column's scores, which its metric names if it is not test: ``accuracy test_mismatched``."""
-    name, _, split = column.metric.partition(" ")
-    return split if name == "accuracy" and split else "test"
-
-
-def _compare(printed: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None) -> PaperComparison:
-    columns = []
-    for column in printed.columns:
+def _cells(
+    table: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None
+) -> Iterator[tuple[Cell, ...]]:
+    """Yield the cells of each column."""
+    for column in table.columns:
         cells = []
-        for row, published in zip(printed.rows, column.scores, strict=True):
-            variant, count = _fitting(row, column, variants[split_of(column)]), None
-            if variant is not None and printed.maps is not None:
-                count = printed.measure(ledger_for_recipe(variant.first.run.recipe))
+        for row, score in zip(table.rows, column.scores, strict=True):
+            variant = _find_variant(row, column, variants[column.split])
+            count = None
+            if variant is not None and table.maps is not None:
+                count = table.measure(ledger_for_recipe(variant.first.run.recipe))
             elif variant is not None and variant.parameters is not None:
                 count = variant.parameters.total
-            cells.append(Cell(row, column, published, variant, count, root))
-        columns.append(tuple(cells))
-    return PaperComparison(printed, tuple(columns))
+            cells.append(Cell(row, column, score, variant, count, root))
+        yield tuple(cells)
 
 
-def _fitting(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
-    """What was trained of a cell: of the recipe itself, or of the first that stands in; the one scored first."""
-    for recipe in (column.recipe + row.size, *column.stand_ins):
-        own = ((one, one.first.run.recipe) for one in variants)
-        found = [one for one, of in own if (of.name, of.variant) == (recipe, row.variant)]
-        if found:
-            return max(found, key=lambda one: (len(one.scored), one.first.run.recipe.training.steps))
+def _find_variant(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
+    """Return the runs of a cell's recipe or of its first stand-in that has runs: those with most scored seeds."""
+    for name in (column.recipe + row.size, *column.stand_ins):
+        matches = []
+        for variant in variants:
+            recipe = variant.first.run.recipe
+            if (recipe.name, recipe.variant) == (name, row.variant):
+                matches.append(variant)
+        if matches:
+            return max(matches, key=lambda match: (len(match.scored), match.first.run.recipe.training.steps))
     return None

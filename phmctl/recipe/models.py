@@ -282,7 +282,6 @@ class ProbeSection(LinearSection):
     kind: Literal["probe"] = "probe"
     pooling: Literal["mean", "max", "last"] = "mean"  # over the positions of the encoder, end of sentence included
     hidden: NonNegativeInt = 50  # width of the hidden layer; 0: one map from vectors to classes
-    dropout: Probability = 0.0  # before the hidden layer's sigmoid
 
     def _widths(self) -> dict[str, int]:
         return {"hidden": self.hidden} if self.hidden else {}

@@ -150,6 +150,19 @@ class ClassificationTraining(CountedTraining):
     teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
+class ProbeTraining(TrainingSection):
+    """L-BFGS on all vectors at once; `steps` counts its iterations."""
+
+    weight_decay: NonNegative = 1e-5
+
+    @model_validator(mode="after")
+    def _only_lbfgs_keys(self) -> Self:
+        used = {"steps", "weight_decay", "validate_every", "patience", "seed", "device", "threads"}
+        if unused := sorted(self.model_fields_set - used):
+            raise ValueError(f"training.{unused[0]} has no effect on probes, which L-BFGS fits; leave it out")
+        return self
+
+
 # ----------------------------------------------------------------------------------------------------- decoding
 
 
@@ -217,19 +230,12 @@ class ClassificationRecipe(Recipe):
 
 
 class ProbingRecipe(Recipe):
-    """What an encoder knows of its sentences (Conneau et al. 2018; Table 3 of Li et al. 2020)."""
+    """Properties of a sentence read from an encoder's vectors (Conneau et al. 2018; Table 3 of Li et al. 2020)."""
 
     task: Literal["probing"] = "probing"
     data: ProbingSection
     model: ProbeSection
-    training: ClassificationTraining
-
-    @model_validator(mode="after")
-    def _plainly_trained(self) -> Self:
-        runs = {"minutes", "accumulate", "precision", "average", "initialise_from", "compile", "teacher"}
-        if wrong := sorted(self.training.model_fields_set & runs):
-            raise ValueError(f"training.{wrong[0]} is for runs, and a probe is none; leave it out")
-        return self
+    training: ProbeTraining
 
 
 class RuleRecipe(Recipe):

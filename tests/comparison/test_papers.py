@@ -137,7 +137,7 @@ def test_what_a_copier_scores_stands_beside_table_4(tmp_path: Path) -> None:
 def test_another_recipe_stands_in_and_that_is_said(trained: Path) -> None:
     (found,) = compare_papers("table2", root=trained)
     cell = cell_of(found.cells, "Transformer", "De-En")
-    assert cell.stands_in
+    assert cell.stand_in == "multi30k-de-en"
     assert "multi30k-de-en stands in for table2-iwslt14-de-en, which was not trained" in cell.differences()
     assert not cell_of(found.cells, "Transformer", "En-Vi").values
     shown = paper("table2", "--runs", trained).stdout
@@ -153,7 +153,7 @@ def test_parameters_are_counted_as_the_table_counts_them(tmp_path: Path) -> None
     assert [cell.count for cell in found.cells if cell.count is not None] == [55_552]
     cell = cell_of(found.cells, "PHM n=8")
     assert cell.values == [75.0]
-    assert cell.stands_in
+    assert cell.stand_in
 
 
 def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
