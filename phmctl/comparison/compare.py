@@ -28,7 +28,7 @@ from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.recipe.loading import differences as key_differences
-from phmctl.runs import AUTO, Run
+from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
@@ -278,10 +278,8 @@ def check_split_and_checkpoint(summaries: Sequence[Summary], split: str, checkpo
     splits = ["test", "valid", *(name for run in runs for name in run.splits()), *(result.split for result in results)]
     check_known("split", split, dict.fromkeys(splits))
     if checkpoint is not None:
-        stored = [name for run in runs for name in run.checkpoint_names()]
-        check_known(
-            "checkpoint", checkpoint, dict.fromkeys([AUTO, *stored, *(result.checkpoint for result in results)])
-        )
+        names = [AUTO, *(name for run in runs for name in run.checkpoint_names())]
+        check_known("checkpoint", checkpoint, dict.fromkeys([*names, *(result.checkpoint for result in results)]))
 
 
 def _score_missing(members: Sequence[ComparedRun], split: str, checkpoint: str | None) -> list[ComparedRun]:
@@ -296,35 +294,25 @@ def _score_missing(members: Sequence[ComparedRun], split: str, checkpoint: str |
 
 
 def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | None) -> Variant:
-    """Return the variant with this label, else the one with this run, else with this name of a run or variant."""
+    """Return the variant with this label, name or run; by default the first dense variant, else the first."""
     if name is None:
         dense = [variant for variant in variants if variant.first.run.recipe.model.algebra == "real"]
         return dense[0] if dense else variants[0]
-    folder = Path(name)
+    names: set[str | Path] = {name}
     with suppress(UserError):  # a label need not be a run
-        folder = find_run(root / name if root and (root / name).is_dir() else name)
-    folder = folder.resolve()
-
-    def folders(variant: Variant) -> list[Path]:
-        return [run.folder.resolve() for run in _runs_of(variant)]
-
-    def run_names(variant: Variant) -> list[str]:
-        return [variant.first.run.recipe.variant, *(run.name for run in _runs_of(variant))]
-
-    matches = (
-        [variant for variant in variants if variant.label == name]
-        or [variant for variant in variants if folder in folders(variant)]
-        or [variant for variant in variants if name in run_names(variant)]
-    )
+        names.add(find_run(root / name if root and (root / name).is_dir() else name).resolve())
+    matches = []
+    for variant in variants:
+        runs = [*(member.run for member in variant.runs), *variant.duplicates]
+        known = {variant.label, variant.first.run.recipe.variant}
+        known |= {run.name for run in runs}
+        if names & {*known, *(run.folder.resolve() for run in runs)}:
+            matches.append(variant)
     if len(matches) == 1:
         return matches[0]
     labels = [variant.label for variant in matches or variants]
     problem = "several variants match" if matches else "no variant matches"
     raise RunError(f"--baseline {name}: {problem}{nearest(name, labels)}; the labels are {', '.join(labels)}")
-
-
-def _runs_of(variant: Variant) -> list[Run]:
-    return [*(member.run for member in variant.runs), *variant.duplicates]
 
 
 def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
@@ -340,9 +328,7 @@ def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str
         if (answers.asked, answers.right) != (first.asked, first.right):
             raise RunError(f"{folder} has a different {split} text than {first_folder}; leave one of them out")
         if answers.how != first.how:
-            raise RunError(
-                f"{folder} was scored with a different case or tokenizer than {first_folder}; score both with the same"
-            )
+            raise RunError(f"{folder} was scored with another case or tokenizer than {first_folder}; score both again")
 
 
 def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[SignificanceTest]]:

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -116,7 +116,7 @@ class Variant:
 
     label: str  # name in tables: phm-n4, plus a mark if several variants share the name
     runs: tuple[ComparedRun, ...]  # one run per seed, sorted by seed
-    duplicates: tuple[Run, ...] = field(default=())  # runs left out because another run has their seed
+    duplicates: tuple[Run, ...] = ()  # runs left out because another run has their seed
 
     @property
     def first(self) -> ComparedRun:

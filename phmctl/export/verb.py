@@ -53,9 +53,6 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
         licence = load_card(recipe.model_dump()["data"].get("card", "")).licence
     except DataError:
         licence = "unknown: the corpus has no card"
-    verified = [f"verified: {verification}"]
-    if verification.scores:
-        verified.append(verification.score_text)
     sections = {
         "Model": [
             f"{model}, trained with {maps} by phmctl; {content}",
@@ -72,7 +69,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
             "sizes, cleaning and tokens: `data.json`",
         ],
         "Scores of the run": list(_scores(run)) or ["not scored; score the run with: phmctl eval"],
-        "This export compared with the run": verified,
+        "This export compared with the run": [f"verified: {verification}", *verification.score_lines],
     }
     lines = [f"# {recipe.name}, {recipe.variant}"]
     if recipe.description:
@@ -112,9 +109,8 @@ class Exported:
             ("from", f"{manifest['run']}, {manifest['checkpoint']}"),
             ("files", f"{len(manifest['files'])}, {size / 1e6:.1f} MB"),
             ("verified", str(self.verification)),
+            *(("greedy", line) for line in self.verification.score_lines),
         ]
-        if self.verification.scores:
-            rows.append(("greedy", self.verification.score_text))
         yield Table(f"{self.export.folder}: {self.export.name}", ["", "export"], rows, text=[1])
 
 

@@ -122,9 +122,9 @@ class Verification:
         return text
 
     @property
-    def score_text(self) -> str:
-        scores = self.scores or {}
-        return f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}" if scores else ""
+    def score_lines(self) -> list[str]:
+        scores = self.scores
+        return [f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}"] if scores else []
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "different": self.different}

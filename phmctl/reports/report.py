@@ -15,7 +15,7 @@ from torch import Tensor
 from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
-from phmctl.algebra.bilinear import Factors, recompose
+from phmctl.algebra.kronecker import LEARNED
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.compare import Comparison, compare
 from phmctl.comparison.variants import ComparedRun, Variant, mean_and_spread
@@ -23,6 +23,7 @@ from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic
 from phmctl.metrics.classification import part_name, parts
+from phmctl.nn.structures import PARAMETER_NAMES, KroneckerStructure, structure_of
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs.results import read_metrics, series
 from phmctl.tasks.registry import kind_of
@@ -184,9 +185,8 @@ def _parameters(comparison: Comparison) -> Blocks:
 
 
 def _rules(comparison: Comparison) -> Blocks:
-    blocks: Blocks = []
-    for index, variant in enumerate(comparison.variants):
-        blocks += _rules_of(variant, f"rule-{index}")
+    sections = [_rules_of(variant, f"rule-{index}") for index, variant in enumerate(comparison.variants)]
+    blocks = [block for section in sections for block in section]
     text = (
         "A layer's matrix H stays the same when its terms are mixed by an invertible matrix P, so a rule is known "
         "up to P only. It is compared with known algebras in the basis that is nearest to each: the distance is "
@@ -205,24 +205,20 @@ class LearnedRule:
 
 def learned_rules(member: ComparedRun) -> list[LearnedRule]:
     """Return the rules in the scored checkpoint of a run, else in its best or last; factors are multiplied out."""
-    available = member.run.checkpoint_names()
     preferred = [member.result.checkpoint] if member.result is not None else []
-    names = [name for name in (*preferred, "best", "last") if name in available]
+    names = [name for name in (*preferred, "best", "last") if name in member.run.checkpoint_names()]
     if not names:
         return []
-    tensors = read_checkpoint(member.run.checkpoint(names[0]), ["model"]).tensors["model"]
+    saved = read_checkpoint(member.run.checkpoint(names[0]), ["model"]).tensors["model"]
     rules = []
-    for name, S in tensors.items():
-        prefix, dot, parameter = name.rpartition(".")
-        if parameter != "S":
-            continue
-        A = tensors.get(f"{prefix}{dot}A")
-        factors = [tensors[f"{prefix}{dot}{factor}"] for factor in "WUV" if f"{prefix}{dot}{factor}" in tensors]
-        if A is None and len(factors) == 3:
-            A = recompose(Factors(*factors))
-        if A is not None and len(A) > 1:
-            shape = "×".join(str(size * len(A)) for size in S.shape[1:])
-            rules.append(LearnedRule(prefix or "the map", A, shape, nearest_known(A)))
+    for name in saved:
+        prefix = name.removesuffix("S")
+        tensors = {part: saved[f"{prefix}{part}"] for part in PARAMETER_NAMES if f"{prefix}{part}" in saved}
+        structure = structure_of(tensors, LEARNED) if prefix != name else None
+        if isinstance(structure, KroneckerStructure):
+            A = structure.rule(tensors)
+            shape = "×".join(str(size * len(A)) for size in tensors["S"].shape[1:])
+            rules.append(LearnedRule(prefix.removesuffix(".") or "the map", A, shape, nearest_known(A)))
     return rules
 
 
@@ -262,8 +258,8 @@ def _tiles(rules: Sequence[LearnedRule], key: str) -> Blocks:
         "algebra (A*); for more than eight matrices, A only. Blue is positive, red is negative; the colour is "
         "relative to the largest entry of its row."
     )
-    narrow = all(len(rule.A) <= _LARGEST_NARROW for rule in rules)
-    return [("text", text), ("tiles" if narrow else "tiles wide", pictures)]
+    is_narrow = all(len(rule.A) <= _LARGEST_NARROW for rule in rules)
+    return [("text", text), ("tiles" if is_narrow else "tiles wide", pictures)]
 
 
 def _samples(comparison: Comparison) -> Blocks:
