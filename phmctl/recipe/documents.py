@@ -1,6 +1,6 @@
-"""YAML files that a schema checks: recipes and dataset cards. All problems come at once, each with its line.
+"""YAML files with a schema: recipes and dataset cards. All problems are reported together, each with its line.
 
-The YAML is composed to nodes first, so that each key's line is known when pydantic refuses it.
+The YAML is composed into nodes first, so that the line of each key is known when pydantic rejects its value.
 """
 
 import re
@@ -15,47 +15,62 @@ from pydantic import BaseModel, ValidationError
 from phmctl.errors import UserError, nearest
 
 KeyPath = tuple[str, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
-TOLD = 100  # problems of one document that are told, at most
-_KEY_ITSELF = "[key]"  # pydantic's mark for a mapping's key, where its value is not at fault
+_MAX_PROBLEMS = 100  # reported problems of a document
+_MAX_CHARACTERS = 1 << 17
+_KEY = "[key]"  # pydantic's mark of an invalid key of a mapping
+# Plain scalars of YAML 1.2's core schema, without octal and hexadecimal numbers. PyYAML's YAML 1.1 also reads 1:30 as
+# 90, 010 as 8, yes and no as booleans and 2001-01-01 as a date. Per tag: the pattern and its possible first characters.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["", *"~nN"]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
 
 
 def wrong_choice(key: str, value: Any, known: Sequence[str]) -> str:
-    """Say that a key's value is none of the known ones, with the nearest."""
+    """Return the error message for a key whose value is not among the known ones."""
     names = [repr(name) for name in known]
-    wanted = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    choices = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     hint = nearest(value, known) if isinstance(value, str) else ""
-    return f"{key} should be {wanted}, not {_shorten(value)}{hint}"
+    return f"{key} should be {choices}, not {_shorten(value)}{hint}"
 
 
 def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type[BaseModel]) -> str:
+    """Return the message of one of pydantic's problems with the key at `path` of a section."""
     key = ".".join(path)
-    if problem["loc"][-1:] == (_KEY_ITSELF,):
-        return f"unknown key {key!r}{_suggest(problem)}"
+    context = problem.get("ctx", {})
+    if problem["loc"][-1:] == (_KEY,):
+        return f"unknown key {key!r}{_hint(problem)}"
     match problem["type"]:
         case "extra_forbidden":
             return f"unknown key {key!r}{nearest(path[-1], section.model_fields)}"
         case "missing":
             return f"key {key!r} is missing"
         case "union_tag_not_found":
-            return f"key {key!r} is missing; it decides which other keys there are"
+            return f"key {key!r} is missing; it determines the other keys"
         case "union_tag_invalid":
-            return wrong_choice(key, problem["ctx"]["tag"], _quoted(problem["ctx"]["expected_tags"]))
+            return wrong_choice(key, context["tag"], _quoted(context["expected_tags"]))
         case "value_error":
-            name = schema.model_config.get("title") or schema.__name__.lower()
-            return f"{key or name}: {problem['ctx']['error']}"
-    _, should, wanted = problem["msg"].partition(" should ")
+            return f"{key or schema.model_config.get('title') or schema.__name__.lower()}: {context['error']}"
+    _, should, expected = problem["msg"].partition(" should ")
     if not should:
         return f"{key}: {problem['msg']}"
-    return f"{key} should {wanted}, not {_shorten(problem['input'])}{_suggest(problem)}"
+    return f"{key} should {expected}, not {_shorten(problem['input'])}{_hint(problem)}"
 
 
-def _suggest(problem: Any) -> str:
+def _hint(problem: Any) -> str:
     if problem["type"] == "value_error":
         return f" ({problem['ctx']['error']})"
-    if problem["type"] != "literal_error" or not isinstance(problem["input"], str):
-        return ""
-    return nearest(problem["input"], _quoted(problem["ctx"]["expected"]))
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        return nearest(problem["input"], _quoted(problem["ctx"]["expected"]))
+    return ""
 
 
 def _quoted(text: str) -> list[str]:
@@ -68,64 +83,51 @@ def _shorten(value: Any) -> str:
 
 
 def _locate(problem: Any, schema: type[BaseModel]) -> tuple[KeyPath, type[BaseModel]]:
-    """Return the path of the key that is wrong, and the model that it stands in.
+    """Return the path of the invalid key, and the model of the section that contains it.
 
-    Pydantic's path has a tag behind a key whose value is one of several models; no YAML has it, so it is left out.
-    Places in a list and names in a mapping are stepped over. What is wrong with the tag is told of its own key.
+    After a key whose value is one of several models pydantic's location has the tag of the model, which is no key.
     """
-    section, inside, path, tagged = schema, schema, list[str](), list[type[BaseModel]]()
-    for part in (str(part) for part in problem["loc"] if part != _KEY_ITSELF):
-        if chosen := [each for each in tagged if part in get_args(each.model_fields["kind"].annotation)]:
-            inside, tagged = chosen[0], []
+    section = schema
+    models = [schema]  # possible models of the value at the path
+    path: list[str] = []
+    for part in (str(part) for part in problem["loc"] if part != _KEY):
+        tagged = [model for model in models if len(models) > 1 and part in _tags(model)]
+        if tagged:
+            models = tagged
             continue
         path.append(part)
-        section, tagged = inside, []
+        section = models[0]
         if part in section.model_fields:
-            models = _models_in(section.model_fields[part].annotation)
-            inside, tagged = models[0] if models else section, models if len(models) > 1 else []
+            models = _models_in(section.model_fields[part].annotation) or [section]
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         path.append(problem["ctx"]["discriminator"].strip("'"))
     return tuple(path), section
 
 
+def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+    return get_args(model.model_fields["kind"].annotation)
+
+
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that an annotation holds: of ``tuple[Layout, ...]``, Layout; several differ in their `kind`."""
+    """Return the models in an annotation: Layout for ``tuple[Layout, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-_LARGEST = 1 << 17  # characters of a document
-# What a value without quotes may be besides text: YAML 1.2's core schema, without its octal and hexadecimal numbers.
-# YAML 1.1, PyYAML's own, also reads 1:30 as 90, 010 as 8, yes and no as truth values and 2001-01-01 as a date.
-_PLAIN = {
-    "null": (r"~|null|Null|NULL|", ["", *"~nN"]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    "float": (
-        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+.0123456789",
-    ),
-}
-
-
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the values of YAML 1.2 and lists as the schemas' tuples.
+    """PyYAML's safe loader with YAML 1.2 scalars, and tuples for lists.
 
-    It refuses aliases, some hundred bytes of which can stand for gigabytes, and tags.
+    Aliases are refused, because a few hundred bytes of them can expand to gigabytes; so are tags.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         problem = None
         if event.anchor is not None:
-            problem = f"anchors and aliases ({event.anchor}) are not read; write the values where they belong"
+            problem = f"anchors and aliases ({event.anchor}) are not supported; repeat the value"
         elif event.tag is not None:
-            problem = f"tag {event.tag!r} is not read; write plain values"
+            problem = f"the tag {event.tag!r} is not supported; write plain values"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
@@ -135,74 +137,81 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {}
-for _name, (_pattern, _first) in _PLAIN.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
+for _tag, (_pattern, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.construct_tuple)
 
 
 @dataclass
 class Document:
-    """Keys and values, and where each key comes from."""
+    """Keys and values with the place of each key."""
 
-    content: dict[str, Any]  # what the schema will check
-    where: str = ""  # the file, as messages call it
-    places: dict[KeyPath, str] = field(default_factory=dict)  # the file and line of each key
-    # the keys that the command line set, and the option as the user wrote it
-    options: dict[KeyPath, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)  # what was found wrong before the schema is asked
+    content: dict[str, Any]
+    name: str = ""  # the file, for messages
+    places: dict[KeyPath, str] = field(default_factory=dict)  # file and line of each key
+    options: dict[KeyPath, str] = field(default_factory=dict)  # option of each key that the command line set
+    problems: list[str] = field(default_factory=list)  # problems before validation
 
     def validate(self, schema: type[Model], refusal: type[UserError]) -> Model:
-        """Return the content as `schema`, or raise `refusal` with all problems, a line each."""
-        problems, model = self.problems, None
+        """Return the content as `schema`, or raise `refusal` with a line for each problem."""
+        problems = dict.fromkeys(self.problems)
         try:
             model = schema.model_validate(self.content)
         except ValidationError as error:
-            for problem in error.errors()[: TOLD + 1]:  # each looks through all keys for its place
+            for problem in error.errors()[: _MAX_PROBLEMS + 1]:
                 path, section = _locate(problem, schema)
                 message = _message(problem, path, section, schema)
                 place = self.place(path, message if problem["type"] == "value_error" else "")
-                problems = list(dict.fromkeys([*problems, f"{place}: {message}"]))
-        if model is None or problems:
-            more = ["... and more"] if len(problems) > TOLD else []
-            raise refusal("\n".join([*problems[:TOLD], *more]))
+                problems[f"{place}: {message}"] = None
+        if problems:
+            lines = list(problems)
+            if len(lines) > _MAX_PROBLEMS:
+                lines[_MAX_PROBLEMS:] = ["... and more"]
+            raise refusal("\n".join(lines))
         return model
 
     def place(self, path: KeyPath, message: str) -> str:
-        """Return what to blame: an option or a line.
+        """Return the option or the line that a problem with the key at `path` comes from.
 
-        Keys below `path` that the message names come first, those that options set before others, for what is wrong
-        with a section is wrong with them; then the key itself, an option that set a part of it, and what it stands in.
+        In this order: keys below `path` that the message names, first those that options set; the key itself; options
+        that set a key below it; the sections around it.
         """
         depth = len(path)
         known = self.places | self.options
-        keys = (key for key in known if len(key) > depth and key[:depth] == path)
-        inside = {".".join(key[depth:]): key for key in keys}
-        words = re.findall(r"\w+(?:\.\w+)*", message)
-        named = sorted((inside[word] for word in words if word in inside), key=lambda key: key not in self.options)
-        parts = [key for key in inside.values() if path and key in self.options]
-        outwards = [path[:end] for end in range(depth - 1, 0, -1)]
-        return next((known[key] for key in (*named, path, *parts, *outwards) if known.get(key)), self.where)
+        below = {".".join(key[depth:]): key for key in known if len(key) > depth and key[:depth] == path}
+        named = [below[name] for name in re.findall(r"\w+(?:\.\w+)*", message) if name in below]
+        named.sort(key=lambda key: key not in self.options)
+        set_below = [key for key in below.values() if path and key in self.options]
+        around = [path[:end] for end in range(depth - 1, 0, -1)]
+        for key in (*named, path, *set_below, *around):
+            if known.get(key):
+                return known[key]
+        return self.name
 
     def extend(self, base: "Document") -> None:
-        """Take from `base` what this document does not say itself, key by key."""
-        self.content = _merged(self.content, base.content)
+        """Add the keys of `base` that this document lacks."""
+        self.content = _merge(self.content, base.content)
         self.places = base.places | self.places
         self.problems = base.problems + self.problems
 
 
-def _merged(own: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    both = (key for key in own if isinstance(own[key], dict) and isinstance(base.get(key), dict))
-    return base | own | {key: _merged(own[key], base[key]) for key in both}
+def _merge(content: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    merged = base | content
+    for key, value in content.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merged[key] = _merge(value, base[key])
+    return merged
 
 
 def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError]) -> Model:
-    """Return a section with the fields that options set, ``--max-tokens`` that of `max_tokens`."""
+    """Return a section with fields changed by options: ``--max-tokens`` sets `max_tokens`."""
     options: dict[KeyPath, str] = {(key,): f"--{key.replace('_', '-')} {value}" for key, value in changes.items()}
     document = Document({**section.model_dump(), **changes}, options=options)
     return document.validate(type(section), refusal)
 
 
 def read_document(path: Path, refusal: type[UserError]) -> Document:
+    """Read a YAML file; raise `refusal` if it cannot be read or parsed."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -210,45 +219,46 @@ def read_document(path: Path, refusal: type[UserError]) -> Document:
     return parse_document(text, str(path), refusal)
 
 
-def parse_document(text: str, where: str, refusal: type[UserError]) -> Document:
-    """Parse YAML text; `where` names it in messages. See :func:`read_document`."""
+def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
+    """Parse YAML text; messages call it `name`."""
     try:
         node, content = compose(text)
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-        place = f"{where}:{mark.line + 1}" if mark else where
-        raise refusal(f"{place}: not YAML as it is read here: {' '.join(problem.split())}") from error
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        place = f"{name}:{mark.line + 1}" if mark else name
+        raise refusal(f"{place}: cannot parse YAML: {' '.join(problem.split())}") from error
     if not isinstance(content, dict):
-        raise refusal(f"{where} does not hold a mapping of keys; see the shipped ones for the form")
-    document = Document(content, where)
+        raise refusal(f"{name} does not contain a mapping of keys; the shipped files show the form")
+    document = Document(content, name)
     for path, line in _key_lines(node, ()):
-        if path in document.places:  # YAML lets the last one win
+        if path in document.places:  # YAML itself would keep the last value
             first = document.places[path].rpartition(":")[2]
-            document.problems.append(f"{where}:{line}: key {'.'.join(path)!r} is in line {first} already; remove one")
-        document.places[path] = f"{where}:{line}"
+            document.problems.append(f"{name}:{line}: key {'.'.join(path)!r} is already in line {first}; remove one")
+        document.places[path] = f"{name}:{line}"
     return document
 
 
 def compose(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the nodes of a YAML text, and its value; raises ``yaml.YAMLError``."""
-    if len(text) > _LARGEST:
-        raise yaml.YAMLError(f"more than {_LARGEST:,} characters")
+    """Return the node and the value of a YAML text; raise ``yaml.YAMLError`` if it is invalid."""
+    if len(text) > _MAX_CHARACTERS:
+        raise yaml.YAMLError(f"more than {_MAX_CHARACTERS:,} characters")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         return node, None if node is None else loader.construct_document(node)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a list as a key; depth
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a list as a key, deep nesting
         raise yaml.YAMLError(str(error)) from error
 
 
 def _key_lines(node: yaml.Node | None, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-    """Yield the path of each key and list entry, and its line, counted from 1."""
+    """Yield the path and the line, from 1, of each key and list entry."""
     if isinstance(node, yaml.MappingNode):
         entries = [(str(key.value), key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
         entries = [(str(index), value, value) for index, value in enumerate(node.value)]
     else:
         return
-    for name, begin, value in entries:
-        yield (*prefix, name), begin.start_mark.line + 1
+    for name, start, value in entries:
+        yield (*prefix, name), start.start_mark.line + 1
         yield from _key_lines(value, (*prefix, name))

@@ -1,5 +1,6 @@
-"""YAML documents against a schema: values, and the place of each problem."""
+"""YAML documents with a schema: values, and the place of each problem."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ class Part(BaseModel):
         return self
 
 
-class Whole(BaseModel):
+class Example(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     parts: tuple[Part, ...] = ()
     named: dict[str, Part] = {}
@@ -32,42 +33,42 @@ def refusal(text: str, options: dict[tuple[str, ...], str] | None = None) -> str
     document = parse_document(text, "w.yaml", DataError)
     document.options = options or {}
     with pytest.raises(DataError) as caught:
-        document.validate(Whole, DataError)
+        document.validate(Example, DataError)
     return str(caught.value)
 
 
 def test_lists_and_floats() -> None:
-    whole = parse_document("parts: [{rate: 1e-3}, {rate: .5e2}]", "w.yaml", DataError).validate(Whole, DataError)
-    assert whole.parts == (Part(rate=0.001), Part(rate=50.0))
+    example = parse_document("parts: [{rate: 1e-3}, {rate: .5e2}]", "w.yaml", DataError).validate(Example, DataError)
+    assert example.parts == (Part(rate=0.001), Part(rate=50.0))
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "place"),
     [
-        ("parts:\n  - size: 2\n  - sise: 3\n", "w.yaml:3: unknown key 'parts.1.sise' (did you mean 'size'?)"),
-        ("named:\n  a:\n    size: x\n", "w.yaml:3: named.a.size should be a valid integer, not 'x'"),
-        ("one:\n  raet: 1.0\n", "w.yaml:2: unknown key 'one.raet' (did you mean 'rate'?)"),
-        ("one:\n  rate: 1.0\n  size: 13\n", "w.yaml:2: one: rate = 0.5 does not go with size = 13"),
-        ("one:\n\n  size: 13\n", "w.yaml:3: one: rate = 0.5 does not go with size = 13"),
-        ("parts: [1, 2]\n", "w.yaml:1: parts.0 should be a valid dictionary or instance of Part, not 1"),
+        ("parts:\n  - size: 2\n  - sise: 3\n", "w.yaml:3: .*'parts.1.sise' .*'size'"),
+        ("named:\n  a:\n    size: x\n", "w.yaml:3: named.a.size .*'x'$"),
+        ("one:\n  raet: 1.0\n", "w.yaml:2: .*'one.raet' .*'rate'"),
+        ("one:\n  rate: 1.0\n  size: 13\n", "w.yaml:2: one: rate = 0.5"),
+        ("one:\n\n  size: 13\n", "w.yaml:3: one: rate = 0.5"),
+        ("parts: [1, 2]\n", "w.yaml:1: parts.0 "),
     ],
 )
-def test_the_place_of_a_problem(text: str, message: str) -> None:
-    assert refusal(text).splitlines()[0] == message
+def test_the_place_of_a_problem(text: str, place: str) -> None:
+    assert re.match(place, refusal(text))
 
 
-def test_an_option_goes_before_a_line() -> None:
+def test_an_option_takes_precedence_over_a_line() -> None:
     text = "one:\n  rate: 1.0\n  size: 13\n"
     assert refusal(text, {("one", "size"): "--size 13"}).startswith("--size 13: one: rate = 0.5")
-    assert refusal(text + "  x: 1\n", {("one", "rate"): "--rate 1"}).startswith("w.yaml:4: unknown key")
+    assert refusal(text + "  x: 1\n", {("one", "rate"): "--rate 1"}).startswith("w.yaml:4: ")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot read .*absent\.yaml: No such file"):
+    with pytest.raises(DataError, match=r"absent\.yaml"):
         read_document(tmp_path / "absent.yaml", DataError)
 
 
 def test_change_sets_fields_and_names_their_options() -> None:
     assert change(Part(rate=2.0), {"size": 5}, RecipeError) == Part(size=5, rate=2.0)
-    with pytest.raises(RecipeError, match=r"^--size x: size should be a valid integer, not 'x'$"):
+    with pytest.raises(RecipeError, match=r"^--size x: size "):
         change(Part(), {"size": "x"}, RecipeError)

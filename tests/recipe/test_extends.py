@@ -1,4 +1,4 @@
-"""``extends``: a recipe that says only what is its own."""
+"""``extends``: a recipe that contains only its differences from another."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ OWN = "name: mine\nextends: miniature\nmodel:\n  heads: 8\n"
 
 @pytest.fixture
 def write(tmp_path: Path):
-    def one(text: str, name: str = "mine.yaml") -> str:
+    def write_recipe(text: str, name: str = "mine.yaml") -> str:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         return str(tmp_path / name)
 
-    return one
+    return write_recipe
 
 
 def refusal(path: str) -> str:
@@ -27,10 +27,10 @@ def refusal(path: str) -> str:
     return str(caught.value)
 
 
-def test_sections_merge_key_by_key_and_what_is_said_wins(write) -> None:
-    found = differences(load_recipe("miniature"), load_recipe(write(OWN)))
+def test_sections_merge_key_by_key_and_the_recipe_s_own_keys_win(write) -> None:
+    changes = differences(load_recipe("miniature"), load_recipe(write(OWN)))
     described = load_recipe("miniature").description
-    assert found == {"name": ("miniature", "mine"), "description": (described, ""), "model.heads": (4, 8)}
+    assert changes == {"name": ("miniature", "mine"), "description": (described, ""), "model.heads": (4, 8)}
 
 
 def test_a_chain_of_files_each_relative_to_its_own_folder(write) -> None:
@@ -47,7 +47,7 @@ def test_a_program_s_keys_extend_too_and_options_win() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "place", "reason"),
     [
         (OWN.replace("miniature", "mine.yaml"), "mine.yaml:2: ", "extends this recipe"),
         (OWN.replace("miniature", "miniatrue"), "mine.yaml:2: ", "did you mean 'miniature'"),
@@ -61,10 +61,10 @@ def test_a_program_s_keys_extend_too_and_options_win() -> None:
         (OWN.replace("name: mine", ""), "mine.yaml: ", "'name' is missing"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_file_and_line(write, text: str, place: str, words: str) -> None:
+def test_a_problem_names_its_file_and_line(write, text: str, place: str, reason: str) -> None:
     write("name: base\nextends: mine.yaml\n", "base.yaml")
     write("extends: miniature\ntraining:\n  steps: ten\n", "wrong.yaml")
     write("extends: miniature\ntraining: {steps: 3}\ntraining: {steps: 4}\n", "twice.yaml")
     message = refusal(write(text))
     assert Path(message.split(": ")[0] + ": ").name.startswith(place)
-    assert words in message
+    assert reason in message

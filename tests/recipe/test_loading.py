@@ -54,8 +54,8 @@ def test_all_problems_at_once_with_lines_and_nearest_names() -> None:
 
 def test_a_key_that_is_there_twice_is_reported_with_both_lines() -> None:
     message = refusal(MINIMAL + "  warmup: 3\n  steps: 20\n  clip: no\nname: other\n")
-    assert "r.yaml:10: key 'training.steps' is in line 8 already; remove one" in message
-    assert "r.yaml:12: key 'name' is in line 1 already; remove one" in message
+    assert "r.yaml:10: key 'training.steps' is already in line 8; remove one" in message
+    assert "r.yaml:12: key 'name' is already in line 1; remove one" in message
     assert "r.yaml:11: training.clip should be" in message
     assert len(message.splitlines()) == 3
 
@@ -144,12 +144,12 @@ training:
         (CLASSIFIER.replace("classification", "clasification"), [], "r.yaml:2: task should be 'translation', "),
         (MINIMAL + "task: 3\n", [], "r.yaml:9: task should be 'translation', 'classification', 'probing' or 'rule', n"),
         (CLASSIFIER.replace("encoder", "lstm-pari"), [], "r.yaml:6: model.kind should be 'encoder' or 'lstm-pair'"),
-        (CLASSIFIER.replace("  kind: encoder\n", ""), [], "r.yaml:5: key 'model.kind' is missing; it decides"),
+        (CLASSIFIER.replace("  kind: encoder\n", ""), [], "r.yaml:5: key 'model.kind' is missing"),
         (CLASSIFIER.replace("width: 64", "poolling: max"), [], "r.yaml:7: unknown key 'model.poolling' (did you mean"),
         (PAIRS.replace("width: 64", "width: x"), [], "r.yaml:7: model.width should be a valid integer, not 'x'"),
         (CLASSIFIER.replace("width: 64", "width: 66"), [], "r.yaml:7: model: heads = 4 must divide width = 66"),
         ("- a\n", [], "mapping"),
-        ("a: [1\n", [], "r.yaml:2: not YAML as it is read here: "),
+        ("a: [1\n", [], "r.yaml:2: cannot parse YAML: "),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(text: str, overrides: list[str], said: str) -> None:
