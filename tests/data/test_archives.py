@@ -1,4 +1,4 @@
-"""Unpacking: what is inside comes out whole, and nothing is ever written outside. The hub, through ``datasets``."""
+"""Unpacking of archives, completely and never outside their folder; datasets of the hub."""
 
 import io
 import tarfile
@@ -44,12 +44,12 @@ def link(name, target, kind=tarfile.SYMTYPE):
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
-def test_content_comes_out(tmp_path, name):
+def test_archives_are_unpacked(tmp_path, name):
     modes = {"a.tgz": "w:gz", "a.tar": "w", "a.tar.xz": "w:xz"}
     path = tmp_path / name
     packed(path, CONTENT) if name == "a.zip" else tar(path, CONTENT, modes[name])
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(OutputError, match="file"):
         extract(path, tmp_path / "file" / "out")
     folder = tmp_path / "out" / "set"
     extract(path, folder)
@@ -59,12 +59,12 @@ def test_content_comes_out(tmp_path, name):
 
 @pytest.mark.parametrize("evil", ["../evil", "set/../../evil", "/tmp/phmctl-evil", ".."])
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_names_that_lead_out_stop_everything(tmp_path, kind, evil):
+def test_names_outside_the_folder_are_refused(tmp_path, kind, evil):
     members = {"good": b"x", evil: b"evil", "later": b"y"}
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     path = (tar if kind == "tar" else packed)(tmp_path / f"x.{kind}", members)
-    with pytest.raises(DataError, match="leads out of the archive's folder; nothing was extracted"):
+    with pytest.raises(DataError, match=r"member .* outside"):
         extract(path, inside / "out")
     assert files_below(tmp_path).keys() == {path.name}
 
@@ -82,14 +82,14 @@ def test_names_that_lead_out_stop_everything(tmp_path, kind, evil):
 )
 def test_links_and_devices_are_refused(tmp_path, member):
     path = tar(tmp_path / "x.tar", {"good": b"x", member.name: member, "set/out/file": b"evil"}, "w")
-    with pytest.raises(DataError, match="is a link or a device; nothing was extracted"):
+    with pytest.raises(DataError, match=f"member {member.name!r} .*link"):
         extract(path, tmp_path / "out")
     assert files_below(tmp_path).keys() == {"x.tar"}
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         info = zipfile.ZipInfo("out")
         info.external_attr = 0o120777 << 16
         archive.writestr(info, "../../evil")
-    with pytest.raises(DataError, match="'out' is a link"):
+    with pytest.raises(DataError, match=r"'out' .*link"):
         extract(tmp_path / "x.zip", tmp_path / "out")
 
 
@@ -108,24 +108,23 @@ def test_damaged_archives_leave_nothing(tmp_path, name, damage):
         case "other":
             content = bytearray(b"<html>404</html>")
     path.write_bytes(content)
-    with pytest.raises(DataError, match="not a whole tar or zip archive"):
+    with pytest.raises(DataError, match=name):
         extract(path, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
-def test_an_archive_of_too_much_or_of_too_many_leaves_nothing(tmp_path, name, monkeypatch):
-    """One member of zeros packs a thousand times."""
+def test_an_archive_with_too_much_content_leaves_nothing(tmp_path, name, monkeypatch):
+    """Zeros compress a thousand times."""
     path, members = tmp_path / name, {"zeros": bytes(1 << 24), **{f"file{number}": b"" for number in range(5)}}
     packed(path, members, zipfile.ZIP_DEFLATED) if name == "a.zip" else tar(path, members)
     for bytes_allowed, members_allowed in ((1 << 20, 6), (1 << 25, 5)):
-        monkeypatch.setattr(archives, "_ALWAYS", bytes_allowed)
-        monkeypatch.setattr(archives, "_MEMBERS", members_allowed)
-        with pytest.raises(DataError, match=r"more than \d+,\d+,\d+ bytes or .*\n.*--source DIR") as caught:
+        monkeypatch.setattr(archives, "_ALWAYS_ALLOWED", bytes_allowed)
+        monkeypatch.setattr(archives, "_MOST_MEMBERS", members_allowed)
+        with pytest.raises(DataError, match=rf" {members_allowed} members.*\n.*--source DIR"):
             extract(path, tmp_path / "out")
-        assert "not a whole" not in str(caught.value)
         assert [entry.name for entry in tmp_path.iterdir()] == [name]
-    monkeypatch.setattr(archives, "_MEMBERS", 6)
+    monkeypatch.setattr(archives, "_MOST_MEMBERS", 6)
     extract(path, tmp_path / "out")
     assert (tmp_path / "out" / "zeros").stat().st_size == 1 << 24
 
@@ -134,7 +133,7 @@ def test_a_damaged_archive_is_fetched_again_if_asked(tmp_path):
     served, cache = tmp_path / "a.tgz", tmp_path / "cache"
     item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
     served.write_bytes(b"<html>busy</html>")
-    with pytest.raises(DataError, match="fetch it anew: --refetch"):
+    with pytest.raises(DataError, match="--refetch"):
         fetch_all([item], cache)
     tar(served, CONTENT)
     (cache / ".a.tgz.extracted.0123abcd.tmp").mkdir()
@@ -143,7 +142,7 @@ def test_a_damaged_archive_is_fetched_again_if_asked(tmp_path):
     assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
 
 
-def test_refetch_unpacks_anew(tmp_path):
+def test_refetch_unpacks_again(tmp_path):
     served, cache = tar(tmp_path / "a.tgz", CONTENT), tmp_path / "cache"
     item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
     fetch_all([item], cache)
@@ -160,7 +159,7 @@ PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", 
 
 def make(tmp_path, kind, nested=False):
     """Write the three splits as JSON lines or parquet, and return the card's entry."""
-    rows = [{"de": one, "en": other} for one, other in PAIRS]
+    rows = [{"de": de, "en": en} for de, en in PAIRS]
     written = datasets.Dataset.from_list([{"translation": row} for row in rows] if nested else rows)
     (tmp_path / "repository").mkdir()
     for split in ("train", "validation", "test"):
@@ -177,8 +176,8 @@ def test_splits_and_columns(tmp_path, capsys, kind, nested):
     hub = make(tmp_path, kind, nested)
     capsys.readouterr()
     splits, files, origin = load_rows(hub, tmp_path / "cache")
-    assert capsys.readouterr().err == f"loading {hub.id} through datasets ...\n"  # no bar where there is no terminal
-    assert not datasets.are_progress_bars_disabled()  # of the whole process
+    assert capsys.readouterr().err == f"loading {hub.id} through datasets ...\n"  # no progress bar without a terminal
+    assert not datasets.are_progress_bars_disabled()  # a setting of the whole process
     assert {name: texts(pairs) for name, pairs in splits.items()} == dict.fromkeys(("train", "valid", "test"), PAIRS)
     assert texts(splits["train"]) == PAIRS  # again
     assert origin.startswith("hub ")
@@ -188,14 +187,14 @@ def test_splits_and_columns(tmp_path, capsys, kind, nested):
 
 @pytest.mark.usefixtures("local_hub")
 @pytest.mark.parametrize(("addresses", "version"), [(None, "refs/x"), ({f"hf://datasets/a/b@{COMMIT}/x": {}}, COMMIT)])
-def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, capsys, addresses, version):
-    """The second time neither the library nor the network is asked."""
-    rows = datasets.Dataset.from_list([{"de": one, "en": other} for one, other in PAIRS])
+def test_a_fetched_dataset_is_kept(tmp_path, monkeypatch, capsys, addresses, version):
+    """The second time neither the library nor the network is used."""
+    rows = datasets.Dataset.from_list([{"de": de, "en": en} for de, en in PAIRS])
     rows.info.download_checksums = addresses
-    asked = []
+    requests = []
 
     def fetch(*names, **options):
-        asked.append((names, options["revision"], options["data_dir"]))
+        requests.append((names, options["revision"], options["data_dir"]))
         return datasets.DatasetDict({"train": rows, "other": rows})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
@@ -206,13 +205,13 @@ def test_what_was_fetched_once_is_kept(tmp_path, monkeypatch, capsys, addresses,
         assert texts(splits["train"]) == PAIRS
         assert [file.path.is_file() for file in files] == [True]
     assert capsys.readouterr().err == "loading a/b through datasets ...\n"
-    assert asked == [(("a/b", "c"), "refs/x", "f")]
+    assert requests == [(("a/b", "c"), "refs/x", "f")]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["a--b--c--f--refs--x"]
 
 
 @pytest.mark.usefixtures("local_hub")
-def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypatch):
-    """What killed fetches left is swept; a fetch that fails leaves what was there."""
+def test_refetch_replaces_a_dataset_only_by_a_complete_one(tmp_path, monkeypatch):
+    """Leftovers of killed processes are removed; a failed fetch keeps the earlier dataset."""
     answers = [None, PAIRS[:1], None, PAIRS]
 
     def fetch(*names, **options):
@@ -225,42 +224,42 @@ def test_refetch_replaces_what_is_kept_once_the_new_is_whole(tmp_path, monkeypat
     hub = Hub(id="a/b", splits={"train": "train"}, texts=("de", "en"))
     cache = tmp_path / "cache"
 
-    def kept(**how):
-        return texts(load_rows(hub, cache, **how)[0]["train"])
+    def load(**options):
+        return texts(load_rows(hub, cache, **options)[0]["train"])
 
-    with pytest.raises(DownloadError, match="the hub does not give 'a/b': cut off"):
-        kept()
+    with pytest.raises(DownloadError, match="'a/b': cut off"):
+        load()
     assert not list(cache.iterdir())
-    assert kept() == PAIRS[:1]
+    assert load() == PAIRS[:1]
     with pytest.raises(DownloadError, match="cut off"):
-        kept(refetch=True)
-    assert kept() == PAIRS[:1]
+        load(refetch=True)
+    assert load() == PAIRS[:1]
     (cache / ".a--b.0123abcd.tmp" / ".cache").mkdir(parents=True)
     (cache / ".a--b.0123abcd.tmp" / ".cache" / "half").write_text("x")
-    assert kept(refetch=True) == kept() == PAIRS
+    assert load(refetch=True) == load() == PAIRS
     assert [path.name for path in cache.iterdir()] == ["a--b"]
     assert answers == []
 
 
 @pytest.mark.usefixtures("local_hub")
-def test_what_the_library_refuses_or_no_text_is_a_clear_word(tmp_path, monkeypatch):
+def test_errors_of_the_library_and_rows_without_text(tmp_path, monkeypatch):
     rows = hub_rows([{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}], make(tmp_path, "jsonl"), "set")
     assert next(iter(rows)).texts == ("eins zwei ", "one")
-    with pytest.raises(DataError, match=r"set, row 2: expected text in de, en; it has .*None"):
+    with pytest.raises(DataError, match=r"set, row 2: .*de, en.*None"):
         list(rows)
     hub = Hub.model_construct(id=str(tmp_path / "repository"), splits={"train": "training"}, texts=("de", "en"))
-    with pytest.raises(DataError, match="has no split 'training'; it has test, train, validation"):
+    with pytest.raises(DataError, match=r"'training'.* test, train, validation"):
         load_rows(hub, tmp_path / "cache")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DownloadError, match=r"the hub does not give .*empty.*\n.*--source DIR") as caught:
+    with pytest.raises(DownloadError, match=r"empty.*\n.*--source DIR") as caught:
         load_rows(hub.model_copy(update={"id": str(tmp_path / "empty")}), tmp_path / "cache")
     assert len(str(caught.value).splitlines()) == 2
     (tmp_path / "a" / "b").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)  # a folder of this machine is no dataset of the hub
+    monkeypatch.chdir(tmp_path)  # a local folder with the name of the dataset
     with pytest.raises(DataError, match="--source DIR"):
         load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "cache")
     (tmp_path / "kept" / "a--b").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"a--b is damaged .*; fetch it anew: --refetch"):
+    with pytest.raises(DataError, match=r"a--b .*--refetch"):
         load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "kept")
     files = [SimpleNamespace(size=size, rfilename="x") for size in (LARGEST, 1)]
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(siblings=files))

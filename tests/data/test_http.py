@@ -1,4 +1,4 @@
-"""Downloads against a server of our own: resumed, verified, and refused in a clear word."""
+"""Downloads from a local server: resumed, verified, refused."""
 
 import hashlib
 import threading
@@ -16,7 +16,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(BaseHTTPRequestHandler):
-    """Serves `content`, with Range, and misbehaves as told."""
+    """Serve `content`, with Range, and fail as configured."""
 
     content: ClassVar[bytes]
     cuts: ClassVar[list[int]]  # for each connection to come: bytes sent before it is cut
@@ -25,11 +25,11 @@ class Server(BaseHTTPRequestHandler):
     seen: ClassVar[list[str | None]]  # the Range header of each connection
 
     def do_GET(self):
-        asked = self.headers.get("Range")
-        self.seen.append(asked)
+        requested = self.headers.get("Range")
+        self.seen.append(requested)
         if self.answers:
             return self.send_error(self.answers.pop(0))
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.ranges else 0
+        start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested and self.ranges else 0
         if start >= len(self.content):
             self.send_response(416)
             self.send_header("Content-Range", f"bytes */{len(self.content)}")
@@ -69,14 +69,14 @@ def fetch(server, tmp_path, **options):
 
 def test_a_file_of_too_many_bytes_is_refused_and_dropped(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "LARGEST", len(CONTENT) - 1)
-    with pytest.raises(DownloadError, match="has more than"):
+    with pytest.raises(DownloadError, match=f"{len(CONTENT) - 1:,}"):
         fetch(server, tmp_path)
     assert list((tmp_path / "raw").glob("*.part")) == []
     monkeypatch.setattr(fetching, "LARGEST", len(CONTENT))
     assert fetch(server, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_file_comes_whole_and_once(server, tmp_path):
+def test_a_file_is_fetched_completely_and_once(server, tmp_path):
     for _ in range(2):
         assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
     assert server.seen == [None]
@@ -93,7 +93,7 @@ def test_a_cut_connection_is_resumed_where_a_sha256_can_tell(server, tmp_path, s
 def test_a_later_call_resumes(server, tmp_path, monkeypatch):
     server.cuts = [300_000]
     monkeypatch.setattr(fetching, "_ATTEMPTS", 1)
-    with pytest.raises(DownloadError, match="the connection ended after 300,000 of 1,048,576 bytes"):
+    with pytest.raises(DownloadError, match="300,000 of 1,048,576"):
         fetch(server, tmp_path, sha256=SHA256)
     assert not (tmp_path / "raw" / "train.de").exists()
     assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
@@ -106,7 +106,7 @@ def test_a_later_call_resumes(server, tmp_path, monkeypatch):
     [("train.de.part", CONTENT + b"x", [f"bytes={len(CONTENT) + 1}-", None]), ("train.de", b"old", [None])],
     ids=["too long", "of another SHA-256"],
 )
-def test_what_is_there_already(server, tmp_path, name, content, seen):
+def test_existing_files(server, tmp_path, name, content, seen):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / name).write_bytes(content)
     assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
@@ -118,8 +118,8 @@ def test_a_server_without_ranges(server, tmp_path):
     assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
 
 
-def test_other_content_than_the_sha256_is_dropped(server, tmp_path):
-    with pytest.raises(DownloadError, match=rf"has SHA-256 {SHA256[:12]}\.\.\., but 000000000000"):
+def test_content_with_another_sha256_is_deleted(server, tmp_path):
+    with pytest.raises(DownloadError, match=rf"{SHA256[:12]}.*000000000000"):
         fetch(server, tmp_path, sha256="0" * 64)
     assert not list((tmp_path / "raw").iterdir())
 
@@ -129,18 +129,18 @@ def test_a_busy_server_is_asked_again(server, tmp_path):
     assert fetch(server, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_refusal_is_final_and_clear(server, tmp_path):
+def test_a_permanent_error_is_not_repeated(server, tmp_path):
     server.answers = [404]
-    with pytest.raises(DownloadError, match=r"cannot fetch http.*train\.de: HTTP Error 404") as caught:
+    with pytest.raises(DownloadError, match=r"train\.de: .*404") as caught:
         fetch(server, tmp_path)
     assert len(server.seen) == 1
     assert "--source DIR" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 2
-    with pytest.raises(DownloadError, match=r"cannot fetch .*Connection refused"):
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9"):
         download("http://127.0.0.1:9/x", tmp_path / "train.de")
 
 
 def test_a_folder_that_cannot_be_written(server, tmp_path):
     (tmp_path / "raw").write_bytes(b"a file")
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(OutputError, match=r"train\.de"):
         fetch(server, tmp_path)
