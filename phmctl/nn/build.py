@@ -1,4 +1,4 @@
-"""The one place that turns an algebra and an n into linear maps and embeddings: every model asks this builder."""
+"""The builder of a model's linear maps and embeddings, for one algebra and one n."""
 
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, cast
@@ -18,16 +18,16 @@ class LinearBuilder:
     """Builds the linear maps of one model.
 
     Args:
-        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``; or one of
-            :data:`~phmctl.dimension.TWO_FACTORS`, to compare with.
-        n: the PHM hyperparameter; a fixed algebra implies it. Of ``monarch`` the blocks.
-        rules: how far a learned rule reaches: each map its own (``separate``), one for the maps of a sublayer, or one
-            for the whole model.
+        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``; or a name in
+            :data:`~phmctl.dimension.TWO_FACTORS`, for comparison.
+        n: the PHM hyperparameter, implied by a fixed algebra; the number of blocks of ``monarch``.
+        rules: scope of a learned rule: each map has its own (``separate``), the maps of a sublayer share one, or all
+            maps of the model.
         bias: whether the maps have biases.
-        execution: how they are applied: ``dense`` or ``rank``; None is each map's default.
-        parametrization: how a learned rule is held: as A (``rule``) or as its ``factors``.
-        rank: of the factors; None is that of a random rule. Of ``low-rank`` its own.
-        device: where parameters are allocated; ``meta`` allocates nothing.
+        execution: ``dense`` or ``rank``; None is the default of each map.
+        parametrization: form of a learned rule: A (``rule``) or its ``factors``.
+        rank: rank of the factors (default: the rank of a random rule) or of ``low-rank`` maps.
+        device: device of the parameters; ``meta`` allocates nothing.
     """
 
     algebra: str
@@ -39,26 +39,30 @@ class LinearBuilder:
     parametrization: str = RULE
     rank: int | None = None
     device: torch.device | str | None = None
-    _first: PHMLinear | None = field(default=None, init=False)  # whose rule the others share
+    _first: PHMLinear | None = field(default=None, init=False)  # the map whose rule the later maps share
 
     def sublayer(self) -> "LinearBuilder":
-        """Return the builder for one sublayer's maps: itself, unless each sublayer has a rule of its own."""
+        """Return the builder for the maps of one sublayer: a copy if each sublayer has its own rule, else itself."""
         return replace(self) if self.rules == "sublayer" else self
 
     def map(
         self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None
     ) -> PHMLinear | TwoFactorLinear:
-        """Build one map of a Transformer, which may be of two factors too; see :meth:`linear`."""
+        """Build one map of a Transformer, which may have two thin factors; see :meth:`linear`."""
         if self.algebra not in TWO_FACTORS:
             return self.linear(in_features, out_features, splits=splits, bias=bias)
-        inner = cast("int", self.rank) if self.algebra == LOW_RANK else min(in_features, out_features)
-        biased = self.bias if bias is None else bias
         return TwoFactorLinear(
-            in_features, out_features, blocks=self.n, inner=inner, bias=biased, splits=splits, device=self.device
+            in_features,
+            out_features,
+            blocks=self.n,
+            inner=cast("int", self.rank) if self.algebra == LOW_RANK else min(in_features, out_features),
+            bias=self.bias if bias is None else bias,
+            splits=splits,
+            device=self.device,
         )
 
     def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
-        """Build one map; `splits` says how many maps are stacked in it (fused QKV: 3), for the initialisation's fan."""
+        """Build one map that stacks `splits` maps (fused QKV: 3), which decide the fan-out of the initialisation."""
         learned = self.algebra == LEARNED and self.n > 1
         layer = PHMLinear(
             in_features,
@@ -81,10 +85,9 @@ class LinearBuilder:
     def embedding(
         self, vocabulary: int, width: int, *, hypercomplex: bool, initialization: str = "embedding"
     ) -> PHMEmbedding:
-        """Build an embedding table (vocabulary × width), dense or by this builder's algebra (PHM+).
+        """Build an embedding table (vocabulary, width), dense or with this builder's algebra (PHM+).
 
-        The default initialization, N(0, 1/d), is a Transformer's: with the factor √d at the input its states begin at
-        unit variance.
+        The default initialization, N(0, 1/d), gives a Transformer states of unit variance after the factor √d.
         """
         algebra, n = (self.algebra, self.n) if hypercomplex else ("real", 1)
         return PHMEmbedding(vocabulary, width, n=n, algebra=algebra, initialization=initialization, device=self.device)

@@ -1,13 +1,12 @@
 """Composing representations: N parts in, one out, position by position (Li et al. 2020, eq. 5).
 
-It stands in the place of attention's output map, where the parts are the heads (eq. 4), and behind a stack, where they
-are the layers' outputs. Layers come as a sequence of N tensors (..., w); heads as the one tensor (..., N·w) in which
-attention leaves them side by side. Parts of a sequence are never copied into one tensor: ``W [x₁; …; x_N]`` is computed
-as ``W₁ x₁ + … + W_N x_N``.
+A composition replaces attention's output map, where the parts are the heads (eq. 4), or follows a stack, where they are
+the layers' outputs. Layers are a sequence of N tensors (..., w); heads are one tensor (..., N·w), as attention returns
+them. A sequence is never copied into one tensor: ``W [x₁; …; x_N]`` is computed as ``W₁ x₁ + … + W_N x_N``.
 
-Parts of unit variance give an output of unit variance at the beginning, as the top layer has it behind a layer norm,
-and as attention's output map keeps it; each class says how. :func:`begin_as_base` makes them begin as what they replace
-instead, for a model that goes on from a trained one.
+At initialisation parts of unit variance give an output of unit variance, as the top layer and attention's output map
+do; each class explains how. :func:`begin_as_base` initialises a composition as the map that it replaces, to continue
+from a trained model.
 """
 
 import math
@@ -24,16 +23,16 @@ from phmctl.nn.linear import PHMLinear
 
 Parts = Tensor | Sequence[Tensor]
 
-# Of the second-order features at the beginning, against the linear ones: so the output's variance hardly depends on
-# the square of the parts' variance, which a composition cannot know beforehand.
+# Initial standard deviation of the second-order features relative to the linear ones, small because the variance of the
+# parts is not known in advance and would enter squared.
 _SECOND_ORDER = 0.25
 
 
 class LinearComposition(nn.Module):
-    """``W [x₁; …; x_N] + b`` as a sum of products, a map a part (Table 1, row 2).
+    """``W [x₁; …; x_N] + b`` as a sum of products, with one map for each part (Table 1, row 2).
 
-    The entries of W begin with variance gain²/Σw, so that the output has gain² times the mean variance of the parts.
-    `widths` are those of the parts, one for all heads together: they are one product.
+    The entries of W start with variance gain²/Σw, so that the output has gain² times the mean variance of the parts.
+    `widths` has the width of each part; all heads together are one part.
     """
 
     def __init__(
@@ -49,20 +48,20 @@ class LinearComposition(nn.Module):
         """Map parts to (..., out).
 
         Raises:
-            DimensionError: there are not as many parts as maps.
+            DimensionError: the number of parts is not the number of maps.
         """
         separate = _separate(parts, self.widths)
         y: Tensor = self.maps[0](separate[0])  # (..., out)
-        for own, part in zip(self.maps[1:], separate[1:], strict=True):
-            y = y + own(part)
+        for linear, part in zip(self.maps[1:], separate[1:], strict=True):
+            y = y + linear(part)
         return y
 
 
 class AggregationNode(nn.Module):
-    """``LayerNorm(FFN([x; y; …]) + x + y + …)`` (Dou et al. 2018, eq. 9), of unit variance by its norm.
+    """``LayerNorm(FFN([x; y; …]) + x + y + …)`` (Dou et al. 2018, eq. 9); the norm gives it unit variance.
 
-    Each of `inputs` says how many parts, of width w, stand side by side in an input; `hidden` is the FFN's inner width.
-    Where the output is wider than the parts, their sum goes through a map of its own.
+    `inputs` has the number of parts of width w in each input, `hidden` is the inner width of the FFN. If the output is
+    wider than the parts, a map projects their sum.
     """
 
     def __init__(self, builder: LinearBuilder, inputs: Sequence[int], width: int, hidden: int, out: int) -> None:
@@ -75,16 +74,15 @@ class AggregationNode(nn.Module):
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Map inputs, each (..., count·w), to (..., out)."""
-        total = sum(part for each in inputs for part in torch.split(each, self.width, -1))  # (..., w)
+        total = sum(part for tensor in inputs for part in torch.split(tensor, self.width, -1))  # (..., w)
         return self.norm(self.contract(self.expand(inputs).relu()) + self.project(total))  # type: ignore[no-any-return]
 
 
 class HierarchicalComposition(nn.Module):
-    """A tree of aggregation nodes, filter two: each joins the next two parts and the node before it (Dou et al. 2018).
+    """A tree of aggregation nodes: each joins the next two parts and the previous node (Dou et al. 2018).
 
-    Its output has unit variance, as a layer norm's has.
-
-    Of N `parts`, each w wide; `joined` ones come side by side in one tensor (heads). `out` is the last node's width d.
+    The layer norm of the last node, of width `out`, gives unit variance. The N `parts` have `width` w; with `joined`
+    they come in one tensor (heads).
 
     Raises:
         DimensionError: N is odd.
@@ -95,31 +93,31 @@ class HierarchicalComposition(nn.Module):
     ) -> None:
         super().__init__()
         if parts % 2 or not parts:
-            raise DimensionError(f"a tree whose nodes join two parts each takes an even number of them, not {parts}")
+            raise DimensionError(f"{parts} parts: a tree that joins two parts in each node needs an even number")
         count = parts // 2
         self.pair = [2] if joined else [1, 1]  # parts in each new input of a node
         self.widths = [parts_in * width for parts_in in self.pair] * count
         inputs = [self.pair] + [[*self.pair, 1]] * (count - 1)
         outs = [width] * (count - 1) + [out]
         shapes = zip(inputs, outs, strict=True)
-        self.nodes = nn.ModuleList(AggregationNode(builder, each, width, hidden, wide) for each, wide in shapes)
+        self.nodes = nn.ModuleList(AggregationNode(builder, counts, width, hidden, wide) for counts, wide in shapes)
 
     def forward(self, parts: Parts) -> Tensor:
         """Map N parts (..., w), or (..., N·w), to (..., d)."""
-        inputs, step = _separate(parts, self.widths), len(self.pair)
-        below: list[Tensor] = []
+        inputs = _separate(parts, self.widths)
+        step = len(self.pair)
+        previous: list[Tensor] = []
         for index, node in enumerate(self.nodes):
-            below = [node([*inputs[step * index : step * (index + 1)], *below])]
-        return below[0]
+            previous = [node([*inputs[step * index : step * (index + 1)], *previous])]
+        return previous[0]
 
 
 class BilinearComposition(nn.Module):
     """Low-rank bilinear pooling: ``P (U R̂ ⊙ V R̂)`` (eq. 10), extended: ``P ([R̂; 1] U ⊙ [R̂; 1] V)`` (eq. 11).
 
-    R̂ is all parts side by side, and the 1 appended to it is U's and V's bias: n need not divide what it is appended to.
-    The extended form begins as ``P (V R̂)``, a linear map (the biases are 1 for U, 0 for V), with second-order features
-    of a quarter of its standard deviation; without the 1, U and V each keep the variance. P makes up for the sum.
-    `first_order` appends the 1. With one width for all heads together U and V are one product each.
+    R̂ is the concatenation of all parts. The 1, which `first_order` appends, is the bias of U and V. The extended form
+    starts as ``P (V R̂)``, a linear map (the biases are 1 for U, 0 for V), with second-order features of a quarter of
+    its standard deviation; without the 1, U and V each keep the variance. The variance of P compensates for the sum.
     """
 
     def __init__(
@@ -142,13 +140,13 @@ class BilinearComposition(nn.Module):
 
 @torch.no_grad()
 def begin_as_base(composition: LinearComposition | BilinearComposition) -> None:
-    """Make a composition begin as what it replaces, exactly: the top layer's output, or attention's output map.
+    """Initialise a composition as the map that it replaces: the top layer's output, or attention's output map.
 
-    Over layers all maps are zero but the last part's (of V, if bilinear), which is the identity. Over heads V stays as
-    drawn and is the output map. P is the identity, and U is its bias, 1, alone.
+    Over layers the map of the last part (in V, if bilinear) is the identity and the others are zero. Over heads V stays
+    random and is the output map. P is the identity, and U is zero but for its bias, 1.
 
     Args:
-        composition: of rank r = d if bilinear, and of first order. Learned rules are A, each map its own.
+        composition: linear, or bilinear of first order with rank r = d. Learned rules are A, one for each map.
     """
     linear = composition
     if isinstance(composition, BilinearComposition):
@@ -163,24 +161,29 @@ def begin_as_base(composition: LinearComposition | BilinearComposition) -> None:
         _diagonal(last, 1)
 
 
-def _diagonal(own: PHMLinear, value: float) -> None:
-    """Make a square map `value` times the identity, which is kron(I, I): A₀ is I in every fixed algebra."""
-    (own.weight if own.n == 1 else own.S).zero_()
+def _diagonal(linear: PHMLinear, value: float) -> None:
+    """Set a square map to `value` times the identity, which is kron(I, I): A₀ is I in every fixed algebra."""
+    components = _components(linear)
+    components.zero_()
     if value:
-        torch.diagonal(own.weight if own.n == 1 else own.S[0]).fill_(value)
-        if own.algebra == LEARNED and own.n > 1:
-            own.A[0].copy_(torch.eye(own.n))
+        torch.diagonal(components if linear.n == 1 else components[0]).fill_(value)
+        if linear.algebra == LEARNED and linear.n > 1:
+            linear.A[0].copy_(torch.eye(linear.n))
+
+
+def _components(linear: PHMLinear) -> Tensor:
+    return linear.weight if linear.n == 1 else linear.S
 
 
 def _separate(parts: Parts, widths: Sequence[int]) -> Sequence[Tensor]:
     separate = torch.split(parts, list(widths), -1) if isinstance(parts, Tensor) else parts
     if len(separate) != len(widths):
-        raise DimensionError(f"{len(separate)} parts for a composition of {len(widths)}")
+        raise DimensionError(f"a composition of {len(widths)} parts got {len(separate)}")
     return separate
 
 
 @torch.no_grad()
-def _draw(own: PHMLinear, variance: float) -> None:
-    """Scale a map that was just built so that the entries of H have this variance."""
-    drawn = dense_variance(own.initialization, own.in_features, own.out_features // own.splits)
-    (own.weight if own.n == 1 else own.S).mul_(math.sqrt(variance / drawn))
+def _draw(linear: PHMLinear, variance: float) -> None:
+    """Scale a new map so that the entries of H have this variance."""
+    drawn = dense_variance(linear.initialization, linear.in_features, linear.out_features // linear.splits)
+    _components(linear).mul_(math.sqrt(variance / drawn))

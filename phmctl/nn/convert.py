@@ -7,7 +7,7 @@ the module keeps its class, its hooks and its forward, and reads H where it read
 import copy
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -82,50 +82,51 @@ class Kronecker(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
+    """One module in the report of :func:`convert`."""
+
     name: str  # in the model
     kind: str  # its class
-    shape: tuple[int, ...]  # of its first weight, (k, d)
-    before: int  # numbers of its weights
-    after: int  # numbers of A and S, or as before where it was skipped
-    error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None where it was skipped
-    skipped: str | None = None  # why it was
+    shape: tuple[int, ...]  # (k, d) of its first weight
+    before: int  # parameters of its weights
+    after: int  # parameters of A and S; equal to `before` if it was skipped
+    error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None if it was skipped
+    skipped: str | None = None  # the reason
 
 
 @dataclass(slots=True)
 class Conversion:
     """The report of :func:`convert`; ``print(report)`` is a table."""
 
-    rows: list[Converted] = field(default_factory=list)  # a row for each module that was selected
-    before: int = 0  # parameters of the model, a shared one once
-    after: int = 0  # those of the converted one
+    rows: list[Converted] = field(default_factory=list)  # a row for each selected module
+    before: int = 0  # parameters of the model, shared ones counted once
+    after: int = 0
 
     def __str__(self) -> str:
         cells = []
         for row in self.rows:
+            shape = "×".join(map(str, row.shape))
             error = f"{row.error:.4f}" if row.error is not None else f"skipped: {row.skipped}"
-            cells.append(
-                (row.name, row.kind, "×".join(map(str, row.shape)), f"{row.before:,}", f"{row.after:,}", error)
-            )
-        columns, share = ("module", "kind", "shape", "before", "after", "error"), self.after / max(self.before, 1)
-        below = f"{self.before:,} → {self.after:,} parameters ({share:.1%})"
-        return Table("", columns, cells, text=(1, 2, 5), below=[below]).drawn().rstrip()
+            cells.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
+        total = f"{self.before:,} → {self.after:,} parameters ({self.after / max(self.before, 1):.1%})"
+        columns = ("module", "kind", "shape", "before", "after", "error")
+        return Table("", columns, cells, text=(1, 2, 5), below=[total]).drawn().rstrip()
 
 
 @torch.no_grad()
 def convert(
     model: nn.Module, n: int | None = None, *, select: Selection = None, algebra: str = LEARNED, inplace: bool = False
 ) -> tuple[nn.Module, Conversion]:
-    """Make the weights of any model the nearest sums of Kronecker products; :func:`phmctl.to_dense` goes back.
+    """Replace the weights of any model by the nearest sums of Kronecker products; :func:`phmctl.to_dense` goes back.
 
     The weights of ``nn.Linear`` (and ``Conv1D`` of `transformers`), ``nn.Embedding``, ``nn.LSTM`` (a rule for each
     gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization; classes, hooks and forwards stay.
-    Weights that are one parameter stay one. What cannot be converted stays as it is, with the reason.
+    Shared weights stay shared. A module that cannot be converted stays unchanged; the report has the reason.
 
     Args:
-        model: any module, or such a layer itself.
+        model: any module, also a single layer.
         n: the PHM hyperparameter; a fixed algebra implies it.
-        select: which modules: a glob over their names (``"encoder.*.fc?"``), a compiled regular expression that is
-            searched in them, a function of name and module, or several of these; None selects all.
+        select: the modules to convert: a glob over their names (``"encoder.*.fc?"``), a compiled regular expression
+            that is searched in them, a function of name and module, or a sequence of these; None selects all.
         algebra: ``phm``, or a fixed algebra, whose S is found by least squares.
         inplace: change `model` itself instead of a copy.
 
@@ -133,156 +134,175 @@ def convert(
         the converted model, and the report.
 
     Raises:
-        DimensionError: n is not the algebra's own.
-        UserError: there is neither n of at least 2 nor a fixed algebra, or no module is selected.
+        DimensionError: n is not the algebra's dimension.
+        UserError: neither n of at least 2 nor a fixed algebra, or no module is selected.
     """
     order = FIXED_DIMENSION.get(algebra, 0) if n is None else n
     check_algebra(algebra, order)
     if order < 2:
-        raise UserError(f"convert needs n of at least 2, or a fixed algebra that implies it; n is {n}")
-    model = _own(model, inplace)
-    chosen = [(name, module) for name, module in _candidates(model) if _selected(name, module, select)]
-    if not chosen:
-        raise UserError("no module is selected to convert; select takes names as model.named_modules() gives them")
-    report = Conversion(before=sum(part.numel() for part in model.parameters()))
-    users: dict[int, list[tuple[str, int]]] = {}  # of a tensor's id: names and ids of the modules that hold it
-    for name, module in model.named_modules():
-        for part in module.parameters(recurse=False):
-            users.setdefault(id(part), []).append((name, id(module)))
-    converting = {id(owner) for _, module in chosen if not _unfit(module) for owner, _ in _weights(module)}
-    first: dict[int, Any] = {}  # of a weight's id: the list of parametrizations that its other users share
-    padded_first = sorted(chosen, key=lambda each: getattr(each[1], "padding_idx", None) is None)  # its zeros stay
-    rows = {name: _convert(name, module, order, algebra, users, converting, first) for name, module in padded_first}
-    report.rows += [rows[name] for name, _ in chosen]
-    report.after = sum(part.numel() for part in model.parameters())
+        raise UserError(f"n = {n}: convert needs n of at least 2, or a fixed algebra that implies it")
+    model = _checked_copy(model, inplace)
+    selected = {name: module for name, module in _candidates(model) if _matches(select, name, module)}
+    if not selected:
+        raise UserError(f"select = {select!r} matches no module of model.named_modules() that can be converted")
+    report = Conversion(before=parameter_count(model))
+    converter = _Converter(model, list(selected.values()), order, algebra)
+    # Tables with a padding row first: the maps that share their weight keep its row of zeros.
+    names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
+    rows = {name: converter.convert(name, selected[name]) for name in names}
+    report.rows = [rows[name] for name in selected]
+    report.after = parameter_count(model)
     return model, report
 
 
-def _own(model: nn.Module, inplace: bool) -> nn.Module:
+def parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise UserError(f"the model is a torch.nn.Module, not {type(model).__name__}")
+        raise UserError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
     return model if inplace else copy.deepcopy(model)
 
 
-def _convert(
-    name: str,
-    module: nn.Module,
-    n: int,
-    algebra: str,
-    users: dict[int, list[tuple[str, int]]],
-    converting: set[int],
-    first: dict[int, Any],
-) -> Converted:
-    """Parametrize the weights of one module, all or none."""
-    weights = {(owner, key): getattr(owner, key) for owner, key in _weights(module)}
-    before = sum(weight.numel() for weight in weights.values())
-    row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
-    if _unfit(module):
-        return Converted(*row, before, None, "a PHM table has no max_norm and no sparse gradient")
-    if any(key not in owner._parameters for owner, key in weights):
-        return Converted(*row, before, None, "its weight is computed already: a parametrization, a norm, a pruning")
-    outside = [user for weight in weights.values() for user, key in users[id(weight)] if key not in converting]
-    if outside:
-        other = outside[0] or "the model"
-        return Converted(*row, before, None, f"its weight is also that of {other}, which is not converted with it")
-    try:
+class _Converter:
+    """Converts the modules of one model; modules that share a weight share its parametrization."""
+
+    def __init__(self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str) -> None:
+        self.n, self.algebra = n, algebra
+        self.users: dict[int, list[tuple[str, int]]] = {}  # id of a tensor -> names and ids of the modules that hold it
+        for name, module in model.named_modules():
+            for parameter in module.parameters(recurse=False):
+                self.users.setdefault(id(parameter), []).append((name, id(module)))
+        convertible = [module for module in modules if not _is_special_table(module)]
+        self.converting = {id(owner) for module in convertible for owner, _ in _weights(module)}
+        self.parametrizations: dict[int, Any] = {}  # by the id of the weight that they replace
+
+    def convert(self, name: str, module: nn.Module) -> Converted:
+        """Parametrize all weights of a module, or none of them."""
+        weights = {(owner, key): getattr(owner, key) for owner, key in _weights(module)}
+        before = sum(weight.numel() for weight in weights.values())
+        row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
+        reason = self._obstacle(module, weights) or self._parametrize(weights)
+        if reason is not None:
+            return Converted(*row, before, None, reason)
+        after = 0
+        squared_error = squared_norm = 0.0
         for (owner, key), weight in weights.items():
-            parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # an LSTM's gates
-            padding = owner.padding_idx if isinstance(owner, nn.Embedding) else None
-            zero_row = None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
-            held = Kronecker(n, algebra=algebra, parts=parts, zero_row=zero_row)
-            parametrize.register_parametrization(owner, key, held)
-    except PhmctlError as problem:
-        for (owner, key), weight in weights.items():
-            if parametrize.is_parametrized(owner, key):
-                _restore(owner, key, weight)
-        return Converted(*row, before, None, str(problem))
-    left = whole = after = 0.0
-    for (owner, key), weight in weights.items():
-        made = owner.parametrizations[key]  # type: ignore[index]
-        shared = first.setdefault(id(weight), made)
-        owner.parametrizations[key] = shared  # type: ignore[index, operator]
-        for part in shared.parameters():
-            part.requires_grad_(weight.requires_grad)
-            after += part.numel()
-        left += (getattr(owner, key) - weight).norm().item() ** 2
-        whole += weight.norm().item() ** 2
-    for owner in {owner for owner, _ in weights}:
-        if isinstance(owner, (nn.LSTM, nn.MultiheadAttention)):
-            _build_once_a_forward(owner)
-    return Converted(*row, int(after), (left / whole) ** 0.5 if whole else 0.0)
+            parametrizations: Any = owner.parametrizations
+            shared = self.parametrizations.setdefault(id(weight), parametrizations[key])
+            parametrizations[key] = shared
+            for parameter in shared.parameters():
+                parameter.requires_grad_(weight.requires_grad)
+                after += parameter.numel()
+            squared_error += (getattr(owner, key) - weight).norm().item() ** 2
+            squared_norm += weight.norm().item() ** 2
+        for owner in {owner for owner, _ in weights}:
+            if isinstance(owner, (nn.LSTM, nn.MultiheadAttention)):
+                _build_once_per_forward(owner)
+        return Converted(*row, after, (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0)
+
+    def _obstacle(self, module: nn.Module, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
+        if _is_special_table(module):
+            return "a PHM table has no max_norm and no sparse gradient"
+        if any(key not in owner._parameters for owner, key in weights):
+            return "its weight is already computed: a parametrization, a norm, a pruning"
+        for weight in weights.values():
+            for user, user_id in self.users[id(weight)]:
+                if user_id not in self.converting:
+                    return f"its weight is also that of {user or 'the model'}, which is not converted with it"
+        return None
+
+    def _parametrize(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
+        """Register a parametrization for each weight; if one fails, undo all and return the reason."""
+        try:
+            for (owner, key), weight in weights.items():
+                parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # the gates of an LSTM
+                kronecker = Kronecker(self.n, algebra=self.algebra, parts=parts, zero_row=_zero_row(owner, weight))
+                parametrize.register_parametrization(owner, key, kronecker)
+        except PhmctlError as problem:
+            for (owner, key), weight in weights.items():
+                if parametrize.is_parametrized(owner, key):
+                    _restore(owner, key, weight)
+            return str(problem)
+        return None
 
 
-def _unfit(module: nn.Module) -> bool:
+def _zero_row(module: nn.Module, weight: Tensor) -> int | None:
+    """Return the padding row of a table if it is zero."""
+    padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+    return None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
+
+
+def _is_special_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse)
 
 
 def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
-    kind = type(module)  # torch removes the property from the class, which a deep copy shares with its original
-    module.__class__ = type(kind.__name__, kind.__bases__, dict(kind.__dict__))
+    """Replace a parametrized weight by a plain parameter."""
+    parametrized = type(module)  # torch removes the property from the class, which a deep copy shares with its original
+    module.__class__ = type(parametrized.__name__, parametrized.__bases__, dict(parametrized.__dict__))
     with torch.enable_grad():
         parametrize.remove_parametrizations(module, key)
-    module._buffers.pop(key, None)  # where no gradient is wanted torch leaves a buffer
+    module._buffers.pop(key, None)  # torch leaves a buffer if the weight needs no gradient
     module._parameters[key] = weight
     if isinstance(module, nn.LSTM) and not parametrize.is_parametrized(module):
         module._init_flat_weights()
 
 
-def _build_once_a_forward(module: nn.Module) -> None:
-    """Have a forward of torch's that reads a weight several times build H once."""
-    kind: Any = type(module)  # the class that parametrize made for this module alone
-    base = kind.__bases__[0]
+def _build_once_per_forward(module: nn.Module) -> None:
+    """Build H once in a forward pass of torch's modules that read a weight several times."""
+    parametrized: Any = type(module)  # the class that torch made for this module alone
+    base = parametrized.__bases__[0]
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
         plain = _with_weights(self)
         before = dict(plain.__dict__)
-        answer = base.forward(plain, *args, **options)
-        own = plain.__dict__.items()  # attributes that a subclass sets, such as its attention maps
-        self.__dict__.update({name: value for name, value in own if value is not before.get(name, before)})
-        return answer
+        result = base.forward(plain, *args, **options)
+        for name, value in plain.__dict__.items():  # attributes that a subclass sets, such as its attention maps
+            if value is not before.get(name, before):
+                self.__dict__[name] = value
+        return result
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         base._apply(self, fn, recurse)
-        forget(self)
+        forget_weights(self)
         return self
 
-    def forget(self: nn.Module) -> None:
-        if isinstance(self, nn.LSTM):  # which keeps its weights in a list of its own: H, and its graph
+    def forget_weights(self: nn.Module) -> None:
+        if isinstance(self, nn.LSTM):  # its list of weights would keep H and its graph
             self._flat_weights = [None] * len(self._flat_weights_names)
 
-    kind.forward, kind._apply = forward, apply
+    parametrized.forward, parametrized._apply = forward, apply
     if isinstance(module, nn.LSTM):
-        kind.flatten_parameters = lambda self: None
-    forget(module)
+        parametrized.flatten_parameters = lambda self: None
+    forget_weights(module)
 
 
 def _with_weights(module: nn.Module) -> nn.Module:
-    """Return a module of torch's class that holds H of each parametrized weight and shares all else.
+    """Return a module of torch's class that holds H of each parametrized weight and shares everything else.
 
-    It is another object at each call, so threads may call one module at once.
+    Every call returns another object, so that threads can call one module at the same time.
     """
-    kind: Any = type(module)
-    parts: dict[str, Any] = dict(module._modules)
-    made = parts.pop("parametrizations", None) or {}
-    plain: Any = object.__new__(kind.__bases__[0] if made else kind)
-    plain.__dict__.update(
-        module.__dict__,
-        _parameters=module._parameters | {name: getattr(module, name) for name in made},
-        _modules={
-            name: _with_weights(part) if part is not None and parametrize.is_parametrized(part) else part
-            for name, part in parts.items()
-        },
-    )
+    parametrized: Any = type(module)
+    children: dict[str, Any] = dict(module._modules)
+    weight_names = list(children.pop("parametrizations", None) or {})
+    plain: Any = object.__new__(parametrized.__bases__[0] if weight_names else parametrized)
+    for name, child in children.items():
+        if child is not None and parametrize.is_parametrized(child):
+            children[name] = _with_weights(child)
+    parameters = module._parameters | {name: getattr(module, name) for name in weight_names}
+    plain.__dict__.update(module.__dict__, _parameters=parameters, _modules=children)
     if isinstance(module, nn.LSTM):
         weights = [getattr(plain, name) for name in module._flat_weights_names]
-        plain.__dict__.update(
-            _flat_weights=weights, _flat_weight_refs=[None] * len(weights), flatten_parameters=lambda: None
-        )
+        references = [None] * len(weights)
+        plain.__dict__.update(_flat_weights=weights, _flat_weight_refs=references, flatten_parameters=lambda: None)
     return cast("nn.Module", plain)
 
 
 def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the modules and attribute names of the weights of a module that can be converted."""
     if isinstance(module, nn.LSTM):
         return [(module, key) for key in module._flat_weights_names if key.startswith("weight")]
     if isinstance(module, nn.MultiheadAttention):
@@ -292,23 +312,25 @@ def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is the linear map of `transformers` whose weight is transposed, converted or not."""
-    kinds = type(module).__mro__
-    return any(kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") for kind in kinds)
+    """Return whether a module is the linear map of `transformers` with a transposed weight, converted or not."""
+    classes = type(module).__mro__
+    return any(base.__name__ == "Conv1D" and base.__module__.startswith("transformers.") for base in classes)
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what could be converted; parts of an attention belong to it."""
-    inside: set[int] = set()
+    """Yield the modules that could be converted; an attention includes its parts."""
+    attention_parts: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            inside.update(map(id, module.modules()))
+            attention_parts.update(map(id, module.modules()))
             yield name, module
-        elif id(module) not in inside and (isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or is_conv1d(module)):
+        elif id(module) not in attention_parts and (
+            isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or is_conv1d(module)
+        ):
             yield name, module
 
 
-def _selected(name: str, module: nn.Module, select: Selection) -> bool:
+def _matches(select: Selection, name: str, module: nn.Module) -> bool:
     if select is None:
         return True
     if isinstance(select, str):
@@ -317,68 +339,71 @@ def _selected(name: str, module: nn.Module, select: Selection) -> bool:
         return select.search(name) is not None
     if callable(select):
         return bool(select(name, module))
-    return any(_selected(name, module, each) for each in select)
+    return any(_matches(part, name, module) for part in select)
 
 
 def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace every PHM map of a model by the dense layer of the same function, to rounding.
 
-    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and what :func:`phmctl.convert`
-    parametrized has a plain weight again. A ``PHMLSTM`` stays what its model calls, with dense maps;
-    ``PHMLSTM.to_dense`` makes an ``nn.LSTM`` of it. What is shared stays shared: a module with several names, a table
-    that is the generator's weight too, a bias. What is frozen stays frozen. These layers' hooks are lost, and the
-    forward of a subclass.
+    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and modules that
+    :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps; ``PHMLSTM.to_dense``
+    makes an ``nn.LSTM``. Shared modules, weights and biases stay shared; frozen parameters stay frozen. Hooks of the
+    replaced layers and the forward of a subclass are lost.
 
     Args:
-        model: any module; it may be such a layer itself.
-        inplace: change `model` itself, where a copy would be too large. A root that is such a layer cannot be
-            replaced in place: use the result.
+        model: any module, also a single layer.
+        inplace: change `model` itself, if a copy would be too large. If `model` is a layer to replace, use the result.
 
     Returns:
         the model, or its copy, in the same mode; ``nn.Linear`` for a ``PHMLinear``.
     """
-    model = _own(model, inplace)
-    replaced: dict[int, nn.Module] = {}
-    weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is made of
+    model = _checked_copy(model, inplace)
+    replacements: dict[int, nn.Module] = {}
+    weights: dict[tuple[int, ...], nn.Parameter] = {}  # by the ids of the tensors that a weight is computed from
     for module in list(model.modules()):
         if isinstance(module, (StructuredWeight, NarrowEmbedding)):
-            replaced[id(module)] = _dense(module, weights)
+            replacements[id(module)] = _dense(module, weights)
         elif parametrize.is_parametrized(module):
-            for key, made in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
-                if any(isinstance(part, Kronecker) for part in made):
-                    sources = list(made.parameters())
-                    with torch.no_grad():
-                        weight = nn.Parameter(getattr(module, key).clone(), any(part.requires_grad for part in sources))
-                    _restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
+            _remove_kronecker(module, weights)
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # not named_children(), which leaves out repetitions
-            if id(child) in replaced:
-                setattr(parent, name, replaced[id(child)])
-    return replaced.get(id(model), model)
+        for name, child in list(parent._modules.items()):  # named_children() skips repetitions
+            if id(child) in replacements:
+                setattr(parent, name, replacements[id(child)])
+    return replacements.get(id(model), model)
+
+
+@torch.no_grad()
+def _remove_kronecker(module: nn.Module, weights: dict[tuple[int, ...], nn.Parameter]) -> None:
+    for key, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
+        if any(isinstance(part, Kronecker) for part in chain):
+            sources = list(chain.parameters())
+            weight = nn.Parameter(getattr(module, key).clone(), any(source.requires_grad for source in sources))
+            _restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
 
 
 @torch.no_grad()
 def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, ...], nn.Parameter]) -> nn.Module:
-    """Return a module's dense layer; maps made of the same tensors get the same weight."""
-    weight, bias = module._parameters.get("weight"), getattr(module, "bias", None)
-    if bias is not None and not isinstance(bias, nn.Parameter):  # it is computed: a parametrization, a pruning
-        learns = any(part.requires_grad for name, part in module.named_parameters() if "bias" in name)
-        bias = nn.Parameter(bias.detach(), learns)
-    padding = getattr(module, "padding_idx", None)
-    sources = [part for name, part in module.named_parameters() if "bias" not in name.split(".")]
-    if weight is None:  # with n = 1 it is there, and stays the same parameter
+    """Return the dense layer of a module; maps computed from the same tensors get the same weight."""
+    sources = [tensor for name, tensor in module.named_parameters() if "bias" not in name.split(".")]
+    weight = module._parameters.get("weight")
+    if weight is None:  # with n = 1 the weight is a parameter and stays the same object
         with without_autocast(sources[0].device.type):
-            weight = nn.Parameter(module.weight, any(part.requires_grad for part in sources))
-    if padding is not None:  # a row of zeros, as its lookup gives them
+            weight = nn.Parameter(module.weight, any(source.requires_grad for source in sources))
+    padding = getattr(module, "padding_idx", None)
+    if padding is not None:  # the lookup gives zeros
         weight.data[padding] = 0
-    same = weights.setdefault(tuple(map(id, sources)), weight)
-    if same.is_meta or torch.equal(same, weight):  # not the same tensors by another parametrization
-        weight = same
-    dense: nn.Linear | nn.Embedding
+    known = weights.setdefault(tuple(map(id, sources)), weight)
+    if known.is_meta or torch.equal(known, weight):  # otherwise another parametrization of the same tensors
+        weight = known
     if isinstance(module, (PHMEmbedding, NarrowEmbedding)):
-        dense = nn.Embedding(weight.shape[0], weight.shape[1], padding, _weight=weight)
-    else:  # on meta no random numbers are drawn
-        dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-        dense.register_parameter("bias", bias)
+        table = nn.Embedding(weight.shape[0], weight.shape[1], padding, _weight=weight)
+        table.weight = weight
+        return table.train(module.training)
+    bias = getattr(module, "bias", None)
+    if bias is not None and not isinstance(bias, nn.Parameter):  # computed: a parametrization, a pruning
+        learns = any(parameter.requires_grad for name, parameter in module.named_parameters() if "bias" in name)
+        bias = nn.Parameter(bias.detach(), learns)
+    dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # draws no random numbers
     dense.weight = weight
+    dense.register_parameter("bias", bias)
     return dense.train(module.training)

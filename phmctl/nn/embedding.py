@@ -14,13 +14,13 @@ from phmctl.nn.linear import KroneckerWeight, PHMLinear, TwoFactorLinear
 class PHMEmbedding(KroneckerWeight):
     """A table ``H = Σᵢ kron(A[i], S[i])`` of V rows: Vd/n + n³ parameters instead of Vd.
 
-    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup builds the rows that it
-    wants, not the table.
+    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup builds its rows only, not
+    the table.
 
     Attributes:
-        A: (n, n, n), the rule: a parameter for ``phm``, else a buffer. Not there for n = 1.
-        S: (n, V/n, d/n), the components. Not there for n = 1.
-        weight: H, (V, d), for a generator that is tied to the table. For n = 1 the parameter itself.
+        A: (n, n, n), the rule: a parameter for ``phm``, a constant of a fixed algebra. Absent with n = 1.
+        S: (n, V/n, d/n), the components. Absent with n = 1.
+        weight: H, (V, d), for a generator that is tied to the table. With n = 1 it is a parameter.
     """
 
     def __init__(
@@ -35,57 +35,57 @@ class PHMEmbedding(KroneckerWeight):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a table with parameters of its own.
+        """Make a table.
 
         Args:
             num_embeddings: V.
             embedding_dim: d.
             n: the PHM hyperparameter; 1 is ``nn.Embedding``.
             algebra: ``phm`` for a learned rule, or a fixed algebra of dimension n.
-            padding_idx: a token whose lookup gives zeros and no gradient; negative counts from the end. Unlike in
-                ``nn.Embedding`` its row of :attr:`weight` is not zero: it shares its components with other rows.
-            initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`: ``standard_normal`` is that of
-                ``nn.Embedding``, ``embedding`` is N(0, 1/d).
-            device: of the parameters.
-            dtype: of the parameters.
+            padding_idx: a token whose lookup gives zeros and no gradient; a negative index counts from the end. Its row
+                of :attr:`weight` is not zero, unlike in ``nn.Embedding``, because it shares components with other rows.
+            initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`: ``standard_normal`` as
+                ``nn.Embedding``, or ``embedding``, N(0, 1/d).
+            device: device of the parameters.
+            dtype: dtype of the parameters.
 
         Raises:
-            DimensionError: n does not divide V and d, or is not the algebra's own; or there is no row `padding_idx`.
-            UserError: no such algebra or initialization.
+            DimensionError: n does not divide V and d, or is not the algebra's dimension; or `padding_idx` is not a row.
+            UserError: unknown algebra or initialization.
         """
         check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         super().__init__(num_embeddings, embedding_dim, n, algebra, device=device, dtype=dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise DimensionError(f"padding_idx = {padding_idx} is none of the {num_embeddings} rows")
+            raise DimensionError(f"padding_idx = {padding_idx}: expected a row of the {num_embeddings}")
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.initialization = initialization
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the parameters anew."""
+        """Draw the parameters."""
         self.draw(self.initialization, self.embedding_dim, self.num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look tokens up. Integers (...) -> (..., d); under autocast too in the parameters' dtype."""
+        """Look up tokens, in the parameters' dtype also under autocast. Integers (...) -> (..., d)."""
         if self.n == 1:
             rows = F.embedding(ids, self.weight)  # (..., d)
         else:
-            with without_autocast(self.S.device.type):  # as nn.Embedding, which computes no products
+            with without_autocast(self.S.device.type):  # nn.Embedding has the parameters' dtype too
                 rows = self._rows(ids.reshape(-1)).view(*ids.shape, self.embedding_dim)  # (..., d)
         if self.padding_idx is None:
             return rows
         return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
 
     def _rows(self, ids: Tensor) -> Tensor:
-        """Build the rows of these tokens alone. (T,) -> (T, d)."""
+        """Build the rows of these tokens only. (T,) -> (T, d)."""
         n, height, width = self.S.shape  # n, V/n, d/n
         outer = torch.div(ids, height, rounding_mode="floor")  # (T,): a
         inner = (ids % height)[:, None] + torch.arange(n, device=ids.device) * height  # (T, i): s in component i
-        rules = F.embedding(outer, self.A.permute(1, 2, 0).reshape(n, n * n))  # (T, b i)
-        parts = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
-        return torch.bmm(rules.view(-1, n, n), parts).view(-1, n * width)  # (T, b t)
+        rule_rows = F.embedding(outer, self.A.permute(1, 2, 0).reshape(n, n * n))  # (T, b i)
+        component_rows = F.embedding(inner, self.S.reshape(n * height, width))  # (T, i, t)
+        return torch.bmm(rule_rows.view(-1, n, n), component_rows).view(-1, n * width)  # (T, b t)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
@@ -99,7 +99,7 @@ class NarrowEmbedding(nn.Module):
     Attributes:
         table: (V, e).
         map: from e to d, without bias.
-        weight: the table (V, d) that both are, computed at every use.
+        weight: the product of table and map, (V, d), computed at every use.
     """
 
     def __init__(self, table: PHMEmbedding, map: PHMLinear | TwoFactorLinear) -> None:
@@ -113,6 +113,6 @@ class NarrowEmbedding(nn.Module):
         return weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look tokens up. Integers (...) -> (..., d)."""
+        """Look up tokens. Integers (...) -> (..., d)."""
         rows: Tensor = self.map(self.table(ids))
         return rows

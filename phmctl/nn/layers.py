@@ -1,4 +1,4 @@
-"""The parts of a Transformer and of a classifier that are no linear maps, and sublayers made of such maps."""
+"""Parts of Transformers and classifiers: attention, feed-forward, residuals, positions, pooling."""
 
 import math
 from collections.abc import Callable
@@ -14,22 +14,22 @@ Projections = Literal["fused", "separate", "packed"]
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention of queries from one sequence to keys and values of the same or another (Zhang et al. 2021, §4.2).
+    """Attention from one sequence to the same or another sequence (Zhang et al. 2021, §4.2).
 
     Projections:
         ``fused``: self-attention has one map with a three-way split; cross-attention has Q and a fused KV map.
         ``separate``: Q, K and V are one map each.
-        ``packed``: one in-projection of 3·inner rows in cross-attention too; its first rows make queries, the others
-        keys and values (the arrangement of ``nn.MultiheadAttention``, used by CENG501).
+        ``packed``: one in-projection of 3·inner rows also in cross-attention; its first rows make queries, the others
+        keys and values (as in ``nn.MultiheadAttention``, used by CENG501).
 
     Args:
         width: residual width d.
         inner: width of queries, keys and values; d, or 2d in the † rows of Table 2.
         heads: number of heads; divides `inner`.
         cross: whether keys and values come from another sequence.
-        dropout: on the attention weights.
-        output: what makes (..., width) of the heads side by side, (..., inner); None is one linear map (eq.
-            4 of Li et al. 2020).
+        dropout: dropout of the attention weights.
+        output: module that maps the concatenated heads (..., inner) to (..., width); None is one linear map (eq. 4 of
+            Li et al. 2020).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MultiHeadAttention(nn.Module):
         self.output = builder.map(inner, width) if output is None else output
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
-        """Self-attention: x (B, T, d), mask (B, 1, 1, T) true where a key may be seen, to (B, T, d)."""
+        """Self-attention of x (B, T, d), with a mask (B, 1, 1, T) that is true at visible keys, to (B, T, d)."""
         query, key, value = self.project(x)
         return self.attend(query, key, value, mask, causal=causal)
 
@@ -72,36 +72,38 @@ class MultiHeadAttention(nn.Module):
         return self.split_heads(query), self.split_heads(key), self.split_heads(value)
 
     def forward_memory(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """Cross-attention: x (B, T, d), memory (B, S, d), mask (B, 1, 1, S) true where it may be seen, to (B, T, d)."""
+        """Cross-attention of x (B, T, d) to memory (B, S, d), with mask (B, 1, 1, S), to (B, T, d)."""
         weight = self.query_key_value.weight if self.projections == "packed" else None  # H once for both sides
         query = self.project_query(x, weight)
         key, value = self.project_memory(memory, weight)
         return self.attend(query, key, value, mask)
 
     def project_query(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Cross-attention: map x (B, T, d) to queries (B, heads, T, head width); `weight` is a packed H, if built."""
+        """Map x (B, T, d) to queries of cross-attention (B, heads, T, head width); `weight` is a packed H, if built."""
         if self.projections == "packed":
             return self.split_heads(self._packed(x, slice(None, self.inner), weight))
         return self.split_heads(self.query(x))
 
     def project_memory(self, memory: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Cross-attention: map memory (B, S, d) to keys and values, each (B, heads, S, head width)."""
+        """Map memory (B, S, d) to keys and values of cross-attention, each (B, heads, S, head width)."""
         if self.projections == "separate":
             return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
-        packed = self.projections == "packed"
-        both = self._packed(memory, slice(self.inner, None), weight) if packed else self.key_value(memory)
-        key, value = both.chunk(2, dim=-1)  # (B, S, inner) each
+        if self.projections == "packed":
+            key_value = self._packed(memory, slice(self.inner, None), weight)
+        else:
+            key_value = self.key_value(memory)
+        key, value = key_value.chunk(2, dim=-1)  # (B, S, inner) each
         return self.split_heads(key), self.split_heads(value)
 
     def _packed(self, x: Tensor, rows: slice, weight: Tensor | None) -> Tensor:
-        own = self.query_key_value
-        weight = own.weight if weight is None else weight
-        return F.linear(x, weight[rows], None if own.bias is None else own.bias[rows])
+        linear = self.query_key_value
+        weight = linear.weight if weight is None else weight
+        return F.linear(x, weight[rows], None if linear.bias is None else linear.bias[rows])
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        """Scaled dot-product attention and what stands behind it: heads (B, heads, T, head width) to (B, T, d)."""
+        """Apply attention and the output map to heads (B, heads, T, head width), to (B, T, d)."""
         dropout = self.dropout if self.training else 0.0
         mixed = _attention(query, key, value, mask, dropout, causal=causal)  # (B, heads, T, head width)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
@@ -115,23 +117,24 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, causal: bool
 ) -> Tensor:
     """Scaled dot-product attention of heads (B, heads, T, head width)."""
+    # On CPUs torch's fused bfloat16 kernel takes three to eight times as long as two batched products.
     by_products = query.device.type == "cpu" and query.dtype == torch.bfloat16
     if causal and (by_products or mask is not None):
         shape = query.shape[-2], key.shape[-2]
-        below = torch.ones(shape, dtype=torch.bool, device=query.device).tril()  # (T, S)
-        mask, causal = below if mask is None else mask & below, False
+        causal_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()  # (T, S)
+        mask = causal_mask if mask is None else mask & causal_mask
+        causal = False
     if not by_products:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
-    # On CPUs torch's fused bfloat16 kernel takes three to eight times as long as two batched products.
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, heads, T, S)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    shares = scores.softmax(-1)
-    return (F.dropout(shares, dropout) if dropout else shares) @ value
+    weights = scores.softmax(-1)
+    return (F.dropout(weights, dropout) if dropout else weights) @ value
 
 
 class FeedForward(nn.Module):
-    """``Y = PHM(ReLU(PHM(X)))`` at each position, with dropout on the hidden activations (Zhang et al. 2021, §4.2)."""
+    """``Y = PHM(ReLU(PHM(X)))`` at each position, with dropout of the hidden activations (Zhang et al. 2021, §4.2)."""
 
     def __init__(self, builder: LinearBuilder, width: int, inner: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """``x + f(norm(x))`` (pre) or ``norm(x + f(x))`` (post) around a sublayer f, with dropout on f's output."""
+    """``x + f(norm(x))`` (pre) or ``norm(x + f(x))`` (post) for a sublayer f, with dropout of f's output."""
 
     def __init__(self, width: int, dropout: float, *, pre_norm: bool, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -155,7 +158,7 @@ class Residual(nn.Module):
         self.pre_norm = pre_norm
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply `sublayer`, a map of (B, T, d) to (B, T, d), to x of that shape."""
+        """Apply `sublayer`, which maps (B, T, d) to (B, T, d), to x (B, T, d)."""
         branch = sublayer(self.norm(x) if self.pre_norm else x)
         x = x + F.dropout(branch, self.dropout, self.training)
         return x if self.pre_norm else self.norm(x)
@@ -164,8 +167,8 @@ class Residual(nn.Module):
 def sinusoids(length: int, width: int) -> Tensor:
     """Return the table of sinusoids, (length, width) float32 (Vaswani et al. 2017, §3.5).
 
-    Sines stand in the first half of the columns, cosines in the second (as in Tensor2Tensor), instead of alternating:
-    a fixed permutation of the features.
+    The first half of the columns are sines, the second half cosines (as in Tensor2Tensor), instead of alternating: a
+    fixed permutation of the features.
     """
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)
@@ -174,7 +177,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoidal positions of an even width d; the table grows when a longer sentence comes."""
+    """Sinusoidal positions of an even width d; the table grows for longer sentences."""
 
     table: Tensor
 
@@ -185,9 +188,11 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, length: int, start: int = 0) -> Tensor:
         """Return rows `start` to `start + length` of the table, (length, d)."""
-        stop, table = start + length, self.table
+        stop = start + length
+        table = self.table  # a local, because another thread may set a shorter table
         if stop > table.shape[0]:
-            self.table = table = sinusoids(2 * stop, self.width).to(table)  # another thread may set a shorter one
+            table = sinusoids(2 * stop, self.width).to(table)
+            self.table = table
         return table[start:stop]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -200,25 +205,25 @@ def max_pool(states: Tensor, mask: Tensor) -> Tensor:
     """Return each feature's largest value over time, (B, T, d) -> (B, d).
 
     Args:
-        states: (B, T, d). What stands at padding is never read, not even NaN, and gets a gradient of zero.
-        mask: (B, T) bool, true where a token stands.
+        states: (B, T, d). Padding is never read, not even NaN, and gets a gradient of zero.
+        mask: (B, T) bool, true at tokens.
 
     Returns:
-        (B, d). A sequence without tokens gives zeros, so that no infinity reaches the layers behind; the same holds
-        for the other poolings. Where several steps share the largest value, they share its gradient.
+        (B, d). A sequence without tokens gives zeros, so that no infinity reaches later layers; the same holds for the
+        other poolings. Steps that share the largest value share its gradient.
     """
     largest = states.masked_fill(~mask[..., None], -torch.inf).amax(1)  # (B, d)
     return largest.masked_fill(~mask.any(1, keepdim=True), 0.0)
 
 
 def mean_pool(states: Tensor, mask: Tensor) -> Tensor:
-    """Return each feature's mean over the tokens, (B, T, d) -> (B, d). See :func:`max_pool` for the rest."""
+    """Return each feature's mean over the tokens, (B, T, d) -> (B, d). See :func:`max_pool`."""
     total = states.masked_fill(~mask[..., None], 0.0).sum(1)  # (B, d)
     return total / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def last_pool(states: Tensor, mask: Tensor) -> Tensor:
-    """Return the state at each sequence's last token, (B, T, d) -> (B, d). See :func:`max_pool` for the rest."""
+    """Return the state at each sequence's last token, (B, T, d) -> (B, d). See :func:`max_pool`."""
     steps = torch.arange(mask.shape[1], device=mask.device)  # (T,)
     last = (mask * steps).amax(1)  # (B,)
     rows = torch.arange(len(mask), device=mask.device)  # (B,)

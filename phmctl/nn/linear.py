@@ -124,7 +124,7 @@ class KroneckerWeight(StructuredWeight):
     def A(self) -> Tensor:
         """The rule, (n, n, n): a parameter, a constant, or computed from the factors. Absent with n = 1."""
         if not isinstance(self.structure, KroneckerStructure):
-            raise AttributeError("a weight with n = 1 has no rule A")
+            raise AttributeError("n = 1: the weight is dense, without a rule A")
         return self.structure.rule(self.tensors())
 
     @A.setter
@@ -196,8 +196,8 @@ class PHMLinear(KroneckerWeight):
             splits: number of maps stacked in this layer (3 for fused Q, K, V): the fan-out is k/splits.
             execution: ``dense`` or ``rank``; see :attr:`execution`.
             parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
-            rank: R of the factors, by default that of a random rule; it implies ``factors``. A smaller rank constrains
-                the rule.
+            rank: R of the factors (default: the rank of a random rule); it implies ``factors``. A smaller rank
+                constrains the rule.
             device: device of the parameters.
             dtype: dtype of the parameters.
 
@@ -261,7 +261,7 @@ class PHMLinear(KroneckerWeight):
         """Apply the map to the last axis. (..., d) -> (..., k).
 
         Raises:
-            RankError: `execution` is ``rank`` and the rule has no factors.
+            RankError: `execution` is ``rank`` and the factors of the rule are not known.
         """
         if self.execution == RANK:
             return self.structure.apply(x, self.tensors(), self.bias)
@@ -275,10 +275,10 @@ class PHMLinear(KroneckerWeight):
         succeeds. The new layer learns its rule, also if this layer's rule is fixed.
 
         Raises:
-            RankError: the layer has n = 1 and no rule.
+            RankError: n = 1.
         """
         if self.n == 1:
-            raise RankError("a layer with n = 1 has no rule to decompose")
+            raise RankError("n = 1: the layer is dense, without a rule to decompose")
         factors = self.factors or decompose(self.A)
         layer = PHMLinear(
             self.in_features,

@@ -1,8 +1,8 @@
-"""The loss over a vocabulary, computed in slices so that the logits of a batch never exist at once.
+"""Cross-entropy over a vocabulary, computed in slices so that the logits of a batch never exist at once.
 
-The logits of 4,096 tokens over 8,000 types are 131 MB, written, read and freed at every step; touching that memory
-costs more than the arithmetic. Here a slice of tokens is mapped to logits, turned into the loss and its gradient, and
-multiplied back, in buffers that the allocator uses again.
+The logits of 4,096 tokens over 8,000 types take 131 MB; writing, reading and freeing them at every step costs more than
+the arithmetic. Here a slice of tokens is mapped to logits, then to the loss and its gradient, and multiplied back, in
+buffers that the allocator reuses.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
 
-# Logits of a slice. A CPU wants them in its cache (8 MB of float32); a GPU wants few launches (512 MB).
+# Logits per slice: on a CPU they fit its cache (8 MB of float32), on a GPU they need few launches (512 MB).
 _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
@@ -24,7 +24,7 @@ def vocabulary_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of a softmax over the vocabulary.
 
-    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets that are not `ignore` (Szegedy et al. 2016, §7;
+    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets other than `ignore` (Szegedy et al. 2016, §7;
     the smoothing mass is spread over all V types, as in ``F.cross_entropy``).
 
     Args:
@@ -33,15 +33,15 @@ def vocabulary_loss(
         bias: (V,) or None.
         targets: ids (...), of hidden's leading shape.
         smoothing: ε.
-        ignore: the id of targets that do not count.
+        ignore: id of the targets that are left out.
 
     Returns:
-        the smoothed loss, which has gradients, and the negative log-likelihood, which has none; both scalars, float32.
+        the smoothed loss, and the negative log-likelihood without gradient; both float32 scalars.
     """
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
     if needs_plain_operations():
         return _plain_loss(flat, weight, bias, targets, smoothing, ignore)
-    if flat.device.type == "cpu" and type(flat) is Tensor:  # elsewhere the number would be waited for; a trace has none
+    if flat.device.type == "cpu" and type(flat) is Tensor:  # the count would synchronise a GPU and break a trace
         rows = (targets != ignore).nonzero().squeeze(1)
         if len(rows) < len(targets):
             flat, targets = flat.index_select(0, rows), targets.index_select(0, rows)
@@ -63,7 +63,7 @@ def wide(values: Tensor) -> Tensor:
 def _plain_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, ignore: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the same two sums by operations that torch has every rule for; all logits exist at once."""
+    """Return the same sums by plain operations, with all logits at once."""
     logits = wide(F.linear(hidden, weight, bias))  # (N, V)
     loss = F.cross_entropy(logits, targets, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
     likelihood = F.cross_entropy(logits.detach(), targets, ignore_index=ignore, reduction="sum")
@@ -82,14 +82,17 @@ class _VocabularyLoss(torch.autograd.Function):
         targets: Tensor,
         smoothing: float,
         ignore: int,
-        trains: bool,  # without it torch says that gradients are wanted, also where it takes none
+        trains: bool,  # torch.is_grad_enabled(): needs_input_grad is true also without gradients
     ) -> tuple[Tensor, Tensor]:
-        compute, inputs = compute_dtype(hidden), (hidden, weight, bias)
-        wanted = [trains and want for want in ctx.needs_input_grad[:3]]
+        dtype = compute_dtype(hidden)
+        needs_gradient = [trains and needed for needed in ctx.needs_input_grad[:3]]
         with without_autocast(hidden.device.type):
-            sums = _sliced(hidden.to(compute), weight.to(compute), bias, targets, smoothing, ignore, wanted)
-        loss, likelihood, *found = sums
-        gradients = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(found, inputs, strict=True))
+            loss, likelihood, *gradients = _sliced(
+                hidden.to(dtype), weight.to(dtype), bias, targets, smoothing, ignore, needs_gradient
+            )
+        for index, tensor in enumerate((hidden, weight, bias)):
+            if tensor is not None and (gradient := gradients[index]) is not None:
+                gradients[index] = gradient.to(tensor.dtype)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(likelihood)
         return loss, likelihood
@@ -108,22 +111,22 @@ def _sliced(
     targets: Tensor,  # (N,)
     smoothing: float,
     ignore: int,
-    wanted: Sequence[bool],
+    needs_gradient: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return loss, likelihood and the gradients of hidden, weight and bias, None for those that are not wanted."""
+    """Return loss, likelihood and the gradients of hidden, weight and bias; None for gradients that are not needed."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     rows = max(_SLICE_ELEMENTS.get(hidden.device.type, 1 << 21) // vocabulary, 64)
     total = hidden.new_zeros(2, dtype=torch.float32 if hidden.dtype.itemsize < 4 else hidden.dtype)
-    hidden_grad = torch.empty_like(hidden) if wanted[0] else None
-    # Few large sums in the compute type, not many small ones: float32 keeps bfloat16's partial sums exact enough.
-    weight_grad = torch.zeros_like(weight, dtype=total.dtype) if wanted[1] else None
-    bias_grad = torch.zeros_like(bias, dtype=total.dtype) if wanted[2] and bias is not None else None
+    hidden_grad = torch.empty_like(hidden) if needs_gradient[0] else None
+    # Sums over slices are float32, which keeps the partial sums of bfloat16 exact enough.
+    weight_grad = torch.zeros_like(weight, dtype=total.dtype) if needs_gradient[1] else None
+    bias_grad = torch.zeros_like(bias, dtype=total.dtype) if needs_gradient[2] and bias is not None else None
     for start in range(0, tokens, rows):
         part = slice(start, start + rows)
         logits = F.linear(hidden[part], weight).to(total.dtype)  # (rows, V)
         if bias is not None:
             logits += bias
-        if not any(wanted):
+        if not any(needs_gradient):
             total += _sums(logits, logits.logsumexp(1), targets[part], smoothing, ignore)
             continue
         sums, wide_gradient = _loss_and_gradient(logits, targets[part], smoothing, ignore)
@@ -137,25 +140,25 @@ def _sliced(
             weight_grad += gradient.t() @ hidden[part]
         if bias_grad is not None:
             bias_grad += wide_gradient.sum(0)
-    # No views: a wrapper that shards a model hangs its backward pass on what comes out of it.
+    # Copies, not views: wrappers that shard a model attach hooks to the outputs.
     return total[0].clone(), total[1].clone(), hidden_grad, weight_grad, bias_grad
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
     """Return a slice's (loss, likelihood) and dL/dlogits, from its logits (rows, V)."""
     gradient = logits.softmax(1)  # (rows, V)
-    # log Σ exp from the softmax at its maximum, where it is at least 1/V: one pass over exp instead of two.
+    # log Σ exp is taken from the softmax at its maximum, which is at least 1/V, to save a second pass over exp.
     sums = _sums(logits, logits.amax(1) - gradient.amax(1).log(), targets, smoothing, ignore)
     if smoothing:
         gradient.sub_(smoothing / logits.shape[1])
     kept = (targets != ignore)[:, None]  # (rows, 1)
-    column = targets[:, None].where(kept, 0)  # an ignored id, -100 perhaps, is no column
+    column = targets[:, None].where(kept, 0)  # an ignored id may be -100
     gradient.scatter_add_(1, column, torch.full_like(column, smoothing - 1, dtype=logits.dtype))
     return sums, gradient.mul_(kept)
 
 
 def _sums(logits: Tensor, norm: Tensor, targets: Tensor, smoothing: float, ignore: int) -> Tensor:
-    """Return (loss, likelihood) of the targets that count, given the logits (rows, V) and their log Σ exp (rows,)."""
+    """Return (loss, likelihood) over the targets other than `ignore`, from logits (rows, V) and log Σ exp (rows,)."""
     kept = targets != ignore  # (rows,)
     likelihood = norm - logits.gather(1, targets.where(kept, 0)[:, None]).squeeze(1)  # −log p[target]
     loss = likelihood

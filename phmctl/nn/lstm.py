@@ -23,22 +23,22 @@ TORCH_GATES = ("input", "forget", "candidate", "output")  # the order of nn.LSTM
 class PHMLSTM(nn.Module):
     """A unidirectional LSTM, or a stack of them, for batches (B, T, d).
 
-    It stands in for ``nn.LSTM(batch_first=True)``, and takes lengths where that wants a ``PackedSequence``.
+    A drop-in for ``nn.LSTM(batch_first=True)`` that takes lengths instead of a ``PackedSequence``.
 
     ::
 
         f, i, o, x′ = φ(PHM(x_t) + PHM(h_{t−1}) + b)
         c_t = σ(f) ⊙ c_{t−1} + σ(i) ⊙ tanh(x′)
         h_t = σ(o) ⊙ tanh(c_t)          cell "standard"
-        h_t = o ⊙ c_t                   cell "as_printed": the paper's equation to the letter
+        h_t = o ⊙ c_t                   cell "as_printed": the paper's equation
 
-    There is one bias b of 4h, where ``nn.LSTM`` has two that are only ever added; it belongs to the input's maps.
+    There is one bias b of 4h, in the input's maps; ``nn.LSTM`` has two that are only added.
 
-    Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each rule. There are 8 rules with
-    separate gates, 2 with fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
+    Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each of the 8 rules of separate
+    gates or the 2 rules of fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
 
-    H of all gates goes into torch's own LSTM kernel. Compilers, exporters and ``torch.func``, and the cell as printed,
-    have a loop over the steps in plain operations: a graph is for one T, and for any batch.
+    H of all gates goes into torch's LSTM kernel. For compilers, exporters and ``torch.func``, and for the cell
+    ``as_printed``, plain operations loop over the steps: a graph is for one T and any batch.
     """
 
     def __init__(
@@ -62,32 +62,33 @@ class PHMLSTM(nn.Module):
             hidden_size: h, the features of the state and the output.
             n: the PHM hyperparameter; 1 is the dense LSTM.
             algebra: ``phm`` for learned rules, or a fixed algebra of dimension n.
-            num_layers: how many LSTMs are stacked; each but the first reads the one below it.
+            num_layers: number of stacked LSTMs.
             bias: add b.
             gates: ``separate``: a map for each gate, of the input and of the state; ``fused``: one map of 4h outputs
-                for the input and one for the state, the form that the paper's equation has.
-            cell: ``standard``, or ``as_printed``, whose output gate and output are not squashed.
-            builder: makes the maps, where a model has one: its algebra, n, bias, rule sharing and device then count,
-                those given here do not. A layer of the stack is a sublayer of the model.
-            device: of the parameters.
+                for the input and one for the state, as in the paper's equation.
+            cell: ``standard``, or ``as_printed``, without activations of the output gate and the output.
+            builder: builds the maps, instead of `n`, `algebra`, `bias` and `device`. A layer of the stack is a sublayer
+                of the model.
+            device: device of the parameters.
 
         Raises:
-            DimensionError: n does not divide a dimension, or is not the algebra's own.
-            UserError: no such algebra, gates or cell, or no layer.
+            DimensionError: n does not divide a dimension, or is not the algebra's dimension.
+            UserError: unknown algebra, gates or cell, or fewer than one layer.
         """
         super().__init__()
         check_known("gates", gates, get_args(Gates))
         check_known("cell", cell, get_args(Cell))
         if num_layers < 1:
             raise UserError(f"num_layers = {num_layers}: expected 1 or more")
-        maker = LinearBuilder(algebra, n, bias=bias, device=device) if builder is None else builder
+        if builder is None:
+            builder = LinearBuilder(algebra, n, bias=bias, device=device)
         widths = [input_size] + [hidden_size] * (num_layers - 1)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
         self.gates = gates
         self.cell = cell
-        self.layers = nn.ModuleList(LSTMLayer(maker.sublayer(), width, hidden_size, gates) for width in widths)
+        self.layers = nn.ModuleList(LSTMLayer(builder.sublayer(), width, hidden_size, gates) for width in widths)
 
     def forward(
         self, x: Tensor, lengths: Tensor | State | None = None, hx: State | None = None
@@ -95,17 +96,17 @@ class PHMLSTM(nn.Module):
         """Run over a batch of sequences.
 
         Args:
-            x: (B, T, d). What stands at padding is never read.
-            lengths: (B,) integers of 1 to T, in any order, on any device; all T where None. The state may stand here
-                instead, where ``nn.LSTM`` has it.
-            hx: h and c before the first step, (num_layers, B, h) each; zeros where None.
+            x: (B, T, d). Padding is never read.
+            lengths: (B,) integers from 1 to T, in any order, on any device; None means T for all. As the second
+                argument of ``nn.LSTM``, it may be the state `hx`.
+            hx: h and c before the first step, (num_layers, B, h) each; None means zeros.
 
         Returns:
-            the last layer's output (B, T, h), zero at padding; and h and c of every layer after each sequence's own
-            last step, (num_layers, B, h) each. Under autocast they are in its precision.
+            the last layer's output (B, T, h), zero at padding; and h and c of every layer after the last step of each
+            sequence, (num_layers, B, h) each. Under autocast they have its dtype.
 
         Raises:
-            DimensionError: a shape is wrong, the batch is empty, or a length is not of 1 to T.
+            DimensionError: a shape is wrong, the batch is empty, or a length is not between 1 and T.
         """
         if isinstance(lengths, tuple):
             lengths, hx = None, lengths
@@ -114,7 +115,7 @@ class PHMLSTM(nn.Module):
             return self._loop(x, lengths, hx)
         if lengths is None:
             return self._kernel(x, None, hx)
-        lengths = _checked(lengths, len(x), x.shape[1])
+        lengths = _checked_lengths(lengths, len(x), x.shape[1])
         packed: Any = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         if hx is not None:
             hx = hx[0].index_select(1, packed.sorted_indices), hx[1].index_select(1, packed.sorted_indices)
@@ -123,9 +124,9 @@ class PHMLSTM(nn.Module):
         return output, (h.index_select(1, packed.unsorted_indices), c.index_select(1, packed.unsorted_indices))
 
     def _kernel(self, x: Tensor, sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Run torch's kernel over (B, T, d), or over packed rows (N, d) of the batch sizes (T,)."""
+        """Run torch's kernel over (B, T, d), or over packed rows (N, d) with batch sizes (T,)."""
         dtype, device = compute_dtype(x), x.device.type
-        # On a CPU the kernel would sum the cell over the steps in 16 bits.
+        # In 16 bits the CPU kernel would accumulate the cell state in 16 bits.
         exact = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
         weights = self._weights()
         batch = len(x) if sizes is None else int(sizes[0])
@@ -133,22 +134,23 @@ class PHMLSTM(nn.Module):
             zeros = x.new_zeros(self.num_layers, batch, self.hidden_size)
             state = zeros, zeros
         with without_autocast(device):
-            biased = weights[0][2] is not None
-            flat = [part for w, u, b in weights for part in ((w, u) if b is None else (w, u, b, torch.zeros_like(b)))]
-            flat = [part.to(exact) for part in flat]
-            hx = [part.to(exact) for part in state]
-            rest = biased, self.num_layers, 0.0, self.training, False
+            flat = []
+            for weight, recurrent, bias in weights:
+                flat += [weight, recurrent] if bias is None else [weight, recurrent, bias, torch.zeros_like(bias)]
+            flat = [tensor.to(exact) for tensor in flat]
+            hx = [tensor.to(exact) for tensor in state]
+            options = weights[0][2] is not None, self.num_layers, 0.0, self.training, False
             if sizes is None:
-                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *rest, True)
+                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *options, True)
             else:
-                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *rest)
+                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *options)
         return output.to(dtype), (h.to(dtype), c.to(dtype))
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Run by operations that torch has every rule for, over padding too, and ask for no value of a tensor."""
+        """Run by plain operations, over padding too, without reading values of tensors."""
         dtype, steps = compute_dtype(x), x.shape[1]
         if not needs_plain_operations() and lengths is not None:
-            lengths = _checked(lengths, len(x), steps)
+            lengths = _checked_lengths(lengths, len(x), steps)
         active = None  # (B, T, 1)
         if lengths is not None:
             active = (torch.arange(steps, device=x.device) < lengths.to(x.device)[:, None])[..., None]
@@ -176,35 +178,39 @@ class PHMLSTM(nn.Module):
 
     def _check(self, shape: Sequence[int], state: State | None) -> None:
         if len(shape) != 3 or shape[2] != self.input_size or 0 in shape:
-            sizes = f"(batch, steps, input_size = {self.input_size}), with a sequence and a step at least"
-            raise DimensionError(f"input of shape {tuple(shape)} is not {sizes}")
-        wanted = (self.num_layers, shape[0], self.hidden_size)
-        for value in state or ():
-            if value.shape != wanted:
-                raise DimensionError(f"state of shape {tuple(value.shape)} is not (layers, batch, hidden) = {wanted}")
+            sizes = f"(batch, steps, input_size = {self.input_size}) with at least one sequence and one step"
+            raise DimensionError(f"input of shape {tuple(shape)}: expected {sizes}")
+        expected = (self.num_layers, shape[0], self.hidden_size)
+        for tensor in state or ():
+            if tensor.shape != expected:
+                raise DimensionError(
+                    f"state of shape {tuple(tensor.shape)}: expected (layers, batch, hidden) = {expected}"
+                )
 
     @torch.no_grad()
     def to_dense(self) -> nn.LSTM:
-        """Return the ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with parameters of its own.
+        """Return an ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with new parameters.
 
-        b is its first bias, and the second is zero. It takes no lengths, but a ``PackedSequence``.
+        Its first bias is b, the second is zero. Sequences of different lengths need a ``PackedSequence``.
 
         Raises:
             UserError: the cell is ``as_printed``, which ``nn.LSTM`` does not have.
         """
         if self.cell != "standard":
-            raise UserError(f"nn.LSTM has no `model.cell: {self.cell}`, so there is no export; decode takes its run")
+            raise UserError(
+                f"model.cell: {self.cell}: nn.LSTM lacks this cell, so there is no export; decode with the run"
+            )
         with torch.enable_grad(), without_autocast(next(self.parameters()).device.type):
-            weights = self._weights()  # with gradients, so that each says whether it learns
-        bias = weights[0][2] is not None
+            weights = self._weights()  # with gradients, so that requires_grad tells the frozen ones
+        biased = weights[0][2] is not None
         sizes = self.input_size, self.hidden_size, self.num_layers
-        dense = nn.LSTM(*sizes, bias, True, device="meta").train(self.training)  # no random numbers are drawn
-        for index, (weight, recurrent, b) in enumerate(weights):
-            parts = {"weight_ih": weight, "weight_hh": recurrent}
-            if b is not None:
-                parts |= {"bias_ih": b, "bias_hh": torch.zeros_like(b, requires_grad=b.requires_grad)}
-            for name, part in parts.items():
-                setattr(dense, f"{name}_l{index}", nn.Parameter(part.detach().clone(), part.requires_grad))
+        dense = nn.LSTM(*sizes, biased, True, device="meta").train(self.training)  # draws no random numbers
+        for index, (weight, recurrent, bias) in enumerate(weights):
+            tensors = {"weight_ih": weight, "weight_hh": recurrent}
+            if bias is not None:
+                tensors |= {"bias_ih": bias, "bias_hh": torch.zeros_like(bias, requires_grad=bias.requires_grad)}
+            for name, tensor in tensors.items():
+                setattr(dense, f"{name}_l{index}", nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
         return dense
 
 
@@ -213,7 +219,7 @@ class LSTMLayer(nn.Module):
 
     Attributes:
         from_input: gate -> map d → h with bias; with fused gates one map d → 4h, in the order of :data:`GATES`.
-        from_hidden: the same of the state, h → h or h → 4h, without biases.
+        from_hidden: gate -> map h → h of the state, or one map h → 4h, without biases.
     """
 
     def __init__(self, builder: LinearBuilder, input_size: int, hidden_size: int, gates: Gates) -> None:
@@ -227,26 +233,26 @@ class LSTMLayer(nn.Module):
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return H of the input's maps (4h, d), of the state's maps (4h, h), and b (4h,), in torch's order of gates."""
-        weights = (_in_torch_order(maps, "weight") for maps in (self.from_input, self.from_hidden))
         first = next(iter(self.from_input.values()))
-        return *weights, None if first.bias is None else _in_torch_order(self.from_input, "bias")  # type: ignore[return-value]
+        bias = None if first.bias is None else _in_torch_order(self.from_input, "bias")
+        return _in_torch_order(self.from_input, "weight"), _in_torch_order(self.from_hidden, "weight"), bias
 
 
 def _in_torch_order(maps: nn.ModuleDict, name: str) -> Tensor:
     """Return the weights or the biases of all gates, (4h, ...), in the order of ``nn.LSTM``."""
     if "gates" in maps:
-        parts = dict(zip(GATES, getattr(maps["gates"], name).chunk(4), strict=True))
-        return torch.cat([parts[gate] for gate in TORCH_GATES])
+        by_gate = dict(zip(GATES, getattr(maps["gates"], name).chunk(4), strict=True))
+        return torch.cat([by_gate[gate] for gate in TORCH_GATES])
     return torch.cat([getattr(maps[gate], name) for gate in TORCH_GATES])
 
 
-def _checked(lengths: Tensor, batch: int, longest: int) -> Tensor:
+def _checked_lengths(lengths: Tensor, batch: int, longest: int) -> Tensor:
     """Return the lengths on the CPU, (B,) int64.
 
     Raises:
-        DimensionError: they are not B integers of 1 to T.
+        DimensionError: they are not B integers from 1 to T.
     """
     values = lengths.to("cpu", torch.int64)
     if lengths.is_floating_point() or lengths.shape != (batch,) or not ((values >= 1) & (values <= longest)).all():
-        raise DimensionError(f"lengths are {batch} integers of 1 to T = {longest}, one a sequence, not {lengths}")
+        raise DimensionError(f"lengths {lengths}: expected {batch} integers from 1 to T = {longest}, one per sequence")
     return values

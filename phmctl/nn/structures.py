@@ -119,7 +119,7 @@ class KroneckerStructure(Structure):
         return kronecker_sum(self.rule(tensors), tensors["S"])
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
-        """Multiply by R blocks. Raises RankError if the rule has no factors."""
+        """Multiply by R blocks. Raises RankError if the factors are not known."""
         factors = self.factors(tensors)
         if factors is None:
             raise RankError(NEEDS_FACTORS)
@@ -263,7 +263,7 @@ def phm_structure(n: int, algebra: str, rank: int | None = None) -> Structure:
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
     """Return the structure of a weight's saved tensors, or None if they do not determine a weight.
 
-    `algebra` is that of the model that they come from: its fixed rule is not saved.
+    `algebra` is the algebra of their model, because a fixed rule is not saved.
     """
     if "S" not in tensors:
         return Dense() if "weight" in tensors else None
@@ -288,7 +288,7 @@ class _FixedRule(NamedTuple):
 def _fixed(algebra: str, S: Tensor) -> _FixedRule:
     """Return the rule of a fixed algebra on the device and in the dtype of S.
 
-    Compilers, transformations and dispatch modes get tensors of their own, because a cached one would outlive them.
+    Compilers, transformations and dispatch modes get new tensors, because a cached one would outlive them.
     """
     if needs_plain_operations() or torch._C._len_torch_dispatch_stack():
         return _build_fixed(algebra, S.device, S.dtype)

@@ -1,9 +1,9 @@
 """Learning rates for each factor of a weight, and :func:`tune`, which measures the faster execution of each map.
 
-Under Adam each entry of a tensor moves by about the learning rate in a step, whatever the scale of the tensor. A dense
-weight (k, d) needs a rate that falls with d (muP: Yang et al. 2021, "Tensor Programs V", table 3). A weight that is
+Under Adam each entry of a tensor moves by about the learning rate in a step, whatever its scale. A dense weight
+(k, d) needs a rate that falls with d (muP: Yang et al. 2021, "Tensor Programs V", table 3). A weight that is
 made of factors needs a rate for each of them (Qiu et al. 2024, "Compute Better Spent"): entries of A are about √(d/n)
-times as large as those of S, and at one rate A hardly moves.
+times as large as entries of S, and at one rate A hardly moves.
 
 The rule here: in a step every factor f moves by the same fraction of its scale, ``rate(f) = c · rate(H) · rms(f) /
 rms(H)``, which is Adam on factors that are scaled to the entries of the weight H. The rate of a dense weight is
@@ -43,7 +43,7 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     Args:
         model: a model with its initial weights, whose scales set the rates.
         lr: rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
-        weight_decay: weight decay of AdamW. Each group sets its own, so the optimiser's argument has no effect.
+        weight_decay: weight decay of AdamW. Each group has its own, which overrides the optimiser's argument.
 
     Raises:
         UserError: `lr` is not a positive number.

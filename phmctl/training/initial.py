@@ -55,7 +55,7 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
 
     Raises:
         RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
-            vocabulary; or has no tensor that fits.
+            vocabulary; or none of its tensors fits.
     """
     if recipe.training.initialise_from is None:
         return None
@@ -156,7 +156,7 @@ def _copy_nearest_sums(
 
 
 def _source_weight(source: Mapping[str, Tensor], name: str, algebra: str) -> Tensor | None:
-    """Return the weight of a map or table of the source, or None if it has none or its rule is elsewhere."""
+    """Return the weight of a map or table of the source, or None if its tensors do not determine one."""
     tensors = {part: source[f"{name}.{part}"] for part in PARAMETER_NAMES if f"{name}.{part}" in source}
     structure = structure_of(tensors, algebra)
     return None if structure is None else structure.dense(tensors)

@@ -154,12 +154,12 @@ def test_parts_are_never_copied_side_by_side(kind: str, algebra: str, n: int, ex
 
 def test_what_does_not_fit() -> None:
     builder = LinearBuilder("phm", 4)
-    with pytest.raises(DimensionError, match="even number of them, not 5"):
+    with pytest.raises(DimensionError, match="5 parts"):
         HierarchicalComposition(builder, 5, 8, 32, 8)
     with pytest.raises(DimensionError, match="does not divide"):
         BilinearComposition(builder, [8, 8], 8, 6)
     BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
-    with pytest.raises(DimensionError, match="1 parts for a composition of 2"):
+    with pytest.raises(DimensionError, match="2 parts"):
         LinearComposition(builder, [8, 8], 8)([torch.zeros(1, 8)])
 
 

@@ -172,22 +172,22 @@ def test_a_table_and_the_map_that_is_tied_to_it_stay_one(options: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "place"),
     [
-        ({"n": 4, "select": "encoder.*"}, "no module is selected"),
-        ({}, "needs n"),
-        ({"algebra": "quaternoin"}, "no algebra 'quaternoin'"),
-        ({"n": 8, "algebra": "quaternion"}, "'quaternion' has n = 4, not 8"),
-        ({"n": 1}, "n of at least 2"),
-        ({"n": 4, "model": 3}, "not int"),
+        ({"n": 4, "select": "encoder.*"}, "encoder"),
+        ({}, "n = None"),
+        ({"algebra": "quaternoin"}, "quaternoin"),
+        ({"n": 8, "algebra": "quaternion"}, "quaternion.* 8"),
+        ({"n": 1}, "n = 1"),
+        ({"n": 4, "model": 3}, "int"),
     ],
 )
-def test_what_no_layer_can_be_is_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_conversions_are_refused(options: dict[str, Any], place: str) -> None:
     net = nn.Sequential(nn.Linear(8, 8))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=place):
         phmctl.convert(**({"model": net} | options), inplace=True)
     assert type(net[0]) is nn.Linear
-    with pytest.raises(UserError, match="not int"):
+    with pytest.raises(UserError):
         phmctl.to_dense(3)
 
 
