@@ -192,7 +192,7 @@ def train(
             run=run,
             checkpoint=checkpoint,
             quiet=quiet,
-            noted={"tag": tag, "unmodified": unmodified(recipe, resolved)},
+            record={"tag": tag, "unmodified": unmodified(recipe, resolved)},
         )
 
 

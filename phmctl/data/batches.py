@@ -23,8 +23,6 @@ from phmctl.errors import DataError
 
 T = TypeVar("T")
 
-ORDER = 2  # the number of this way to order batches, which a training's state records
-
 
 class RandomNumbers:
     """A stream of random numbers for each seed and epoch, and for each `place` in an epoch (three numbers at most).

@@ -27,7 +27,6 @@ from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.tasks.base import Autocast
 from phmctl.timing import alternate
-from phmctl.training.processes import Processes
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -172,37 +171,27 @@ def stepper(
     return steps
 
 
-def choose_rates(model: nn.Module, run: Run, processes: Processes) -> dict[str, float]:
-    """Return the rate of each trainable parameter as a multiple of the recipe's; every process calls it.
+def choose_rates(model: nn.Module, run: Run) -> dict[str, float]:
+    """Return the rate of each trainable parameter as a multiple of the recipe's, and store the rates in a new run.
 
     Raises:
-        RunError: what the run says is damaged, or of another model.
+        RunError: the stored rates are damaged or belong to another model.
     """
     settings = run.recipe.training
     rates = build_rates(model, settings)
     if settings.rates == "one":
         return rates
-    kept = _kept(run, RATES, lambda: rates, processes)
-    # The same seed draws nearly these scales on any device; a start from another run is not at hand any more.
-    apart = math.inf if settings.initialise_from else 0.2
-    sound = kept.keys() == rates.keys() and all(
-        isinstance(rate, float) and 0 < rate < math.inf and abs(math.log(rate / rates[name])) < apart
-        for name, rate in kept.items()
+    path = run.folder / RATES
+    if not path.exists():
+        write_json(path, rates)
+        return rates
+    stored = read_json_object(path, RunError, "copy the run again")
+    # The same seed gives nearly these rates on any device; the tensors of another run cannot be compared any more.
+    tolerance = math.inf if settings.initialise_from else 0.2
+    valid = stored.keys() == rates.keys() and all(
+        isinstance(rate, float) and 0 < rate < math.inf and abs(math.log(rate / rates[name])) < tolerance
+        for name, rate in stored.items()
     )
-    if not sound:
-        raise RunError(f"{run.folder / RATES} is damaged, or of another model; copy the run again, or train anew")
-    return kept
-
-
-def _kept(run: Run, name: str, measure: Callable[[], dict[str, Any]], processes: Processes) -> dict[str, Any]:
-    """Return what the run's file `name` says; the first time rank 0 measures it and writes the file."""
-    chosen: dict[str, Any] = {}
-    with processes.agreed():
-        path = run.folder / name
-        if processes.leads and path.exists():
-            chosen = read_json_object(path, RunError, "copy the run again")
-        elif processes.leads:
-            chosen = measure()
-            if chosen:
-                write_json(path, chosen)
-    return processes.broadcast(chosen)
+    if not valid:
+        raise RunError(f"{path} is damaged, or of another model; copy the run again, or train again")
+    return stored

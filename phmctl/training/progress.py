@@ -1,4 +1,4 @@
-"""What a training reports: its speed, a line on stderr, ``metrics.jsonl``, and TensorBoard's log if asked."""
+"""Report a training: its speed, a progress line on stderr, ``metrics.jsonl``, and optionally TensorBoard's log."""
 
 import json
 import os
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class Throughput:
-    """Counts tokens between log lines against the clock; `seconds` were trained before this process began."""
+    """Measures tokens per second between log lines.
+
+    Args:
+        seconds: training time of earlier processes.
+    """
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._origin = time.perf_counter() - seconds
@@ -40,7 +44,7 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time inside out of the interval."""
+        """Exclude the block's time from the interval."""
         before = time.perf_counter()
         try:
             yield
@@ -48,7 +52,7 @@ class Throughput:
             self._began += time.perf_counter() - before
 
     def rates(self) -> dict[str, float]:
-        """Return the interval's rates and the seconds in all, and begin the next interval."""
+        """Return the rates of the interval and the total seconds, and start the next interval."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         rates = {
             "target_tokens_per_second": self._targets / seconds,
@@ -61,7 +65,7 @@ class Throughput:
 
 
 class ProgressLine:
-    """Shows a training of `steps` steps from step `start` on. A context manager."""
+    """Shows the progress of a training with `steps` steps that starts at step `start`; a context manager."""
 
     def __init__(self, steps: int, start: int, *, quiet: bool = False) -> None:
         self._steps, self._start, self._quiet = steps, start, quiet
@@ -94,7 +98,7 @@ class ProgressLine:
             self.say(f"step {step}/{self._steps}  {figures}")
 
     def say(self, message: str) -> None:
-        """Print a line that stays, above the bar."""
+        """Print a line above the progress bar."""
         if self._quiet:
             return
         if self._bar is not None:
@@ -107,13 +111,13 @@ VALIDATION, EARLY_STOP = "validation", "early_stop"
 
 
 class MetricsLog:
-    """Appends entries; a context. On entering it, what lies beyond the checkpoint is dropped.
+    """Appends entries to a training log; a context manager. Entering it drops the entries after the checkpoint.
 
     Args:
-        path: the ``metrics.jsonl``, untouched before the context is entered; None to write nothing.
-        step: of the checkpoint: keep entries up to it.
-        validated: its newest validation: of these, and early stops, keep entries up to it. By default `step`.
-        tensorboard: a folder for TensorBoard's own log, or None.
+        path: the ``metrics.jsonl``, which is not changed before the context is entered; None to write nothing.
+        step: step of the checkpoint; later entries are dropped.
+        validated: step of its newest validation; later validations and early stops are dropped. By default `step`.
+        tensorboard: folder of TensorBoard's log, or None.
     """
 
     def __init__(
@@ -121,32 +125,32 @@ class MetricsLog:
     ) -> None:
         self._path = path
         self._board: Any = None
-        self._new_board = partial(summary_writer(), tensorboard, purge_step=step + 1) if tensorboard else None
-        last = {VALIDATION: step if validated is None else validated}
-        last[EARLY_STOP] = last[VALIDATION]
-        kept = [
-            (line, entry)
-            for line, entry in (read_log_lines(path) if path else ())
-            if entry["step"] <= last.get(str(entry.get("event")), step)
-        ]
-        self._kept = b"".join(line + b"\n" for line, _ in kept)
-        self._events = {(entry.get("event"), entry["step"]) for _, entry in kept}
-        # trained before this process; not every event has the time
-        self.seconds = max((float(entry.get("seconds", 0.0)) for _, entry in kept), default=0.0)
+        self._open_board = partial(summary_writer(), tensorboard, purge_step=step + 1) if tensorboard else None
+        last_validation = step if validated is None else validated
+        last_step = {VALIDATION: last_validation, EARLY_STOP: last_validation}
+        self._kept = b""
+        self._events: set[tuple[Any, int]] = set()
+        self.seconds = 0.0  # trained by earlier processes
+        for line, entry in read_log_lines(path) if path else ():
+            event = entry.get("event")
+            if entry["step"] <= last_step.get(str(event), step):
+                self._kept += line + b"\n"
+                self._events.add((event, entry["step"]))
+                self.seconds = max(self.seconds, float(entry.get("seconds", 0.0)))
 
     def __enter__(self) -> Self:
-        """Begin; raises :class:`OutputError` when the file cannot be written."""
+        """Open the file. Raises OutputError."""
         if self._path is not None:
             if not self._path.is_file() or self._path.read_bytes() != self._kept:
                 write_atomic(self._path, self._kept)
             with writing(self._path):
-                self._file = self._path.open("ab", buffering=0)  # a line is with the system when add() returns
-        if self._new_board is not None:
-            self._board = self._new_board()
+                self._file = self._path.open("ab", buffering=0)
+        if self._open_board is not None:
+            self._board = self._open_board()
         return self
 
     def add(self, event: str, step: int, values: dict[str, Any]) -> None:
-        """Append one entry (OutputError: the disk is full); a torn line is dropped when the training goes on."""
+        """Append an entry. After OutputError (a full disk) the incomplete line is dropped when training is resumed."""
         if self._path is None:
             return
         line = json.dumps({"event": event, "step": step, **values}).encode() + b"\n"
@@ -162,7 +166,7 @@ class MetricsLog:
         return (event, step) in self._events
 
     def flush(self) -> None:
-        """Bring what was added to the disk, before the checkpoint that counts on it. Raises OutputError."""
+        """Flush the entries to the disk, so that a checkpoint is never newer than the log. Raises OutputError."""
         if self._path is not None:
             with writing(self._path):
                 os.fsync(self._file.fileno())
@@ -175,7 +179,7 @@ class MetricsLog:
 
 
 def summary_writer() -> Any:
-    """Return TensorBoard's class for writing its log; RecipeError where it is not installed."""
+    """Return TensorBoard's SummaryWriter class. Raises RecipeError if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

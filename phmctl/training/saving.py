@@ -1,8 +1,8 @@
-"""What a training keeps on disk (its state, its checkpoints, their average), and how a run goes on from it.
+"""The files of a training: its state, its checkpoints, their average; and how a run is resumed.
 
-``last`` and ``best`` say nothing that the checkpoints do not: the newest whole one, and the one that its state calls
-the best. So they are derived, after every save and whenever a run is continued, and so is what may be pruned. A kill
-anywhere leaves at worst pointers that are behind, and the next start moves them.
+The pointers ``last`` and ``best`` and the list of kept checkpoints follow from the checkpoints alone: the newest
+complete one, and the one that its state names as the best. They are updated after every save and whenever a run is
+resumed, so that a kill leaves at worst outdated pointers, which the next start corrects.
 """
 
 import math
@@ -30,9 +30,8 @@ from phmctl.checkpoints import (
     whole_steps,
     write_checkpoint,
 )
-from phmctl.data.batches import ORDER
 from phmctl.errors import OutputError, RecipeError, RunError
-from phmctl.files import clear, discard, remove_abandoned, write_json, writing
+from phmctl.files import FORMAT, clear, discard, remove_abandoned, write_json, writing
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe, TrainingSection
@@ -48,98 +47,106 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class TrainingState(BaseModel):
-    """Counters of a training. No clock time is among them: equal trainings have equal checkpoints."""
+    """The counters of a training. They contain no clock time: equal trainings have equal checkpoints."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     step: _Count = 0  # optimiser steps done
     epoch: _Count = 0  # of the next batch
-    position: _Count = 0  # batches of that epoch already used
+    position: _Count = 0  # of the next batch in its epoch
     validated: _Count = 0  # step of the newest validation
     best_score: float | None = None  # higher is better
-    best_loss: float | None = None  # validation loss of the best one
+    best_loss: float | None = None  # validation loss at the best score
     best_step: _Count | None = None
     stale: _Count = 0  # validations since the best one
-    target_tokens: _Count = 0  # all that were trained on
-    # since the newest log line
-    window_loss: float = 0.0  # summed
+    target_tokens: _Count = 0  # trained on since step 1
+    # Since the newest log line:
+    window_loss: float = 0.0  # sum
     window_target_tokens: _Count = 0
-    order: _Count = ORDER  # which way to order batches `position` counts in
+    format: _Count = FORMAT  # changes with the order of batches, on which `position` depends
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], where: Path) -> Self:
-        """Return the state that ``model_dump`` described, of the checkpoint `where`; other keys are ignored.
+    def from_json(cls, values: dict[str, Any], checkpoint: Path) -> Self:
+        """Return the state that a checkpoint stores; unknown keys are ignored.
 
         Raises:
-            RunError: a counter is missing or of another kind, or batches came in another order.
+            RunError: a counter has the wrong type, or the checkpoint has another format.
         """
-        try:
-            state = cls.model_validate(values)
-        except ValidationError as error:
+        if values.get("format") != FORMAT:
             raise RunError(
-                f"{where} cannot be continued from: state.json has another {error.errors()[0]['loc'][0]}"
-            ) from None
-        if values.get("order") != ORDER:
-            raise RunError(f"{where} is of a version before 0.1.0: decode it, or train anew")
-        return state
+                f"{checkpoint} has format {values.get('format')!r}, and this phmctl resumes format {FORMAT}: "
+                "decode with it, or train again"
+            )
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            key = error.errors()[0]["loc"][0]
+            raise RunError(f"{checkpoint} cannot be resumed: {key} in state.json is damaged") from None
 
     def note_score(self, score: float, loss: float, least_score: float = -math.inf) -> bool:
-        """Count a validation; return whether it is the best so far: by its score, by its loss where scores are equal.
+        """Count a validation and return whether it is the best so far: by score, and by loss if scores are equal.
 
         Scores below `least_score` count as equal. NaN is never the best.
         """
         self.validated = self.step
-        best, least = self.best_score, math.inf if self.best_loss is None else self.best_loss
-        improved = not math.isnan(score) and (
-            best is None or (max(score, least_score), -loss) > (max(best, least_score), -least)
-        )
-        self.stale = 0 if improved else self.stale + 1
+        improved = not math.isnan(score) and self._is_better(score, loss, least_score)
         if improved:
             self.best_score, self.best_loss, self.best_step = score, loss, self.step
+            self.stale = 0
+        else:
+            self.stale += 1
         return improved
+
+    def _is_better(self, score: float, loss: float, least_score: float) -> bool:
+        if self.best_score is None:
+            return True
+        best_loss = math.inf if self.best_loss is None else self.best_loss
+        return (max(score, least_score), -loss) > (max(self.best_score, least_score), -best_loss)
+
+
+# --------------------------------------------------------------------------------------- checkpoints and pointers
 
 
 def scheduled_steps(folder: Path, save_every: int, final: int | None) -> list[int]:
-    """Return the whole steps that belong to the interval (and the final one), ascending.
+    """Return the complete checkpoints at the save interval, and the final one, in ascending order.
 
-    Those that only an interruption or a new best wrote are not among them, so what is kept and averaged does not
-    depend on interruptions.
+    Checkpoints written by an interruption or for a new best score are excluded, so that the kept and averaged
+    checkpoints do not depend on interruptions.
     """
     return [step for step in whole_steps(folder) if step % save_every == 0 or step == final]
 
 
-def derive(run: Run, settings: TrainingSection) -> None:
-    """Let ``last`` and ``best`` name what they must, and remove what is not kept. Raises OutputError."""
+def update_pointers(run: Run, settings: TrainingSection) -> None:
+    """Set ``last`` and ``best`` and remove checkpoints that are not kept. Raises OutputError."""
     folder = run.checkpoints_folder
-    whole = whole_steps(folder)
-    if not whole:
+    steps = whole_steps(folder)
+    if not steps:
         return
-    newest = folder / step_name(whole[-1])
+    newest = folder / step_name(steps[-1])
     state = TrainingState.from_json(read_state(newest), newest)
-    best = state.best_step if state.best_step in whole else None
+    best = state.best_step if state.best_step in steps else None
     run.set_pointer("last", state.step)
     run.set_pointer("best", best)
-    final = state.step if is_done(state.step, state.stale, settings.steps, settings.patience) else None
-    scheduled = scheduled_steps(folder, settings.save_every, final)
-    newest_kept = scheduled[-max(settings.keep, settings.average) :]
-    prune(folder, {state.step, *newest_kept, *([] if best is None else [best])})
+    finished = is_done(state.step, state.stale, settings.steps, settings.patience)
+    scheduled = scheduled_steps(folder, settings.save_every, state.step if finished else None)
+    kept = {state.step, *scheduled[-max(settings.keep, settings.average) :]}
+    if best is not None:
+        kept.add(best)
+    prune(folder, kept)
 
 
 def clear_leftovers(run: Run) -> None:
-    """Remove or put back what killed processes left in a run; for the process that trains it. Raises OutputError."""
-    with writing(run.folder):
-        clear(run.checkpoints_folder / "*")
-        clear(run.folder / "*")
+    """Remove or restore the files of killed processes; the caller must have claimed the run. Raises OutputError."""
+    clear(run.checkpoints_folder / "*")
+    clear(run.folder / "*")
+    with writing(run.results_folder):
         remove_abandoned(run.results_folder / "*")
 
 
-# ------------------------------------------------------------------- the average (Vaswani et al. 2017, §6.1)
-
-
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:
-    """Average the models of some steps, ascending, write the checkpoint ``average`` and return its tensors.
+    """Average the models of some steps (Vaswani et al. 2017, §6.1), write ``average`` and return its tensors.
 
-    Sums are float64; tensors of integers are those of the newest step. Raises RunError and OutputError.
+    Sums are float64; integer tensors are those of the last step. Raises RunError and OutputError.
     """
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}
@@ -148,123 +155,141 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
         for name, tensor in newest.items():
             if tensor.is_floating_point():
                 sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
-    means = {name: (sums[name] / len(steps)).to(t.dtype) if name in sums else t for name, t in newest.items()}
-    write_checkpoint(folder / AVERAGE, {"model": means}, {"steps": list(steps)})
-    return means
+    means = {name: (total / len(steps)).to(newest[name].dtype) for name, total in sums.items()}
+    averaged = {name: means.get(name, tensor) for name, tensor in newest.items()}
+    write_checkpoint(folder / AVERAGE, {"model": averaged}, {"steps": list(steps)})
+    return averaged
 
 
 def averaged_steps(folder: Path) -> list[int]:
-    """Return the steps that ``average`` was made of, or an empty list where it is missing or damaged."""
+    """Return the steps that ``average`` was made from; an empty list if it is missing or damaged."""
     with suppress(RunError):
         verify_checkpoint(folder / AVERAGE, ["model"])
         return list(read_state(folder / AVERAGE)["steps"])
     return []
 
 
-# ------------------------------------------------- a run that goes on: which, with which recipe, from which checkpoint
+# -------------------------------------------------------------------------------------------------------- resuming
 
 
-def run_to_resume(root: Path, recipe: Recipe, *, needed: bool) -> Run | None:
-    """Return the newest run that a recipe would continue, with a checkpoint or not: no key differs that changes a step.
+def run_to_resume(root: Path, recipe: Recipe, *, required: bool) -> Run | None:
+    """Return the newest run that a recipe can resume, with or without a checkpoint, or None.
 
-    None if there is none; where one is `needed`, RecipeError: the newest differs, or RunError: none is of this variant.
+    Raises, if a run is required:
+        RecipeError: the newest run of this variant was trained with other settings.
+        RunError: there is no run of this variant.
     """
-    newest = next((run for run in Run.versions(root, recipe) if not forbidden(run, recipe)), None)
-    if newest is None and needed:
-        for run in Run.versions(root, recipe):
-            check_same(run, recipe)
-        where = root / recipe.name / recipe.variant
-        raise RunError(f"nothing to resume: no run in {where}; leave --resume out to start one")
-    return newest
+    for run in Run.versions(root, recipe):
+        if not changes_preventing_resume(run, recipe):
+            return run
+    if not required:
+        return None
+    for run in Run.versions(root, recipe):
+        check_resumable(run, recipe)
+    folder = root / recipe.name / recipe.variant
+    raise RunError(f"nothing to resume: no run in {folder}; leave --resume out to start one")
 
 
 def data_of(run: Run) -> Path | None:
-    """Return the data folder that a run was trained with last, if it is here."""
-    noted = run.environment()
-    starts = [noted, *(each for each in noted.get("resumed", []) if isinstance(each, dict))]
-    folders = [each["data"] for each in reversed(starts) if isinstance(each.get("data"), str)]
-    return next((Path(folder) for folder in folders if Path(folder).is_dir()), None)
+    """Return the data folder of a run's newest training, if it exists here."""
+    environment = run.environment()
+    starts = [environment, *environment.get("resumed", [])]
+    for start in reversed(starts):
+        folder = start.get("data") if isinstance(start, dict) else None
+        if isinstance(folder, str) and Path(folder).is_dir():
+            return Path(folder)
+    return None
 
 
-def forbidden(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the keys, with both values, for which a recipe would not continue a run's training.
+def changes_preventing_resume(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the keys, with both values, in which a recipe differs so that it cannot resume a run.
 
-    ``training.steps`` may differ too, unless the schedule is linear, which ends there; minutes may not.
+    ``training.steps`` may differ unless the schedule is linear, which ends at the last step; minutes may not.
     """
     allowed = keys_changing(recipe, CHOICE, NOTHING)
-    allowed |= set() if recipe.training.schedule == "linear" else {"training.steps"}
+    if recipe.training.schedule != "linear":
+        allowed = allowed | {"training.steps"}
     trained = run.requested_recipe() if recipe.training.minutes else run.recipe
-    return {key: pair for key, pair in differences(trained, recipe).items() if key not in allowed}
+    return {key: values for key, values in differences(trained, recipe).items() if key not in allowed}
 
 
-def check_same(run: Run, recipe: Recipe) -> None:
-    """Refuse (RecipeError) a recipe that would not continue the run's training."""
-    wrong = forbidden(run, recipe)
-    if wrong:
-        lines = [f"  {key}: {old!r} in the run, {new!r} now" for key, (old, new) in wrong.items()]
+def check_resumable(run: Run, recipe: Recipe) -> None:
+    """Raise RecipeError if a recipe cannot resume a run."""
+    changes = changes_preventing_resume(run, recipe)
+    if changes:
+        lines = [f"  {key}: {before!r} in the run, {now!r} now" for key, (before, now) in changes.items()]
         raise RecipeError(
             f"the recipe differs from the one that {run.folder} was trained with:\n"
             + "\n".join(lines)
-            + f"\nset these as they were (the run's own recipe: {run.folder / RECIPE}), "
+            + f"\nrestore these values (the run's own recipe: {run.folder / RECIPE}), "
             "or leave --resume out to start a new run"
         )
 
 
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
-    """Return the checkpoint to continue from; None when the run was stopped before its first. No checkpoint is changed.
+    """Return the checkpoint to resume from, or None if the run has none yet. No checkpoint is changed.
 
-    ``last`` is the newest that is complete, whatever the pointer says: a kill may have come before it was moved.
-    RunError: the run is of other data, or the checkpoint cannot be continued.
+    ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill.
+
+    Raises:
+        RunError: the run was trained on other data, or the checkpoint cannot be resumed.
     """
     task.check_run(run)
+    folder = run.checkpoints_folder
     with suppress(OutputError):
-        clear(run.checkpoints_folder / "*")
-    steps = saved_steps(run.checkpoints_folder)
-    if name == "last" and not steps:
-        return None
-    complete = [step for step in steps if (run.checkpoints_folder / step_name(step) / MANIFEST).is_file()]
-    folder = run.checkpoint(step_name(complete[-1]) if name == "last" and complete else name)
-    if step_of(folder.name) is None:
-        raise RunError(f"{folder} has weights only; resume from last, best or a step")
-    checkpoint = read_checkpoint(folder, ["model", MOMENTS])
-    return Checkpoint(checkpoint.tensors, TrainingState.from_json(checkpoint.state, folder).model_dump())
+        clear(folder / "*")
+    steps = saved_steps(folder)
+    if name == "last":
+        if not steps:
+            return None
+        complete = [step for step in steps if (folder / step_name(step) / MANIFEST).is_file()]
+        name = step_name(complete[-1]) if complete else name
+    path = run.checkpoint(name)
+    if step_of(path.name) is None:
+        raise RunError(f"{path} contains weights only; resume from last, best or a step")
+    checkpoint = read_checkpoint(path, ["model", MOMENTS])
+    state = TrainingState.from_json(checkpoint.state, path)
+    return Checkpoint(checkpoint.tensors, state.model_dump())
 
 
-def continue_at(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
-    """Make the run one that ends at the checkpoint and is trained with this recipe. Nothing may be refused after it.
+def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+    """Prepare a run's folder for training with a recipe from a checkpoint; all other checks must have passed.
 
-    Later checkpoints are removed, since training writes them anew, and so is an average. The run's environment notes
-    that it was resumed, where and when. Raises OutputError; RunError where the environment is damaged, or a student's
-    teacher has been trained on.
+    Later checkpoints and the average are removed, since training writes them again. The run's environment gets a record
+    of the resumption.
+
+    Raises:
+        RunError: the environment is damaged, or the teacher of a student has been trained further.
+        OutputError: the folder cannot be written.
     """
-    noted = run.environment()
-    if noted.get("teacher_sha256") not in (None, environment.get("teacher_sha256")):
-        raise RunError(f"the teacher of {run.folder} has other weights by now; train a new student")
-    noted.setdefault("resumed", []).append(describe_environment(recipe) | environment)
+    record = run.environment()
+    if record.get("teacher_sha256") not in (None, environment.get("teacher_sha256")):
+        raise RunError(f"the teacher of {run.folder} has other weights now; train a new student")
+    record.setdefault("resumed", []).append(describe_environment(recipe) | environment)
     folder = run.checkpoints_folder
     clear_leftovers(run)
     with writing(folder):
-        if (folder / AVERAGE).is_dir():  # of another end
+        if (folder / AVERAGE).is_dir():
             discard(folder / AVERAGE)
-    if checkpoint is not None:  # the folder becomes what it was when the checkpoint was written
+    if checkpoint is not None:
         step, best = checkpoint.state["step"], checkpoint.state.get("best_step")
         prune(folder, {other for other in saved_steps(folder) if other <= step})
         run.set_pointer("last", step)
         run.set_pointer("best", best if best in whole_steps(folder) else None)
-    unmodified = noted.get("unmodified")  # what the run was begun with, where an option changes it
+    unmodified = record.get("unmodified")  # the recipe file's values of keys that options changed
     if isinstance(unmodified, dict):
         for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
-    write_json(run.folder / ENVIRONMENT, noted)
+    write_json(run.folder / ENVIRONMENT, record)
     write_recipe(run.folder, recipe)
 
 
-def finish(run: Run, recipe: Recipe, step: int) -> bool:
-    """Finish what a kill may have left undone in a run that has no step to go; return whether its average may be too.
+def complete_run(run: Run, recipe: Recipe, step: int) -> bool:
+    """Repair a run without remaining steps after a kill; return whether its average may be computed.
 
-    Another recipe than the run's, or an earlier step, changes nothing. Raises OutputError.
+    That is not so for another recipe than the run's, or an earlier step than its newest. Raises OutputError.
     """
     clear_leftovers(run)
-    derive(run, run.recipe.training)
-    same = differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING)
-    return saved_steps(run.checkpoints_folder)[-1:] == [step] and same
+    update_pointers(run, run.recipe.training)
+    same_recipe = differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING)
+    return same_recipe and saved_steps(run.checkpoints_folder)[-1:] == [step]

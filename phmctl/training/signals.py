@@ -1,7 +1,7 @@
-"""Stopping on Ctrl-C, and as schedulers and lost terminals ask for it: the first signal asks, the second insists.
+"""Stop a training after Ctrl-C or a signal from a scheduler or a lost terminal.
 
-SIGTERM comes before a kill, SIGUSR1 is what schedulers are told to send some minutes before the time is up, SIGHUP
-comes when the terminal is gone (and is ignored under ``nohup``).
+SIGTERM precedes a kill; schedulers send SIGUSR1 some minutes before the time limit; SIGHUP follows a lost terminal and
+is ignored under ``nohup``.
 """
 
 import os
@@ -14,34 +14,33 @@ from typing import Any, Self
 
 from phmctl.console import note
 
-STARTER = "PHMCTL_STARTER"  # in the environment: the process to follow (:func:`follow`)
-_TICK = 0.5  # seconds between two looks for the starter
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+STARTER = "PHMCTL_STARTER"  # environment variable: id of the process whose end stops this one (follow_named)
+_POLL_SECONDS = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopRequest:
     """A context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 set :attr:`received` instead of ending the process.
 
-    A second signal ends it at once, with the shell's exit code (130, 143, 129, 138); without `insist` it changes
-    nothing: of many processes each gets a scheduler's signal and that of their starter, which kills those that need too
-    long. Signals that the parent told us to ignore stay ignored, and outside the main thread, where Python allows no
-    handlers, nothing is watched.
+    A second signal ends the process with the shell's exit code (130, 143, 129, 138) unless `second_ends` is False: each
+    of several processes gets both the scheduler's signal and the launcher's, and the launcher kills slow processes.
+    Signals that the parent process ignores stay ignored. Outside the main thread no signal is handled.
     """
 
-    def __init__(self, *, insist: bool = True) -> None:
-        self._insist = insist
+    def __init__(self, *, second_ends: bool = True) -> None:
+        self._second_ends = second_ends
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
-        self._context = copy_context()  # a handler runs in that of what it interrupts, which may be silent
+        self._context = copy_context()  # a handler runs in the context of the interrupted code, which may be silent
 
     @property
     def exit_code(self) -> int | None:
-        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 138 after SIGUSR1; None when none came."""
+        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 138 after SIGUSR1; None without a signal."""
         return None if self.received is None else 128 + self.received
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in _WATCHED:
+            for number in _STOP_SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -52,31 +51,30 @@ class StopRequest:
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            if self._insist:
-                raise SystemExit(128 + number)
-            return
-        self.received = signal.Signals(number)
-        more = "; once more to stop at once" if self._insist else ""
-        self._context.run(note, f"{self.received.name}: finishing the step, then saving{more}")
+        if self.received is None:
+            self.received = signal.Signals(number)
+            hint = "; repeat it to stop at once" if self._second_ends else ""
+            self._context.run(note, f"{self.received.name}: finishing the step, then saving{hint}")
+        elif self._second_ends:
+            raise SystemExit(128 + number)
 
 
-def follow(starter: int) -> None:
-    """Ask this process to stop, as by SIGTERM, once its parent `starter` is gone: nobody would any more.
+def follow(parent: int) -> None:
+    """Send this process SIGTERM when its parent ends.
 
-    What was killed cannot tell the processes that it started, but they get another parent.
+    A killed launcher (SIGKILL) cannot stop the processes that it started; a thread notices that their parent changed.
     """
 
     def watch() -> None:
-        while os.getppid() == starter:
-            time.sleep(_TICK)
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True, name="phmctl-starter").start()
+    threading.Thread(target=watch, daemon=True, name="phmctl-parent").start()
 
 
 def follow_named() -> None:
-    """Follow the process that the environment names, if it names one; what this process starts does not."""
-    starter = os.environ.pop(STARTER, "")
-    if starter.isdecimal():
-        follow(int(starter))
+    """Follow the process whose id is in the environment, if any; child processes do not inherit the variable."""
+    parent = os.environ.pop(STARTER, "")
+    if parent.isdecimal():
+        follow(int(parent))

@@ -23,10 +23,10 @@ from phmctl.training.progress import summary_writer
 from phmctl.training.saving import (
     average_checkpoints,
     averaged_steps,
-    check_same,
-    continue_at,
+    check_resumable,
+    complete_run,
+    continue_run,
     data_of,
-    finish,
     read_to_resume,
     run_to_resume,
     scheduled_steps,
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended."""
+    """The result of a training."""
 
     run: Run
-    steps: int  # optimiser steps done in all
-    steps_now: int  # those of this process
+    steps: int  # optimiser steps, those before a resumption included
+    steps_now: int  # optimiser steps of this process
     seconds: float  # of this process
-    best_score: float | None  # the task's score of the best checkpoint, higher is better; None before a validation
+    best_score: float | None  # the task's score of the best checkpoint, higher is better; None without a validation
     best_step: int | None
-    exit_code: int  # 130 or 143 when a signal stopped it, else 0
+    exit_code: int  # 130 or 143 if a signal stopped the training, else 0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +62,16 @@ class TrainingResult:
         }
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The start of a training, which rank 0 decides and sends to the other processes."""
+
+    run: Run
+    state: dict[str, Any] | None  # counters of the checkpoint to resume from; None at step 0
+    rates: Mapping[str, float]  # learning rate of each parameter as a multiple of the recipe's
+    unfinished: bool  # whether steps or the average remain
+
+
 def train(
     recipe: Recipe,
     *,
@@ -71,47 +81,59 @@ def train(
     run: Run | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
-    noted: Mapping[str, Any] | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train a recipe's model on its prepared data; :func:`phmctl.train` has the arguments' meanings and the errors.
+    """Train a recipe's model on its prepared data; :func:`phmctl.train` describes the arguments and errors.
 
-    `noted` are further entries of a new run's ``environment.json``. What ``torchrun`` starts again continues the newest
-    run, as with ``resume="auto"``. Torch's generators and threads are as before when it returns.
+    `record` contains further entries for the ``environment.json`` of a new run. After a restart by ``torchrun`` the
+    newest run is resumed, as with ``resume="auto"``. Torch's generators and threads are restored at the end.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.tasks.registry import kind_of
 
     root = runs or runs_root()
+
+    def find_run_and_data() -> tuple[Run | None, Path]:
+        old = run
+        if old is not None:
+            check_resumable(old, recipe)
+        elif resume or restarts():
+            old = run_to_resume(root, recipe, required=resume is True)
+        return old, data or (data_of(old) if old else None) or data_root()
+
     with joined(recipe.training.timeout) as processes:
+        old, data_folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
-            old = run if processes.leads else None
-            if old is not None:
-                check_same(old, recipe)
-            elif processes.leads and (resume or restarts()):
-                old = run_to_resume(root, recipe, needed=resume is True)
-            where = data or (data_of(old) if old else None) or data_root()
-        where = processes.broadcast(where)
-        with processes.agreed():
-            task = kind_of(recipe).open(recipe, where)
-            if recipe.training.minutes:
-                minutes, recipe = recipe.training.minutes, _with_steps(recipe, task, old, processes)
-                noted = {**(noted or {}), "minutes": minutes, "steps": recipe.training.steps}
-        how: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "processes": processes, "noted": noted}
-        return train_task(task, recipe, root, old=old, data=where, **how)
+            task = kind_of(recipe).open(recipe, data_folder)
+            minutes = recipe.training.minutes
+            if minutes:
+                recipe = _with_steps(recipe, task, old, processes)
+                record = {**(record or {}), "minutes": minutes, "steps": recipe.training.steps}
+        return train_task(
+            task,
+            recipe,
+            root,
+            old=old,
+            data=data_folder,
+            checkpoint=checkpoint,
+            quiet=quiet,
+            processes=processes,
+            record=record,
+        )
 
 
 def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Processes) -> Recipe:
-    """Return a recipe with the steps that its minutes are: those of the run that goes on, or timed here."""
+    """Return a recipe with steps instead of minutes: those of the run to resume, or as many as a timing allows."""
     training = recipe.training
     if processes.many:
-        raise UserError("training.minutes times the steps of one process; with several give training.steps")
+        raise UserError("training.minutes measures one process; with several processes set training.steps")
     if old is not None:
         steps = old.recipe.training.steps
     else:
-        device = processes.device(training.device)
-        steps = steps_within(training.minutes, task, training, device)
-        short = f", fewer than the warm-up: {training.warmup:,}; lower training.warmup" * (steps < training.warmup)
-        note(f"training.minutes = {training.minutes:g}: {steps:,} steps{short}")
+        steps = steps_within(training.minutes, task, training, processes.device(training.device))
+        note(f"training.minutes = {training.minutes:g}: {steps:,} steps")
+        if steps < training.warmup:
+            note(f"these are fewer steps than the warm-up of {training.warmup:,}; lower training.warmup")
     return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
 
 
@@ -125,60 +147,70 @@ def train_task(
     checkpoint: str = "last",
     quiet: bool = False,
     processes: Processes | None = None,
-    noted: Mapping[str, Any] | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train any task; :func:`train` without the search for data and run.
+    """Train any task: :func:`train` after the run to resume (`old`) and the data have been found.
 
-    Each of `processes` calls this, and rank 0's `old`, the run to continue, counts. A run that cannot be continued, or
-    whose checkpoint has the steps asked for already, is left as it was.
+    Every process calls this function; the arguments of rank 0 count. A run that cannot be resumed, or has all its
+    steps, is not changed.
     """
     began = time.perf_counter()
-    processes, settings = processes or Processes(), recipe.training
+    processes = processes or Processes()
+    settings = recipe.training
     with ExitStack() as stack:
-        with processes.agreed():  # a run should not be made in vain
+        with processes.agreed():  # before a run is created
             task.check_data()
             device = check_machine(settings, processes)
-            fresh = old is None or not saved_steps(old.checkpoints_folder)
-            start = find_start(recipe, task) if processes.leads and fresh else None
-        threads = settings.threads and max(settings.threads // world().local_size, 1)  # of those on this machine
+            starts_at_zero = old is None or not saved_steps(old.checkpoints_folder)
+            start = find_start(recipe, task) if processes.leads and starts_at_zero else None
+        threads = settings.threads and max(settings.threads // world().local_size, 1)
         stack.enter_context(isolated(device, threads))
-        environment = _environment(recipe, device, processes, data, start)
-        stop = stack.enter_context(StopRequest(insist=not processes.many))
-        run = point = None
-        with processes.agreed():
-            if processes.leads:
-                if teacher := getattr(settings, "teacher", None):
-                    environment["teacher_sha256"] = Run.open(teacher).weights("auto").sha256
-                run = old or Run.create(root, recipe, environment={**environment, **(noted or {})}, fill=task.furnish)
-                stack.enter_context(run.claimed())
-                point = None if old is None else read_to_resume(task, old, checkpoint)
-        run = Run(processes.broadcast(run.folder if run else Path()), recipe)
-        counters = processes.broadcast(point.state if point else None)
-        point = point or (None if counters is None else Checkpoint({}, counters))
-        initial = start.tensors if start else None
-        trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=point, quiet=quiet)
-        first, unfinished = trainer.state.step, not trainer.finished
-        with processes.agreed():
+        stop = stack.enter_context(StopRequest(second_ends=not processes.many))
+        trainer: Trainer | None = None
+
+        def make_plan() -> Plan:
+            nonlocal trainer
+            environment = _environment(recipe, device, processes, data, start)
+            run = old or Run.create(root, recipe, environment=environment | dict(record or {}), fill=task.furnish)
+            stack.enter_context(run.claimed())
+            resumed = None if old is None else read_to_resume(task, old, checkpoint)
+            run = Run(run.folder, recipe)
+            initial = start.tensors if start else None
+            trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=resumed, quiet=quiet)
             if start is not None:
                 trainer.progress.say(start.summary())
-            if old is not None:
-                if unfinished:
-                    continue_at(old, recipe, environment, point)
-                else:
-                    unfinished = finish(old, recipe, first)
-        if processes.leads:
+            unfinished = not trainer.finished
+            if old is not None and unfinished:
+                continue_run(old, recipe, environment, resumed)
+            elif old is not None:
+                unfinished = complete_run(old, recipe, trainer.state.step)
             stack.enter_context(run.attempted())
-        if processes.broadcast(unfinished):
+            return Plan(run, resumed.state if resumed else None, trainer.rates, unfinished)
+
+        plan = processes.from_leader(make_plan)
+        if trainer is None:
+            resumed = None if plan.state is None else Checkpoint({}, plan.state)
+            trainer = Trainer(task, plan.run, device, processes, rates=plan.rates, checkpoint=resumed, quiet=quiet)
+        trainer.join_processes()
+        first = trainer.state.step
+        if plan.unfinished:
             _fit(trainer, stop)
         else:
             trainer.progress.say(_opening(trainer))
-    state, seconds = trainer.state, time.perf_counter() - began
-    best = state.best_score, state.best_step
-    return TrainingResult(run, state.step, state.step - first, seconds, *best, stop.exit_code or 0)
+    state = trainer.state
+    return TrainingResult(
+        run=plan.run,
+        steps=state.step,
+        steps_now=state.step - first,
+        seconds=time.perf_counter() - began,
+        best_score=state.best_score,
+        best_step=state.best_step,
+        exit_code=stop.exit_code or 0,
+    )
 
 
 def check_machine(settings: TrainingSection, processes: Processes | None = None) -> torch.device:
-    """Return the device of a training; RecipeError: this machine lacks it, TensorBoard or a compiler."""
+    """Return the device of a training. Raises RecipeError if the machine lacks it, TensorBoard or a compiler."""
     device = (processes or Processes()).device(settings.device)
     if settings.tensorboard:
         summary_writer()
@@ -190,56 +222,79 @@ def check_machine(settings: TrainingSection, processes: Processes | None = None)
 def _environment(
     recipe: Recipe, device: torch.device, processes: Processes, data: Path | None, start: Start | None
 ) -> dict[str, Any]:
+    """Return the entries of ``environment.json`` that depend on this training."""
     bfloat16 = recipe.training.precision == "bfloat16" and has_bfloat16(device)
-    noted = {
+    environment: dict[str, Any] = {
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "precision": "bfloat16" if bfloat16 else "float32",
         "processes": processes.count,
     }
-    noted |= {"initialised_from": start.record} if start else {}
-    return noted | ({"data": str(data.resolve())} if data else {})
+    if start is not None:
+        environment["initialised_from"] = start.record
+    if data is not None:
+        environment["data"] = str(data.resolve())
+    teacher = getattr(recipe.training, "teacher", None)
+    if teacher:
+        environment["teacher_sha256"] = Run.open(teacher).weights("auto").sha256
+    return environment
 
 
 def _fit(trainer: Trainer, stop: StopRequest) -> None:
     with trainer.log, trainer.progress as progress:
         progress.say(_opening(trainer))
-        if not trainer.fit(stop):
-            _average(trainer)
-        else:
+        if trainer.fit(stop):
             progress.say(f"stopped and saved at step {trainer.state.step}; continue with:")
             progress.say(trainer.run.resume_command)
+        else:
+            _average(trainer)
 
 
 def _opening(trainer: Trainer) -> str:
+    """Return the first line of a training's output."""
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    details = f"{parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed}"
+    if trainer.processes.many:
+        details += f", {trainer.processes.count} processes"
     folder, step = trainer.run.folder, trainer.state.step
-    verb = f"resuming {folder} at step {step}" if step else f"training {folder}"
     if trainer.finished:
-        linear, limit = trainer.settings.schedule == "linear", "patience" if trainer.out_of_patience else "steps"
-        how = "a linear schedule ends there" if linear and limit == "steps" else f"raise training.{limit} to go on"
-        verb = f"nothing left to train: {folder} is at step {step}; {how}"
-    many = f", {trainer.processes.count} processes" if trainer.processes.many else ""
-    return f"{verb} ({parameters:,} parameters, {trainer.device}, seed {trainer.settings.seed}{many})"
+        return f"nothing left to train: {folder} is at step {step}; {_how_to_extend(trainer)} ({details})"
+    if step:
+        return f"resuming {folder} at step {step} ({details})"
+    return f"training {folder} ({details})"
+
+
+def _how_to_extend(trainer: Trainer) -> str:
+    if trainer.out_of_patience:
+        return "raise training.patience to continue"
+    if trainer.settings.schedule == "linear":
+        return "its linear schedule ends there"
+    return "raise training.steps to continue"
 
 
 def _average(trainer: Trainer) -> None:
-    """Average the last checkpoints, if the recipe wants it and it is not done, and measure the result."""
-    processes, settings, step = trainer.processes, trainer.settings, trainer.state.step
-    folder, missing, steps = trainer.run.checkpoints_folder, False, list[int]()
-    with processes.agreed():
-        if processes.leads and settings.average:
-            steps = scheduled_steps(folder, settings.save_every, step)[-settings.average :]
-            missing = averaged_steps(folder) != steps or not trainer.log.has(AVERAGE, step)
-            if missing:
-                averaged = average_checkpoints(folder, steps)
-                copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
-    if not processes.broadcast(missing):
+    """Average the last checkpoints and validate the average, if the recipe asks for it and it has not been done."""
+    steps = trainer.processes.from_leader(lambda: _update_average(trainer))
+    if not steps:
         return
-    processes.broadcast_tensors(model_tensors(trainer.model).values())
+    step = trainer.state.step
+    trainer.processes.broadcast_tensors(model_tensors(trainer.model).values())
     metrics = trainer.evaluate()
     if not trainer.log.has(AVERAGE, step):
         trainer.log.add(AVERAGE, step, {**metrics, "checkpoints": len(steps)})
-    figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    trainer.progress.say(f"average of {len(steps)} checkpoints: validation {figures}")
+    scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    trainer.progress.say(f"average of {len(steps)} checkpoints: validation {scores}")
+
+
+def _update_average(trainer: Trainer) -> list[int]:
+    """Write the average and load it into the model; return its steps, or an empty list if nothing is to be done."""
+    settings, step, folder = trainer.settings, trainer.state.step, trainer.run.checkpoints_folder
+    if not settings.average:
+        return []
+    steps = scheduled_steps(folder, settings.save_every, step)[-settings.average :]
+    if averaged_steps(folder) == steps and trainer.log.has(AVERAGE, step):
+        return []
+    averaged = average_checkpoints(folder, steps)
+    copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
+    return steps

@@ -1,8 +1,8 @@
-"""The loop: batches to gradients to weights; logging, validation and checkpoints at their intervals.
+"""The training loop: from batches to gradients to weights; logging, validation and checkpoints at their intervals.
 
-A step runs on the device without a wait for it: losses, norms and the NaN flag stay there until the next log line. On
-the CPU, where looking costs nothing, the flag is read before each update. Which micro-batches a process computes, and
-its random numbers, follow from seed, epoch, position, rank and number of processes: no checkpoint holds a generator.
+A step does not wait for the device: losses, norms and the NaN flag stay on it until the next log line. On the CPU the
+flag is read before each update. The micro-batches of a process and its random numbers depend only on seed, epoch,
+position, rank and number of processes, so that checkpoints contain no generator state.
 """
 
 import math
@@ -40,19 +40,24 @@ from phmctl.training.optimiser import (
     prepare_moments,
     set_learning_rate,
 )
-from phmctl.training.processes import GivenUpError, Processes
+from phmctl.training.processes import Processes, ValidationStoppedError
 from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
-from phmctl.training.saving import TrainingState, derive
+from phmctl.training.saving import TrainingState, update_pointers
 from phmctl.training.signals import StopRequest
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Rows, Task
 
+_DROPOUT = 1  # separates these random numbers from those of the batch order, which use the same seed
+
+
+# ------------------------------------------------------------------------------------------------- NaN and infinity
+
 
 class Guard:
-    """Flags on the device: whether a step was bad, and which was the first.
+    """Flags on the device that record the first step whose loss or gradient norm is not finite.
 
-    From the first bad step on the fused optimiser skips its updates, so the weights stay those from before it.
+    From that step on the fused optimiser skips its updates, so that the weights stay as they were before it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,7 +65,7 @@ class Guard:
         self._first = torch.zeros((), dtype=torch.float64, device=device)
 
     def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Fold one step's loss and gradient norm, both scalars on the device, into the flags. No host sync."""
+        """Update the flags with a step's loss and gradient norm, both scalars on the device, without a host sync."""
         bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
         self._first += bad * (1 - self.found) * step
         self.found.copy_(torch.maximum(self.found, bad))
@@ -70,43 +75,56 @@ class Guard:
         return int(self._first.item()) if self.found.item() else None
 
 
-def trace(model: nn.Module, replay: Callable[[], Tensor]) -> str:
-    """Return, in words, where the first value that is not finite arises while `replay` runs a step again."""
-    order: list[tuple[str, bool]] = []  # of modules as they return, inner before outer: name, output is finite
+@dataclass(frozen=True)
+class NonFinite:
+    """The first value of a step that is NaN or infinite."""
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, inputs, output: order.append((name, _is_finite(output)))
+    stage: int  # 0: forward pass, 1: loss, 2: backward pass, 3: not reproduced
+    subject: str  # of the error message
+    remark: str = ""
 
-    handles = [m.register_forward_hook(watch(name or type(m).__name__)) for name, m in model.named_modules()]
+
+def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> NonFinite:
+    """Return the first value that is not finite while `replay` runs a step again and returns its loss."""
+    outputs: list[tuple[str, bool]] = []  # name and finiteness of each module's output, in the order of return
+
+    def record(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, inputs, output: outputs.append((name, _is_finite(output)))
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(record(name or type(module).__name__)))
     try:
         loss = replay()
     finally:
         for handle in handles:
             handle.remove()
-    for name, finite in order:
+    for name, finite in outputs:
         if not finite:
-            return f"the output of {name}"
-    if not bool(torch.isfinite(loss).all()):
-        return "the loss; every module's output is finite"
-    last_run = {name: position for position, (name, _) in enumerate(order)}
+            return NonFinite(0, f"the output of {name}")
+    if not _is_finite(loss):
+        return NonFinite(1, "the loss", "; every module's output is finite")
+    position = {name: index for index, (name, _) in enumerate(outputs)}
     bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.grad)]
     if not bad:
-        return "a value that was finite when the step was run again"
-    # The backward pass goes upwards: the gradient of the module that runs last went bad first.
-    return f"the gradient of {max(bad, key=lambda name: last_run.get(name.rpartition('.')[0], -1))}"
+        return NonFinite(3, "a value", "; all values are finite when the step is run again")
+    # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
+    return NonFinite(2, f"the gradient of {max(bad, key=lambda name: position.get(name.rpartition('.')[0], -1))}")
 
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_finite, value))
-    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return bool(torch.isfinite(value).all())
+    return True
 
 
-_DROPOUT = 1  # keeps these numbers apart from those of the order of batches, which have the seed in common
+# ------------------------------------------------------------------------- which process computes what of which batch
 
 
 class BatchStream:
-    """Gives the rows of micro-batches from an (epoch, position) on; these attributes name the next one."""
+    """Yields the rows of micro-batches, beginning at an epoch and position; the attributes name the next batch."""
 
     def __init__(self, task: "Task", epoch: int = 0, position: int = 0) -> None:
         self._task = task
@@ -115,7 +133,7 @@ class BatchStream:
         self._plan = task.plan(epoch)
 
     def next(self, count: int) -> list["Rows"]:
-        """Return the rows of the next `count` micro-batches; they may span two epochs."""
+        """Return the rows of the next `count` micro-batches, which may belong to two epochs."""
         rows = []
         for _ in range(count):
             if self.position >= len(self._plan):
@@ -128,40 +146,53 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class Part:
-    """What a process runs forward and backward in one go."""
+    """The rows of one forward and backward pass of a process."""
 
-    micro_batch: int  # of the step, counted from 0
-    piece: int  # of the micro-batch, counted from 0
+    micro_batch: int  # of the step, from 0
+    piece: int  # of the micro-batch, from 0
     rows: "Rows"  # of the split
-    counts: bool = True  # if not, the process has nothing to do and only takes part in the exchange of gradients
+    counts: bool = True  # False if the process has no rows and only takes part in the exchange of gradients
 
 
 def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
-    """Return the parts of a step, given as the rows of its micro-batches, of the process r of W: the r-th, r + W-th, …
+    """Return the parts of a step that process `rank` computes, from the rows of the step's micro-batches.
 
-    Where there are too few micro-batches each is cut into pieces, so that all processes get as many of them; where
-    there are enough none is, for that would change dropout: 4 on 3 processes are 2, 1 and 1. Rows of a micro-batch are
-    sorted by length, so a piece is every so many-th of them: all cost the same.
+    Process r of W gets micro-batches r, r + W, … If there are fewer micro-batches than processes, each is divided into
+    pieces so that all processes get equally many; otherwise none is divided, because that would change dropout. The
+    rows of a micro-batch are sorted by length: a piece takes every k-th row, so that all pieces cost the same.
     """
     pieces = 1 if len(plan) >= processes else processes // math.gcd(len(plan), processes)
-    every = [Part(number, piece, rows[piece::pieces]) for number, rows in enumerate(plan) for piece in range(pieces)]
-    return [part for part in every[rank::processes] if len(part.rows)] or [Part(0, 0, plan[0][:1], counts=False)]
+    parts = []
+    for micro_batch, rows in enumerate(plan):
+        parts += [Part(micro_batch, piece, rows[piece::pieces]) for piece in range(pieces)]
+    own = [part for part in parts[rank::processes] if len(part.rows)]
+    return own or [Part(0, 0, plan[0][:1], counts=False)]
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
-    """Seed the generators for the forward pass of one part by (seed, step, micro-batch, piece). Waits for no device.
+    """Seed the generators for the forward pass of a part by seed, step, micro-batch and piece, without waiting.
 
-    A resumed step, a step that is run again and the same step on another number of processes all draw the same.
+    A resumed step, a repeated step and the same step on another number of processes draw the same numbers.
     """
     numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
     seed_generators(device, int(numbers.words(1)[0]))
 
 
-class Trainer:
-    """Trains a task's model into a run, by the training section of the run's recipe.
+# ------------------------------------------------------------------------------------------------------ the trainer
 
-    Each of `processes` has a trainer, and rank 0 writes. The model begins with the tensors `initial`, by name, and
-    draws the others; or goes on from a `checkpoint` (RunError: it does not fit), whose tensors rank 0 alone needs.
+
+class Trainer:
+    """Trains a task's model into a run, as the training section of the run's recipe says.
+
+    The model starts from the tensors `initial`, and at random where these are missing, or from a `checkpoint`, whose
+    tensors only rank 0 needs. Each of several processes has a trainer; rank 0 writes. Call :meth:`join_processes`
+    before the first step.
+
+    Args:
+        rates: each parameter's learning rate as a multiple of the recipe's; by default those that the run stores.
+
+    Raises:
+        RunError: the checkpoint or the stored rates do not fit the model, or the log cannot be read.
     """
 
     def __init__(
@@ -171,49 +202,53 @@ class Trainer:
         device: torch.device,
         processes: Processes | None = None,
         *,
+        rates: Mapping[str, float] | None = None,
         initial: Mapping[str, Tensor] | None = None,
         checkpoint: Checkpoint | None = None,
         quiet: bool = False,
     ) -> None:
-        self.task, self.run, self.device, self.settings = task, run, device, run.recipe.training
+        self.task = task
+        self.run = run
+        self.device = device
+        self.settings = run.recipe.training
         self.processes = processes or Processes()
         self.state = TrainingState() if checkpoint is None else TrainingState(**checkpoint.state)
-        leads, begun = self.processes.leads, self.state.step
-        with self.processes.agreed():
-            board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
-            self.log = MetricsLog(run.metrics_path if leads else None, begun, self.state.validated, board)
-        self.progress = ProgressLine(self.settings.steps, begun, quiet=quiet or not leads)
+        leads, step = self.processes.leads, self.state.step
+        board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
+        self.log = MetricsLog(run.metrics_path if leads else None, step, self.state.validated, board)
+        self.progress = ProgressLine(self.settings.steps, step, quiet=quiet or not leads)
         seed_generators(device, self.settings.seed)
         self.model: nn.Module = task.build_model(device)
         tensors = model_tensors(self.model)
         for name, tensor in (initial or {}).items():
             tensors[name].copy_(tensor)
-        self.optimiser = build_optimiser(self.model, self.settings, choose_rates(self.model, run, self.processes))
+        self.rates = choose_rates(self.model, run) if rates is None else rates
+        self.optimiser = build_optimiser(self.model, self.settings, self.rates)
         self._unsaved = checkpoint is None
         if checkpoint is not None:
-            self._restore(checkpoint)
-        self._parallel = self.processes.data_parallel(self.model.train(), device)
-        self._called: Any = torch.compile(self._parallel) if self.settings.compile else self._parallel
+            moments = prepare_moments(self.optimiser, self.model)
+            if leads:
+                copy_tensors(tensors, checkpoint.tensors["model"], run.checkpoints_folder)
+                copy_tensors(moments, checkpoint.tensors[MOMENTS], run.checkpoints_folder)
+        self._parallel = self.model.train()
+        self._called: Any = self.model
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._schedule = build_schedule(self.settings)
         self._autocast = build_autocast(device, self.settings.precision)
         self._stream = BatchStream(task, self.state.epoch, self.state.position)
         self._guard = Guard(device)
-        if device.type != "cpu":  # by this hook of torch's gradient scaler the fused kernels skip bad steps: no wait
+        if device.type != "cpu":  # the fused kernels read this attribute of gradient scaling and skip bad steps
             self.optimiser.found_inf = self._guard.found  # type: ignore[attr-defined]
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
-        self._begun: dict[int, tuple[int, int]] = {}  # epoch and position of steps that may have to be run again
+        self._begun: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check
         self._throughput = Throughput(self.log.seconds)
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        moments = prepare_moments(self.optimiser, self.model)
-        with self.processes.agreed():
-            if self.processes.leads:
-                folder = self.run.checkpoints_folder
-                copy_tensors(model_tensors(self.model), checkpoint.tensors["model"], folder)
-                copy_tensors(moments, checkpoint.tensors[MOMENTS], folder)
-        self.processes.broadcast_tensors(moments.values())  # the model is sent by data_parallel()
+    def join_processes(self) -> None:
+        """Give all processes the model and optimiser state of rank 0, and compile the model if the recipe says so."""
+        self.processes.broadcast_tensors(optimiser_tensors(self.optimiser, self.model).values())
+        self._parallel = self.processes.data_parallel(self.model, self.device)
+        self._called = torch.compile(self._parallel) if self.settings.compile else self._parallel
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -227,7 +262,7 @@ class Trainer:
         return 0 < self.settings.patience <= self.state.stale
 
     def fit(self, stop: StopRequest) -> bool:
-        """Train until finished or asked to stop; either way the state is saved.
+        """Train until finished or asked to stop, save, and return whether the training was asked to stop.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -235,9 +270,9 @@ class Trainer:
             OutputError: the run's folder cannot be written.
         """
         try:
-            with suppress(GivenUpError):
+            with suppress(ValidationStoppedError):
                 if self.state.step:
-                    self._conclude_step(stop)  # what an interruption left out
+                    self._conclude_step(stop)  # an interruption may have skipped it
                 while not self.finished and not self._stopping(stop):
                     self._step()
                     self.progress.step(self.state.step)
@@ -250,25 +285,25 @@ class Trainer:
             raise PhmctlError(
                 f"after step {self.state.step}: the memory of {self.device} is too small ({reason})\n"
                 f"lower training.{key} ({getattr(self.settings, key)} now) and raise training.accumulate "
-                f"({self.settings.accumulate} now) by the same factor: a step then sees as much as before"
+                f"({self.settings.accumulate} now) by the same factor: a step then processes as much as before"
             ) from error
         self.save()
         return self._stopping(stop)
 
     def _stopping(self, stop: StopRequest) -> bool:
-        """Whether any process was asked to stop; all of them have then been asked."""
+        """Return whether any process was asked to stop, and mark all as asked if so."""
         number = self.processes.largest(stop.received or 0)
         if number and stop.received is None:
             stop.received = signal.Signals(number)
         return bool(number)
 
-    def _due(self, every: int) -> bool:
-        return self.state.step % every == 0 or self.state.step == self.settings.steps
+    def _due(self, interval: int) -> bool:
+        return self.state.step % interval == 0 or self.state.step == self.settings.steps
 
     def _conclude_step(self, stop: StopRequest) -> None:
-        """Validate where due, then save where due or where this is the best model. Raises GivenUpError."""
+        """Validate if due, then save if due or if this is the best model. Raises ValidationStoppedError."""
         validating = self._due(self.settings.validate_every) and self.state.validated < self.state.step
-        improved = self._validate(stop) if validating else False
+        improved = validating and self._validate(stop)
         if improved or self._due(self.settings.save_every):
             self.save()
 
@@ -297,18 +332,18 @@ class Trainer:
     def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, again: bool = False) -> Tensor:
         """Add up the gradient of the mean loss over all items of the step; return the summed loss.
 
-        Gradients are exchanged in a step's last backward pass only; where the step is run `again`, not at all.
+        Gradients are exchanged in the last backward pass of a step; if the step is run `again`, not at all.
         """
         total = torch.zeros((), device=self.device)
         parts = parts_of(plan, self.processes.rank, self.processes.count)
         for number, part in enumerate(parts, start=1):
             seed_dropout(self.device, self.settings.seed, step, part)
-            alone = again or self._parallel is self.model or number == len(parts)
-            with nullcontext() if alone else self._parallel.no_sync():  # type: ignore[operator]
+            keeps_sync = again or self._parallel is self.model or number == len(parts)
+            with nullcontext() if keeps_sync else self._parallel.no_sync():  # type: ignore[operator]
                 batch = self.task.collate(part.rows).to(self.device)
                 with self._autocast():
                     loss, _ = self.task.loss(self.model if again else self._called, batch)
-                # Data parallelism is a mean over processes where a sum is meant.
+                # DistributedDataParallel averages over processes; the factor turns the mean into a sum.
                 scaled = loss / (items / self.processes.count) if part.counts else loss * 0
                 scaled.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach() * part.counts
@@ -329,14 +364,16 @@ class Trainer:
         }
         values |= self._throughput.rates()
         self.log.add("train", state.step, values)
-        left = timedelta(seconds=round(values["seconds_per_step"] * (self.settings.steps - state.step)))
-        rate = f"{values['target_tokens_per_second']:,.0f} {self.task.unit}/s"
-        self.progress.log(state.step, f"loss {loss:.4f}  lr {values['learning_rate']:.2e}  {rate}  {left} left")
+        seconds_left = values["seconds_per_step"] * (self.settings.steps - state.step)
+        time_left = timedelta(seconds=round(seconds_left))
+        speed = f"{values['target_tokens_per_second']:,.0f} {self.task.unit}/s"
+        rate = values["learning_rate"]
+        self.progress.log(state.step, f"loss {loss:.4f}  lr {rate:.2e}  {speed}  {time_left} left")
         self._loss.zero_()
         state.window_target_tokens = 0
 
     def _validate(self, stop: StopRequest) -> bool:
-        """Measure the validation set; return whether this is the best so far. Raises GivenUpError."""
+        """Validate and return whether this is the best score so far. Raises ValidationStoppedError."""
         self._check()
         state = self.state
         with self._throughput.paused():
@@ -344,44 +381,54 @@ class Trainer:
         self._unsaved = True
         improved = state.note_score(self.task.score(metrics), metrics["loss"], self.task.least_score)
         self.log.add(VALIDATION, state.step, {**metrics, "seconds": self._throughput.elapsed})
-        figures = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self.progress.say(f"step {state.step}: validation {figures}{'  (best)' if improved else ''}")
+        scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self.progress.say(f"step {state.step}: validation {scores}{'  (best)' if improved else ''}")
         if self.out_of_patience and state.step < self.settings.steps:
-            best = {} if state.best_step is None else {"best_step": state.best_step, "best_score": state.best_score}
-            values = {"validations": state.stale, **best, "seconds": self._throughput.elapsed}
-            self.log.add(EARLY_STOP, state.step, values)
-            where = f"since step {state.best_step}" if best else "at all: no score was a number"
-            self.progress.say(
-                f"stopped early at step {state.step}: no better validation {where} "
-                f"(training.patience = {self.settings.patience})"
-            )
+            self._note_early_stop()
         return improved
 
+    def _note_early_stop(self) -> None:
+        state = self.state
+        values: dict[str, Any] = {"validations": state.stale}
+        since = "at all: no score was a number"
+        if state.best_step is not None:
+            values |= {"best_step": state.best_step, "best_score": state.best_score}
+            since = f"since step {state.best_step}"
+        values["seconds"] = self._throughput.elapsed
+        self.log.add(EARLY_STOP, state.step, values)
+        self.progress.say(
+            f"stopped early at step {state.step}: no better validation {since} "
+            f"(training.patience = {self.settings.patience})"
+        )
+
     def evaluate(self, stop: StopRequest | None = None) -> dict[str, float]:
-        """Return the validation metrics of the model as it is, by its dense copy. Raises GivenUpError."""
+        """Return the validation metrics of the current model, by its dense copy. Raises ValidationStoppedError."""
         self.processes.stop = stop
         return self.task.validate(to_dense(self.model).eval(), self._autocast, self.processes)
 
     def save(self) -> None:
-        """Write the checkpoint of this step, move ``last`` and ``best`` to it, and prune the older ones."""
+        """Write the checkpoint of this step unless it is written, update ``last`` and ``best``, and prune old ones."""
         self._check()
         if not self._unsaved:
             return
-        with self._throughput.paused(), self.processes.agreed():
+        with self._throughput.paused():
             self.state.window_loss = self._loss.item()
-            if self.processes.leads:
-                self.log.flush()
-                gather = optimiser_tensors if self.state.step else prepare_moments  # before step 1 Adam has none
-                tensors = {"model": model_tensors(self.model), MOMENTS: gather(self.optimiser, self.model)}
-                folder = self.run.checkpoints_folder / step_name(self.state.step)
-                write_checkpoint(folder, tensors, self.state.model_dump())
-                derive(self.run, self.settings)
+            self.processes.from_leader(self._write_checkpoint)
         self._unsaved = False
 
-    # -------------------------------------------------------------------------------------------- NaN, infinity
+    def _write_checkpoint(self) -> None:
+        self.log.flush()
+        if self.state.step:
+            moments = optimiser_tensors(self.optimiser, self.model)
+        else:
+            moments = prepare_moments(self.optimiser, self.model)  # Adam creates them in step 1
+        tensors = {"model": model_tensors(self.model), MOMENTS: moments}
+        folder = self.run.checkpoints_folder / step_name(self.state.step)
+        write_checkpoint(folder, tensors, self.state.model_dump())
+        update_pointers(self.run, self.settings)
 
     def _check(self) -> None:
-        """Look whether a step since the last look was not finite (NonFiniteError). Waits for the device."""
+        """Raise NonFiniteError if a step since the last check was not finite. Waits for the device."""
         bad = self._guard.first_bad_step()
         if bad is None:
             self._begun.clear()
@@ -390,15 +437,23 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         plan = BatchStream(self.task, epoch, position).next(self.settings.accumulate)
         items = sum(self.task.cost(rows).items for rows in plan)
-        places = self.processes.gather(trace(self.model, lambda: self._gradients(bad, plan, items, again=True)))
+        values = self.processes.gather(
+            find_non_finite(self.model, lambda: self._gradients(bad, plan, items, again=True))
+        )
         if not self.processes.leads:
             raise SystemExit(NonFiniteError.exit_code)
-        kinds = ("the output", "the loss", "the gradient")
-        rank = next((rank for kind in kinds for rank, each in enumerate(places) if each.startswith(kind)), 0)
-        place = f"rank {rank}: {places[rank]}" if self.processes.many else places[rank]
+        rank = min(range(len(values)), key=lambda rank: values[rank].stage)
+        value = values[rank]
+        place = (
+            f"rank {rank}, epoch {epoch}, batch {position}"
+            if self.processes.many
+            else f"epoch {epoch}, batch {position}"
+        )
         folder = self.run.checkpoints_folder
-        left = f"the checkpoints in {folder} are sound" if saved_steps(folder) else "there is no checkpoint yet"
+        checkpoints = (
+            f"the checkpoints in {folder} are not affected" if saved_steps(folder) else "no checkpoint is saved yet"
+        )
         raise NonFiniteError(
-            f"step {bad}: {place} is NaN or infinite (epoch {epoch}, batch {position}); {left}\n"
+            f"{value.subject} is NaN or infinite at step {bad} ({place}){value.remark}; {checkpoints}\n"
             "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
         )

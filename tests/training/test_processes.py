@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.runs import Run
-from phmctl.training.processes import is_loss
+from phmctl.training.processes import is_lost_peer
 from tests.training import jobs
 from tests.training.jobs import curve, weights
 
@@ -108,7 +108,9 @@ def test_one_processs_wish_to_stop_is_everybodys(two: dict[str, Any]) -> None:
 def test_a_bad_value_is_named_with_its_rank(two: dict[str, Any]) -> None:
     """Micro-batch 3 of the epoch, counted from 0, is the second of step 2: rank 1's."""
     first, second = two["poisoned"]
-    assert first.startswith("NonFiniteError: step 2: rank 1: the output of first is NaN or infinite (epoch 0, batch 2)")
+    assert first.startswith(
+        "NonFiniteError: the output of first is NaN or infinite at step 2 (rank 1, epoch 0, batch 2)"
+    )
     assert second == "SystemExit: 1"
 
 
@@ -189,4 +191,4 @@ def test_a_process_that_dies_or_hangs_ends_the_others_and_the_training_goes_on(
     ],
 )
 def test_only_an_exchange_that_failed_is_a_lost_process(error: Exception, expected: bool) -> None:
-    assert is_loss(error) is expected
+    assert is_lost_peer(error) is expected

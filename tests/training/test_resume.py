@@ -15,7 +15,7 @@ from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name, write_check
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
-from phmctl.training.saving import averaged_steps, check_same, run_to_resume
+from phmctl.training.saving import averaged_steps, check_resumable, run_to_resume
 from phmctl.training.train import train_task
 from tests.data.helpers import flip
 from tests.training.conftest import Fit
@@ -283,17 +283,17 @@ def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
 def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: Path) -> None:
     """A sweep leaves many runs in one folder: each command goes on with its own."""
     with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
-        run_to_resume(tmp_path, make_recipe(), needed=True)
+        run_to_resume(tmp_path, make_recipe(), required=True)
     runs = {key: fit(steps=5, **dict([key])).run.folder for key in (("seed", 1), ("seed", 2), ("clip", 0.5))}
     for (name, value), folder in runs.items():
         recipe = make_recipe(steps=9, keep=4, **{name: value})
         for needed in (True, False):
-            found = run_to_resume(tmp_path, recipe, needed=needed)
+            found = run_to_resume(tmp_path, recipe, required=needed)
             assert found is not None
             assert found.folder == folder
     with pytest.raises(RecipeError, match=r"v003 was trained with:\n(.*\n)?  training.clip: 0.5 in the run, 0.25 now"):
-        run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), needed=True)
-    assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), needed=False) is None
+        run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=True)
+    assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=False) is None
 
 
 FREE = [("training.patience", 7), ("training.save_every", 4), ("training.validate_every", 3), ("training.average", 2)]
@@ -310,7 +310,7 @@ def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -
     content = make_recipe(**settings).model_dump()
     content[section][name] = value
     recipe = type(run.recipe).model_validate(content)
-    check_same(run, recipe)
+    check_resumable(run, recipe)
     train_task(FakeTask(), recipe, Path("unused"), old=run)
     ends = [read_checkpoint(each.checkpoint("last"), ("model", "optimizer")).tensors for each in (whole, run)]
     for group, named in ends[0].items():
@@ -323,10 +323,10 @@ def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -
 def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
     run = fit(steps=5).run
     with pytest.raises(RecipeError) as refused:
-        check_same(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
+        check_resumable(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
     said = str(refused.value)
     with pytest.raises(RecipeError, match=r"training\.steps: 5 in the run, 9 now"):  # a linear schedule ends there
-        check_same(fit(steps=5, schedule="linear").run, make_recipe(steps=9, schedule="linear"))
+        check_resumable(fit(steps=5, schedule="linear").run, make_recipe(steps=9, schedule="linear"))
     assert "training.learning_rate: 0.01 in the run, 0.5 now" in said
     assert "training.clip: 0.0 in the run, 2.0 now" in said
     assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in said
@@ -396,7 +396,7 @@ def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finis
     finished = fit(steps=5).run
     begun = Run.create(tmp_path, make_recipe(steps=5))
     before = _everything(finished)
-    found = run_to_resume(tmp_path, make_recipe(steps=5), needed=True)
+    found = run_to_resume(tmp_path, make_recipe(steps=5), required=True)
     assert found is not None
     assert found.folder == begun.folder
     assert fit(old=begun, steps=5).steps_now == 5

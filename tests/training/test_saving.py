@@ -12,7 +12,7 @@ from phmctl.errors import RunError
 from phmctl.training.saving import TrainingState, average_checkpoints, averaged_steps
 
 NAN = math.nan
-WRONG = {"step": None, "epoch": True, "position": -2, "best_score": "x", "order": 0}
+WRONG = {"step": None, "epoch": True, "position": -2, "best_score": "x", "format": 0}
 
 
 def test_json_keeps_everything_and_keys_of_later_versions_are_ignored() -> None:
@@ -51,7 +51,7 @@ def test_the_best_score_is_kept(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"step": 3}, *({"step": 3, "order": 1, key: value} for key, value in WRONG.items())], ids=str
+    "wrong", [{}, {"step": 3}, *({"step": 3, "format": 1, key: value} for key, value in WRONG.items())], ids=str
 )
 def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(RunError, match="here"):
