@@ -21,6 +21,7 @@ TRANSFORMERS = {
     "post-norm": PHM4 | {"norm": "post"},
     "no-final-norm": {"norm": "post", "final_norm": False},
     "phm-tables": PHM4 | {"embeddings": "phm"},
+    "narrow-tables": PHM4 | {"embedding_width": 16},
     "phm-generator": PHM4
     | {"embeddings": "phm", "generator": "phm", "generator_bias": True, "share_embeddings": False},
     "dense-generator": {"generator": "dense", "generator_bias": True},

@@ -104,13 +104,6 @@ def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, mon
     assert phmctl.load(result.export.folder, device="cpu").translate(SOURCES)
 
 
-def test_narrow_tables_are_exported_as_full_ones(tmp_path: Path) -> None:
-    run = make_run(tmp_path, maps={"embedding_width": 16, "algebra": "phm", "n": 4})
-    result = export(run, exports.SAFETENSORS, tmp_path / "export")
-    assert result.verification.largest < 1e-4
-    assert load_translator(result.export, device="cpu").translate(SOURCES)
-
-
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     exported = export(run, exports.SAFETENSORS, tmp_path / "export").export

@@ -37,18 +37,12 @@ def error_of(response, status: int) -> str:
 # ------------------------------------------------------------------------------------------------------- answers
 
 
-def test_a_text_is_translated_with_the_models_own_settings() -> None:
+def test_texts_are_translated_in_order_with_the_models_or_the_given_options() -> None:
     response = post({"text": "ein hund"}).json()
     assert response == {"model": "fake/real/v001", "answers": [{"translations": [as_json("ein hund")], "cut": False}]}
-
-
-def test_texts_keep_their_order_and_options_reach_the_search() -> None:
     answers = post({"texts": ["b", "", "a"], "beam": 3, "alpha": 1, "n_best": 2}).json()["answers"]
-    assert [[translation["text"] for translation in answer["translations"]] for answer in answers] == [
-        ["B/3/0", "B/3/1"],
-        ["/3/0", "/3/1"],
-        ["A/3/0", "A/3/1"],
-    ]
+    texts = [[translation["text"] for translation in answer["translations"]] for answer in answers]
+    assert texts == [["B/3/0", "B/3/1"], ["/3/0", "/3/1"], ["A/3/0", "A/3/1"]]
     assert answers[0]["translations"][1]["score"] == -1.0
     for text, line in (("a\nb\r\nc", "a b c"), ("größe 🐕", "größe 🐕")):
         assert post({"text": text}).json()["answers"][0]["translations"] == [as_json(line)]
@@ -67,14 +61,11 @@ def classifier(texts: int = 1) -> Service:
     return service(FakeModel(methods=("classify",), texts=texts))
 
 
-def test_texts_are_labelled_and_an_empty_one_has_no_label() -> None:
+def test_texts_and_pairs_are_labelled() -> None:
     answers = post({"texts": ["abc", " ", "a" * 19]}, "/classify", classifier()).json()["answers"]
     assert answers[0] == {"label": "short", "probabilities": {"long": 0.75, "short": 0.25}, "cut": False}
-    assert answers[1] == {"label": None, "probabilities": {}, "cut": False}
+    assert answers[1] == {"label": None, "probabilities": {}, "cut": False}  # an empty text has no label
     assert answers[2]["label"] == "long"
-
-
-def test_a_classifier_of_pairs_reads_two_texts() -> None:
     answers = post({"texts": [["ab", "c"], ["a", ""]]}, "/classify", classifier(2)).json()["answers"]
     assert [answer["probabilities"]["short"] for answer in answers] == [0.25, 0.5]
     for text in ("ab", ["a"], ["a", "b", "c"]):
@@ -145,46 +136,37 @@ def test_a_body_that_is_too_large_is_refused_and_not_stored() -> None:
 
 # --------------------------------------------------------------------------------------------------- bad input
 
-BAD = {  # body, and the place or cause in the error
-    "no JSON": (b"{", "JSON"),
-    "invalid UTF-8": (b'{"text": "\xff"}', "JSON"),
-    "half a surrogate pair": (b'{"text": "\\ud83d"}', "JSON"),
-    "a list": (b"[]", "object"),
-    "NaN": (b'{"text": "a", "alpha": NaN}', "alpha: "),
-    "a huge number": (b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "JSON"),
-    "nested": (b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
-    "an unknown key": ({"text": "a", "baem": 3}, "baem: "),
-    "neither": ({}, '"text" or "texts"'),
-    "both": ({"text": "a", "texts": ["b"]}, '"text" or "texts"'),
-    "a number for a text": ({"text": 3}, "text: "),
-    "an object among texts": ({"texts": ["a", {}]}, "texts.1: "),
-    "beam 17": ({"text": "a", "beam": 17}, "beam: "),
-    "beam 0": ({"text": "a", "beam": 0}, "beam: "),
-    "a negative alpha": ({"text": "a", "alpha": -1}, "alpha: "),
-    "n_best 0": ({"text": "a", "n_best": 0}, "n_best: "),
-    "beam true": ({"text": "a", "beam": True}, "beam: "),
-    "cut 1": ({"text": "a", "cut": 1}, "cut: "),
-    "an error that only the model detects": ({"text": "REFUSE"}, "REFUSE"),
+BAD = {  # path, body, and the place or cause in the error
+    "no JSON": ("/translate", b"{", "JSON"),
+    "invalid UTF-8": ("/translate", b'{"text": "\xff"}', "JSON"),
+    "half a surrogate pair": ("/translate", b'{"text": "\\ud83d"}', "JSON"),
+    "a list": ("/translate", b"[]", "object"),
+    "NaN": ("/translate", b'{"text": "a", "alpha": NaN}', "alpha: "),
+    "a huge number": ("/translate", b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "JSON"),
+    "nested": ("/translate", b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+    "an unknown key": ("/translate", {"text": "a", "baem": 3}, "baem: "),
+    "neither": ("/translate", {}, '"text" or "texts"'),
+    "both": ("/translate", {"text": "a", "texts": ["b"]}, '"text" or "texts"'),
+    "a number for a text": ("/translate", {"text": 3}, "text: "),
+    "an object among texts": ("/translate", {"texts": ["a", {}]}, "texts.1: "),
+    "beam 17": ("/translate", {"text": "a", "beam": 17}, "beam: "),
+    "beam 0": ("/translate", {"text": "a", "beam": 0}, "beam: "),
+    "a negative alpha": ("/translate", {"text": "a", "alpha": -1}, "alpha: "),
+    "n_best 0": ("/translate", {"text": "a", "n_best": 0}, "n_best: "),
+    "beam true": ("/translate", {"text": "a", "beam": True}, "beam: "),
+    "cut 1": ("/translate", {"text": "a", "cut": 1}, "cut: "),
+    "an error that only the model detects": ("/translate", {"text": "REFUSE"}, "REFUSE"),
+    "no target": ("/score", {"source": "a"}, '"source" and "target"'),
+    "one source, targets": ("/score", {"source": "a", "targets": ["b"]}, '"source" and "target"'),
+    "unequal numbers": ("/score", {"sources": ["a"], "targets": []}, '"sources" and "targets"'),
+    "a number for a target": ("/score", {"sources": ["a"], "targets": [1]}, "targets.0: "),
+    "cut of a score": ("/score", {"source": "a", "target": "b", "cut": True}, "cut: "),
 }
 
 
-@pytest.mark.parametrize(("body", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_400_with_its_reason(body, message: str) -> None:
-    assert message in error_of(post(body), 400)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"source": "a"}, '"source" and "target"'),
-        ({"source": "a", "targets": ["b"]}, '"source" and "target"'),
-        ({"sources": ["a"], "targets": []}, '"sources" and "targets"'),
-        ({"sources": ["a"], "targets": [1]}, "targets.0: "),
-        ({"source": "a", "target": "b", "cut": True}, "cut: "),
-    ],
-)
-def test_score_requires_pairs(body, message: str) -> None:
-    assert message in error_of(post(body, "/score"), 400)
+@pytest.mark.parametrize(("path", "body", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_400_with_its_reason(path: str, body, message: str) -> None:
+    assert message in error_of(post(body, path), 400)
 
 
 def test_unknown_paths_and_methods_and_types() -> None:
