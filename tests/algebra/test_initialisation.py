@@ -33,18 +33,18 @@ def rules() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("A", rules(), ids=lambda A: f"n{len(A)}")
-def test_h_and_its_output_have_the_variance_of_the_dense_scheme(scheme: str, A: torch.Tensor) -> None:
+def test_h_and_outputs_have_the_variance_of_the_dense_scheme(scheme: str, A: torch.Tensor) -> None:
     torch.manual_seed(7)
     n = len(A)
     S = torch.empty(n, K // n, D // n)
     initialise_components_(S, A, scheme, D, K)
     H = kronecker_sum(A, S)
     variance = dense_variance(scheme, D, K)
-    # S holds K·D/n independent numbers: the relative deviation of a measured variance is at most √(2n/(KD)).
+    # S has K·D/n independent entries, so the relative deviation of the measured variance is at most √(2n/(KD)).
     assert H.var().item() == pytest.approx(variance, rel=5 * math.sqrt(2 * n / (K * D)))
     x = torch.randn(2048, D)
     assert (x @ H.T).var().item() == pytest.approx(D * variance, rel=0.09)
-    assert (torch.randn(2048, K) @ H).var().item() == pytest.approx(K * variance, rel=0.09)  # backwards too
+    assert (torch.randn(2048, K) @ H).var().item() == pytest.approx(K * variance, rel=0.09)  # as in the backward pass
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_h_and_its_output_have_the_variance_of_the_dense_scheme(scheme: str, A: 
         ("standard_normal", nn.init.normal_),
     ],
 )
-def test_dense_schemes_are_those_of_torch(scheme: str, reference) -> None:
+def test_dense_schemes_equal_torchs(scheme: str, reference) -> None:
     torch.manual_seed(5)
     expected = reference(torch.empty(K, D))
     torch.manual_seed(5)
@@ -65,7 +65,7 @@ def test_dense_schemes_are_those_of_torch(scheme: str, reference) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
-def test_every_fibre_of_a_learned_rule_has_unit_length_in_no_preferred_direction(n: int) -> None:
+def test_fibres_of_a_learned_rule_are_random_unit_vectors(n: int) -> None:
     torch.manual_seed(0)
     A = torch.empty(n, n, n)
     fibres = []
@@ -77,7 +77,7 @@ def test_every_fibre_of_a_learned_rule_has_unit_length_in_no_preferred_direction
     torch.testing.assert_close(covariance, torch.eye(n) / n, atol=0.06, rtol=0)
 
 
-def test_a_rule_of_any_scale_is_allowed_for() -> None:
+def test_the_scale_of_a_rule_does_not_change_the_variance_of_h() -> None:
     torch.manual_seed(0)
     A = 7 * torch.randn(4, 4, 4)
     S = torch.empty(4, K // 4, D // 4)
@@ -86,12 +86,12 @@ def test_a_rule_of_any_scale_is_allowed_for() -> None:
 
 
 @pytest.mark.parametrize(("n", "rank"), [(4, 4), (8, 8), (4, 6), (8, 12), (8, 5)])
-def test_a_chosen_rank_begins_with_tight_frames(n: int, rank: int) -> None:
-    """Mixing by U and V stretches no direction, and the fibres are of unit length in the mean."""
+def test_other_ranks_are_initialised_with_tight_frames(n: int, rank: int) -> None:
+    """U and V have equal singular values, and the fibres have unit length on average."""
     W, U, V = torch.empty(n, rank), torch.empty(n, rank), torch.empty(rank, n)
     initialise_factors_(W, U, V)
-    for part in (U, V.T):
-        values = torch.linalg.svdvals(part)
+    for frame in (U, V.T):
+        values = torch.linalg.svdvals(frame)
         torch.testing.assert_close(values, values[0].expand_as(values))
     fibres = recompose(Factors(W, U, V)).square().sum(dim=0).mean()
     assert fibres.item() == pytest.approx(1.0, rel=1e-4)

@@ -24,14 +24,14 @@ def test_h_is_the_sum_of_kronecker_products(shape: tuple[int, int, int, int]) ->
 
 
 def appendix_a(B: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
-    """Return H of eqs. A.1 and A.2: column (i, j) is ψ(B_i T_j), the rows of the product one behind the other."""
+    """Return H of eqs. A.1 and A.2: column (i, j) is ψ(B_i T_j), the concatenated rows of the product."""
     columns = [(B_i @ T_j).reshape(-1) for B_i in B for T_j in T]  # (k,) each
     return torch.stack(columns, dim=1)  # (k, d)
 
 
 @given(shapes)
 @settings(max_examples=15, deadline=None)
-def test_appendix_a_is_the_same_family_with_the_axes_permuted(shape: tuple[int, int, int, int]) -> None:
+def test_appendix_a_is_a_kronecker_sum_with_permuted_axes(shape: tuple[int, int, int, int]) -> None:
     n, rows, columns, seed = shape
     generator = torch.Generator().manual_seed(seed)
     B = torch.randn(n, n, n, dtype=torch.float64, generator=generator)
@@ -59,7 +59,7 @@ def test_no_temporary_is_larger_than_h() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
-def test_a_sum_of_n_products_is_found_again(n: int) -> None:
+def test_a_sum_of_n_products_is_recovered(n: int) -> None:
     weight = kronecker_sum_reference(*draw(n, 6, 7))
     A, S, error = nearest_sum(weight, n)
     torch.testing.assert_close(kronecker_sum(A, S), weight)
@@ -67,13 +67,13 @@ def test_a_sum_of_n_products_is_found_again(n: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "algebra"), [(2, "phm"), (3, "phm"), (2, "complex"), (4, "quaternion")])
-def test_the_error_is_what_is_left_and_no_small_change_is_nearer(n: int, algebra: str) -> None:
+def test_the_nearest_sum_is_a_stationary_point_with_the_returned_error(n: int, algebra: str) -> None:
     weight = torch.randn(12, 20 if n == 4 else 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     A, S, error = nearest_sum(weight, n, algebra)
-    left = (weight - kronecker_sum(A.requires_grad_(), S.requires_grad_())).square().sum()
-    assert error == pytest.approx(left.sqrt().item() / weight.norm().item())
+    squared_error = (weight - kronecker_sum(A.requires_grad_(), S.requires_grad_())).square().sum()
+    assert error == pytest.approx(squared_error.sqrt().item() / weight.norm().item())
     assert 0.1 < error < 1
-    left.backward()
+    squared_error.backward()
     assert S.grad.abs().max() < 1e-10
     if algebra == "phm":
         assert A.grad.abs().max() < 1e-10
@@ -81,14 +81,14 @@ def test_the_error_is_what_is_left_and_no_small_change_is_nearer(n: int, algebra
         assert torch.equal(A, fixed_rule(algebra, dtype=torch.float64))
 
 
-def test_rule_has_the_scale_of_an_initialised_one() -> None:
+def test_the_rule_has_the_scale_of_an_initialised_rule() -> None:
     A, _, _ = nearest_sum(torch.randn(32, 64), 4)
     assert A.square().sum(dim=0).mean().item() == pytest.approx(1, rel=1e-5)
     assert A.dtype == torch.float32
 
 
 @pytest.mark.parametrize("weight", [torch.randn(4, 4, dtype=torch.float64), torch.zeros(4, 4)])
-def test_a_weight_with_fewer_terms_than_n_keeps_every_rule_alive(weight: torch.Tensor) -> None:
+def test_a_weight_with_fewer_terms_than_n_has_no_zero_rules(weight: torch.Tensor) -> None:
     A, S, error = nearest_sum(weight, 4)  # 16 × 1: a single term
     torch.testing.assert_close(kronecker_sum(A, S), weight)
     assert error == 0

@@ -33,7 +33,7 @@ def apply(x: Tensor, S: Tensor, factors: Factors, bias: Tensor | None = None) ->
     tokens=st.integers(0, 11),
     tile=st.integers(1, 6),
 )
-def test_output_is_that_of_the_kronecker_sum(
+def test_the_output_equals_the_kronecker_sums(
     n: int, rank: int, rows: int, columns: int, tokens: int, tile: int
 ) -> None:
     x, S, factors = draw(n, rank, rows, columns, tokens)
@@ -44,55 +44,55 @@ def test_output_is_that_of_the_kronecker_sum(
     torch.testing.assert_close(y, x @ kronecker_sum_reference(recompose(factors), S).t() + bias)
 
 
-@pytest.mark.parametrize("wanted", ["x", "S", "W", "U", "V", "b", "xSWUVb"])
-def test_gradients(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("differentiated", ["x", "S", "W", "U", "V", "b", "xSWUVb"])
+def test_gradients(differentiated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module.TILE, "cpu", 2)  # several tiles, the last one short
     x, S, factors = draw(3, 5, 2, 4, tokens=5)
-    parts = {"x": x, "S": S, "W": factors.W, "U": factors.U, "V": factors.V, "b": torch.arange(6.0).double()}
-    for name, part in parts.items():
-        part.requires_grad_(name in wanted)
+    tensors = {"x": x, "S": S, "W": factors.W, "U": factors.U, "V": factors.V, "b": torch.arange(6.0).double()}
+    for name, tensor in tensors.items():
+        tensor.requires_grad_(name in differentiated)
 
     def function(x: Tensor, S: Tensor, W: Tensor, U: Tensor, V: Tensor, b: Tensor) -> Tensor:
         return apply(x, S, Factors(W, U, V), b)
 
-    assert torch.autograd.gradcheck(function, tuple(parts.values()))
-    assert torch.autograd.gradgradcheck(function, tuple(parts.values()))
+    assert torch.autograd.gradcheck(function, tuple(tensors.values()))
+    assert torch.autograd.gradgradcheck(function, tuple(tensors.values()))
 
 
-def test_a_gradient_that_is_differentiated_ends_at_the_layer() -> None:
-    """A map that is applied twice: its input comes of U, V and the bias, too."""
+def test_a_differentiable_gradient_stops_at_the_layer() -> None:
+    """A map is applied twice, so its input depends on U, V and the bias."""
     x, S, factors = draw(2, 3, 2, 2, tokens=4)
-    parts = [S, *factors, torch.arange(4.0).double()]
-    for part in parts:
-        part.requires_grad_()
-    y = apply(apply(x, S, factors, parts[-1]).tanh(), S, factors, parts[-1]).square().sum()
+    tensors = [S, *factors, torch.arange(4.0).double()]
+    for tensor in tensors:
+        tensor.requires_grad_()
+    y = apply(apply(x, S, factors, tensors[-1]).tanh(), S, factors, tensors[-1]).square().sum()
     torch.testing.assert_close(
-        torch.autograd.grad(y, parts, retain_graph=True), torch.autograd.grad(y, parts, create_graph=True)
+        torch.autograd.grad(y, tensors, retain_graph=True), torch.autograd.grad(y, tensors, create_graph=True)
     )
 
 
 def test_a_tile_fits_into_a_cuda_grid() -> None:
-    assert max(module.TILE.values()) <= 65_535  # one small product a token, all in one batch
+    assert max(module.TILE.values()) <= 65_535  # a batch has a small product for each token
 
 
-def test_an_input_that_is_not_contiguous() -> None:
+def test_a_noncontiguous_input() -> None:
     x, S, factors = draw(2, 3, 2, 2, tokens=4)
     torch.testing.assert_close(apply(x.t().contiguous().t(), S, factors), apply(x, S, factors))
 
 
 def test_bfloat16_sums_its_gradients_in_float32() -> None:
     x, S, factors = draw(2, 3, 4, 4, tokens=4096)
-    half = [part.bfloat16().requires_grad_() for part in (x, block_sums(factors.W, S), factors.U, factors.V)]
-    full = [part.detach().double().requires_grad_() for part in half]
-    for parts in (half, full):
-        rank_linear(*parts).square().sum().backward()
-    for mine, exact in zip(half, full, strict=True):
-        assert mine.grad is not None
-        assert mine.grad.dtype == torch.bfloat16
-        assert (mine.grad.double() - exact.grad).norm() / exact.grad.norm() < 0.02
+    half = [tensor.bfloat16().requires_grad_() for tensor in (x, block_sums(factors.W, S), factors.U, factors.V)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in half]
+    for inputs in (half, exact):
+        rank_linear(*inputs).square().sum().backward()
+    for tensor, reference in zip(half, exact, strict=True):
+        assert tensor.grad is not None
+        assert tensor.grad.dtype == torch.bfloat16
+        assert (tensor.grad.double() - reference.grad).norm() / reference.grad.norm() < 0.02
 
 
-def test_the_output_is_no_view_of_what_is_kept() -> None:
+def test_the_output_is_not_a_view_of_a_saved_tensor() -> None:
     x, S, factors = draw(4, 4, 8, 8, tokens=2 * module.TILE["cpu"])
     y = apply(x.requires_grad_(), S, factors)
     y.relu_().sum().backward()

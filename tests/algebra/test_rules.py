@@ -10,7 +10,7 @@ from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import UserError
 from tests.references import multiply
 
-# e_i e_j of the octonions, as the Cayley–Dickson doubling of 1, i, j, k gives it: sign and index, rows i, columns j.
+# e_i e_j of the octonions by Cayley–Dickson doubling of 1, i, j, k: sign and index, for row i and column j.
 OCTONIONS = """
 +0 +1 +2 +3 +4 +5 +6 +7
 +1 -0 +3 -2 +5 -4 -7 +6
@@ -51,7 +51,7 @@ def test_octonion_product_follows_the_table() -> None:
 @pytest.mark.parametrize("algebra", ["real", "complex", "quaternion", "octonion"])
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_norms_multiply_up_to_the_octonions(algebra: str, data: st.DataObject) -> None:
+def test_norms_are_multiplicative_up_to_the_octonions(algebra: str, data: st.DataObject) -> None:
     n = FIXED_DIMENSION[algebra]
     p, q = data.draw(numbers(n)), data.draw(numbers(n))
     torch.testing.assert_close(multiply(rule(algebra), p, q).norm(), p.norm() * q.norm())
@@ -59,25 +59,21 @@ def test_norms_multiply_up_to_the_octonions(algebra: str, data: st.DataObject) -
 
 def test_sedenions_have_zero_divisors() -> None:
     basis = torch.eye(16)
-    singles = list(itertools.combinations(range(1, 16), 2))
-    pairs = [(basis[i] + s * basis[j]) for i, j in singles for s in (1, -1)]
-    left = torch.stack(pairs)
-    products = multiply(fixed_rule("sedenion"), left[:, None], left[None])  # (p, q, 16)
-    zero = (products == 0).all(dim=-1)
-    assert zero.any()
+    pairs = itertools.combinations(range(1, 16), 2)
+    sums = torch.stack([basis[i] + sign * basis[j] for i, j in pairs for sign in (1, -1)])
+    products = multiply(fixed_rule("sedenion"), sums[:, None], sums[None])  # (p, q, 16)
+    assert (products == 0).all(dim=-1).any()
     assert (multiply(fixed_rule("octonion"), torch.ones(8), torch.ones(8)) != 0).any()
 
 
 @pytest.mark.parametrize("algebra", list(FIXED_DIMENSION))
-def test_each_row_of_a_fixed_rule_is_a_signed_permutation_of_the_components(algebra: str) -> None:
+def test_rows_of_a_fixed_rule_are_signed_permutations(algebra: str) -> None:
     A = fixed_rule(algebra)
     assert A.shape == (FIXED_DIMENSION[algebra],) * 3
     assert set(A.unique().tolist()) <= {-1.0, 0.0, 1.0}
-    assert (A.square().sum(dim=0) == 1).all()  # one component at each place of H
+    assert (A.square().sum(dim=0) == 1).all()  # a single component at each entry of H
     assert (A.square().sum(dim=2) == 1).all()  # each component once in each row
-    one = torch.zeros(len(A))
-    one[0] = 1
     x = torch.randn(len(A))
-    assert torch.equal(multiply(A, one, x), x)
+    assert torch.equal(multiply(A, torch.eye(len(A))[0], x), x)
     with pytest.raises(UserError, match=f"'{algebra}'"):
         fixed_rule(f"{algebra}s")
