@@ -1,4 +1,4 @@
-"""The real model is ``torch.nn.Transformer`` where the recipe says so: a peer that others have checked."""
+"""The real Transformer computes the same function as ``torch.nn.Transformer``."""
 
 from typing import Any
 
@@ -19,42 +19,43 @@ def settings(norm: str, *, final_norm: bool) -> TransformerSection:
 
 
 def peer_of(model: Transformer, section: TransformerSection) -> nn.Transformer:
-    """Return torch's own Transformer with the model's weights."""
+    """Return a ``torch.nn.Transformer`` with the model's weights."""
     sizes = section.width, section.heads, section.encoder_layers, section.decoder_layers, section.feed_forward
-    how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": section.norm == "pre"}
-    peer = nn.Transformer(*sizes, **how, dtype=torch.float64).eval()
-    for own, other in zip((*model.encoder, *model.decoder), (*peer.encoder.layers, *peer.decoder.layers), strict=True):
-        copy_layer(own, other)
-    for own, stack in ((model.encoder_norm, peer.encoder), (model.decoder_norm, peer.decoder)):
-        if isinstance(own, nn.LayerNorm):
-            stack.norm.load_state_dict(own.state_dict())
+    options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": section.norm == "pre"}
+    peer = nn.Transformer(*sizes, **options, dtype=torch.float64).eval()
+    peer_layers = (*peer.encoder.layers, *peer.decoder.layers)
+    for layer, peer_layer in zip((*model.encoder, *model.decoder), peer_layers, strict=True):
+        copy_layer(layer, peer_layer)
+    for norm, peer_stack in ((model.encoder_norm, peer.encoder), (model.decoder_norm, peer.decoder)):
+        if isinstance(norm, nn.LayerNorm):
+            peer_stack.norm.load_state_dict(norm.state_dict())
         else:
-            stack.norm = None
+            peer_stack.norm = None
     return peer
 
 
-def copy_layer(own: nn.Module, other: nn.Module) -> None:
-    """Give torch's layer the weights of ours, an encoder's or a decoder's."""
-    copy_attention(own.attention, other.self_attn)
-    norms = [own.attention_residual.norm, own.feed_forward_residual.norm]
-    if hasattr(own, "cross_attention"):
-        copy_attention(own.cross_attention, other.multihead_attn)
-        norms.insert(1, own.cross_residual.norm)
+def copy_layer(layer: nn.Module, peer: nn.Module) -> None:
+    """Copy the weights of an encoder or decoder layer to torch's layer."""
+    copy_attention(layer.attention, peer.self_attn)
+    norms = [layer.attention_residual.norm, layer.feed_forward_residual.norm]
+    if hasattr(layer, "cross_attention"):
+        copy_attention(layer.cross_attention, peer.multihead_attn)
+        norms.insert(1, layer.cross_residual.norm)
     for number, norm in enumerate(norms, start=1):
-        getattr(other, f"norm{number}").load_state_dict(norm.state_dict())
-    copy_linear(own.feed_forward.expand, other.linear1)
-    copy_linear(own.feed_forward.contract, other.linear2)
+        getattr(peer, f"norm{number}").load_state_dict(norm.state_dict())
+    copy_linear(layer.feed_forward.expand, peer.linear1)
+    copy_linear(layer.feed_forward.contract, peer.linear2)
 
 
-def copy_attention(own: MultiHeadAttention, other: nn.MultiheadAttention) -> None:
-    other.in_proj_weight.data.copy_(own.query_key_value.weight)
-    other.in_proj_bias.data.copy_(own.query_key_value.bias)
-    copy_linear(own.output, other.out_proj)
+def copy_attention(attention: MultiHeadAttention, peer: nn.MultiheadAttention) -> None:
+    peer.in_proj_weight.data.copy_(attention.query_key_value.weight)
+    peer.in_proj_bias.data.copy_(attention.query_key_value.bias)
+    copy_linear(attention.output, peer.out_proj)
 
 
-def copy_linear(own: nn.Module, other: nn.Linear) -> None:
-    other.weight.data.copy_(own.weight)
-    other.bias.data.copy_(own.bias)
+def copy_linear(linear: nn.Module, peer: nn.Linear) -> None:
+    peer.weight.data.copy_(linear.weight)
+    peer.bias.data.copy_(linear.bias)
 
 
 def run_peer(model: Transformer, peer: nn.Transformer, source: Tensor, target: Tensor) -> Tensor:
@@ -67,20 +68,19 @@ def run_peer(model: Transformer, peer: nn.Transformer, source: Tensor, target: T
 @pytest.mark.filterwarnings("ignore:.*nested.*", "ignore:.*mismatched.*")
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("final_norm", [True, False])
-def test_outputs_and_gradients_are_those_of_torchs_transformer(norm: str, final_norm: bool) -> None:
+def test_outputs_and_gradients_equal_torchs(norm: str, final_norm: bool) -> None:
     torch.manual_seed(0)
     section = settings(norm, final_norm=final_norm)
     model = build_transformer(section, 50, 50).double()
     for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)  # biases and norms too
+        nn.init.normal_(parameter, std=0.3)  # including biases and norms
     peer = peer_of(model, section)
     source, target = torch.randint(4, 50, (3, 7)), torch.randint(4, 50, (3, 5))
     source[1, 4:] = 0
-    mine, theirs = model(source, target), run_peer(model, peer, source, target)
-    torch.testing.assert_close(mine, theirs)
-    named = dict(model.named_parameters())
-    table = next(parameter for name, parameter in named.items() if name.startswith("source_embedding"))
-    (own,) = torch.autograd.grad(mine.square().sum(), table)
-    (other,) = torch.autograd.grad(theirs.square().sum(), table)
-    assert own.abs().max() > 0
-    torch.testing.assert_close(own, other)
+    hidden, expected = model(source, target), run_peer(model, peer, source, target)
+    torch.testing.assert_close(hidden, expected)
+    table = next(parameter for name, parameter in model.named_parameters() if name.startswith("source_embedding"))
+    (gradient,) = torch.autograd.grad(hidden.square().sum(), table)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), table)
+    assert gradient.abs().max() > 0
+    torch.testing.assert_close(gradient, expected_gradient)

@@ -1,4 +1,4 @@
-"""The encoder classifier against ``nn.TransformerEncoder``; batches and padding change nothing; it learns."""
+"""The encoder classifier: equal to ``nn.TransformerEncoder``, independent of batch and padding, able to learn."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,15 +37,17 @@ def padded(texts: list[list[int]], width: int | None = None) -> Tensor:
 
 
 def peer_of(model: EncoderClassifier) -> nn.TransformerEncoder:
-    """Return torch's own encoder with the model's materialised weights."""
-    own, width = model.encoder[0], model.embedding.embedding_dim
-    sizes = width, own.attention.heads, own.feed_forward.expand.out_features
-    how: dict[str, Any] = {"batch_first": True, "norm_first": own.attention_residual.pre_norm, "dtype": torch.float64}
-    layer = nn.TransformerEncoderLayer(*sizes, dropout=0.0, **how)
+    """Return a ``torch.nn.TransformerEncoder`` with the model's dense weights."""
+    first, width = model.encoder[0], model.embedding.embedding_dim
+    sizes = width, first.attention.heads, first.feed_forward.expand.out_features
+    pre_norm = first.attention_residual.pre_norm
+    peer_layer = nn.TransformerEncoderLayer(
+        *sizes, dropout=0.0, batch_first=True, norm_first=pre_norm, dtype=torch.float64
+    )
     norm = nn.LayerNorm(width, dtype=torch.float64) if isinstance(model.encoder_norm, nn.LayerNorm) else None
-    peer = nn.TransformerEncoder(layer, len(model.encoder), norm, enable_nested_tensor=False)
-    for own, other in zip(model.encoder, peer.layers, strict=True):
-        copy_layer(own, other)
+    peer = nn.TransformerEncoder(peer_layer, len(model.encoder), norm, enable_nested_tensor=False)
+    for layer, peer_layer in zip(model.encoder, peer.layers, strict=True):
+        copy_layer(layer, peer_layer)
     if norm is not None:
         norm.load_state_dict(model.encoder_norm.state_dict())
     return peer
@@ -65,18 +67,15 @@ TEXTS = [[4, 5, 6, 7, 8], [9], [5, 5, 11]]
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize(("norm", "final_norm"), [("pre", True), ("post", False)])
 @pytest.mark.parametrize(("algebra", "n"), CHOICES)
-def test_outputs_and_gradients_are_those_of_torchs_encoder(
-    algebra: str, n: int, norm: str, final_norm: bool, pooling: str
-) -> None:
+def test_outputs_and_gradients_equal_torchs(algebra: str, n: int, norm: str, final_norm: bool, pooling: str) -> None:
     model = build(algebra=algebra, n=n, norm=norm, final_norm=final_norm, pooling=pooling)
     tokens = padded(TEXTS, 7)
-    mine, theirs = model(tokens), run_peer(model, peer_of(model), tokens)
-    torch.testing.assert_close(mine, theirs)
-    wanted = [model.embedding.weight, *model.output.parameters()]
-    own = torch.autograd.grad(mine.square().sum(), wanted)
-    other = torch.autograd.grad(theirs.square().sum(), wanted)
-    assert all(gradient.abs().max() > 0 for gradient in own)
-    torch.testing.assert_close(own, other)
+    logits, expected = model(tokens), run_peer(model, peer_of(model), tokens)
+    torch.testing.assert_close(logits, expected)
+    parameters = [model.embedding.weight, *model.output.parameters()]
+    gradients = torch.autograd.grad(logits.square().sum(), parameters)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), parameters))
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -87,13 +86,13 @@ def test_outputs_and_gradients_are_those_of_torchs_encoder(
 )
 def test_a_text_gets_the_same_logits_in_every_batch(pooling: str, texts: list[list[int]], extra: int) -> None:
     model = build(algebra="phm", n=4, pooling=pooling).eval()
-    together = model(padded(texts, max(map(len, texts)) + extra))
-    alone = torch.cat([model(padded([text])) for text in texts])
-    torch.testing.assert_close(together, alone)
+    batched = model(padded(texts, max(map(len, texts)) + extra))
+    single = torch.cat([model(padded([text])) for text in texts])
+    torch.testing.assert_close(batched, single)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_a_text_without_tokens_is_a_vector_of_zeros(pooling: str) -> None:
+def test_an_empty_text_is_encoded_as_zeros(pooling: str) -> None:
     model = build(pooling=pooling)
     tokens = padded([[], [4, 5]], 3)
     assert model.encode(tokens)[0].eq(0).all()
@@ -103,14 +102,14 @@ def test_a_text_without_tokens_is_a_vector_of_zeros(pooling: str) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_dropout_works_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     model = build(dropout=0.5)
     assert not torch.equal(model.train()(padded(TEXTS)), model(padded(TEXTS)))
     assert torch.equal(model.eval()(padded(TEXTS)), model(padded(TEXTS)))
 
 
 def accuracy(model: nn.Module, task: Callable[..., Sequence[Tensor]], rate: float, steps: int) -> float:
-    """Train on random texts, and return the share of others that are labelled rightly."""
+    """Train on random texts, and return the accuracy on other texts."""
     optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
@@ -123,7 +122,7 @@ def accuracy(model: nn.Module, task: Callable[..., Sequence[Tensor]], rate: floa
 
 
 def majority(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Texts of 3, 5, 7 or 9 tokens of two kinds; the label is the kind that is more frequent."""
+    """Draw texts of 3, 5, 7 or 9 tokens of two types; the label is the more frequent type."""
     tokens = torch.randint(4, 6, (rows, 9), generator=generator)
     lengths = 3 + 2 * torch.randint(0, 4, (rows, 1), generator=generator)
     tokens[torch.arange(9) >= lengths] = PAD
@@ -131,7 +130,7 @@ def majority(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def head_noun(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Texts of 2 to 8 tokens: the number is the first noun's (6 or 7), whatever nouns stand between it and the end."""
+    """Draw texts of 2 to 8 tokens; the label is the first token (6 or 7), regardless of the tokens after it."""
     tokens = torch.randint(4, 8, (rows, 8), generator=generator)
     tokens[:, 0] = torch.randint(6, 8, (rows,), generator=generator)
     label = tokens[:, 0] - 6

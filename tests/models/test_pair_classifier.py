@@ -1,4 +1,4 @@
-"""The pair classifier against ``nn.LSTM`` on each text alone; batches and padding change nothing; it learns."""
+"""The pair classifier: equal to ``nn.LSTM`` on single texts, independent of batch and padding, able to learn."""
 
 from typing import Any
 
@@ -31,15 +31,14 @@ def build(vectors: Tensor | None = None, **changes: Any) -> PairClassifier:
 
 
 def reference(model: PairClassifier, first: list[int], second: list[int]) -> Tensor:
-    """The logits of one pair: no batch, no padding, materialised weights, torch's own LSTM."""
+    """Return the logits of a pair without a batch and padding, by ``nn.LSTM`` with dense weights."""
     lstm = model.lstm.to_dense()
     vectors = []
     for text in (first, second):
         states = lstm(F.embedding(torch.tensor([text]), model.embedding.weight))[0][0]  # (T, h)
         vectors.append(torch.cat([states.max(0).values, states.sum(0) / len(text)]))
     u, v = vectors
-    parts = [u, v, (u - v).abs(), u * v] if model.combination == "full" else [u, v]
-    x = torch.cat(parts)
+    x = torch.cat([u, v, (u - v).abs(), u * v] if model.combination == "full" else [u, v])
     for layer in model.mlp:
         x = F.linear(x, layer.weight, layer.bias).clamp(min=0)
     return F.linear(x, model.output.weight, model.output.bias)
@@ -51,21 +50,20 @@ TEXTS = [[4, 5, 6, 7, 8], [9], [5, 5, 11]], [[6, 7], [4, 8, 9, 10, 11, 5, 6], [1
 @pytest.mark.parametrize("combination", ["concat", "full"])
 @pytest.mark.parametrize("gates", ["separate", "fused"])
 @pytest.mark.parametrize(("algebra", "n"), CHOICES)
-def test_outputs_are_those_of_each_pair_alone(algebra: str, n: int, gates: str, combination: str) -> None:
+def test_outputs_equal_the_reference(algebra: str, n: int, gates: str, combination: str) -> None:
     model = build(algebra=algebra, n=n, gates=gates, combination=combination)
     logits = model(padded(TEXTS[0]), padded(TEXTS[1]))
     expected = torch.stack([reference(model, *pair) for pair in zip(*TEXTS, strict=True)])
     torch.testing.assert_close(logits, expected)
 
 
-def test_gradients_are_those_of_each_pair_alone() -> None:
+def test_gradients_equal_the_reference() -> None:
     model = build(combination="full")
-    wanted = [model.embedding.weight, *model.mlp.parameters(), *model.output.parameters()]
-    mine = torch.autograd.grad(model(padded(TEXTS[0]), padded(TEXTS[1])).square().sum(), wanted)
-    each = [reference(model, *pair).square().sum() for pair in zip(*TEXTS, strict=True)]
-    theirs = torch.autograd.grad(torch.stack(each).sum(), wanted)
-    assert all(own.abs().max() > 0 for own in mine)
-    torch.testing.assert_close(mine, theirs)
+    parameters = [model.embedding.weight, *model.mlp.parameters(), *model.output.parameters()]
+    gradients = torch.autograd.grad(model(padded(TEXTS[0]), padded(TEXTS[1])).square().sum(), parameters)
+    losses = [reference(model, *pair).square().sum() for pair in zip(*TEXTS, strict=True)]
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    torch.testing.assert_close(gradients, torch.autograd.grad(torch.stack(losses).sum(), parameters))
 
 
 texts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=6)
@@ -78,21 +76,21 @@ def test_a_pair_gets_the_same_logits_in_every_batch(
 ) -> None:
     model = build(algebra="phm", n=5).eval()
     sides = [[pair[side] for pair in pairs] for side in (0, 1)]
-    widths = [max(map(len, side)) + more for side, more in zip(sides, extra, strict=True)]
-    together = model(*(padded(side, width) for side, width in zip(sides, widths, strict=True)))
-    alone = torch.cat([model(padded([first]), padded([second])) for first, second in pairs])
-    torch.testing.assert_close(together, alone)
+    widths = [max(map(len, side)) + padding for side, padding in zip(sides, extra, strict=True)]
+    batched = model(*(padded(side, width) for side, width in zip(sides, widths, strict=True)))
+    single = torch.cat([model(padded([first]), padded([second])) for first, second in pairs])
+    torch.testing.assert_close(batched, single)
 
 
-def test_a_text_without_tokens_is_a_vector_of_zeros() -> None:
+def test_an_empty_text_is_encoded_as_zeros() -> None:
     model = build(algebra="phm", n=2)
     assert model.encode(padded([[], [4, 5]], 3))[0].eq(0).all()
-    beside, alone = model(padded([[], [4]], 3), padded([[6], [7]])), model(padded([[]], 0), padded([[6]]))
-    torch.testing.assert_close(beside[:1], alone)
+    batched, single = model(padded([[], [4]], 3), padded([[6], [7]])), model(padded([[]], 0), padded([[6]]))
+    torch.testing.assert_close(batched[:1], single)
     assert model(padded([[]], 0), padded([[]], 0)).isfinite().all()
 
 
-def test_vectors_are_taken_as_they_are_and_stay_so() -> None:
+def test_given_vectors_are_frozen() -> None:
     vectors = torch.randn(VOCABULARY, 10)
     model = build(vectors)
     assert torch.equal(model.embedding.weight, vectors.double())
@@ -109,7 +107,7 @@ def test_without_vectors_the_embedding_is_trained(vectors: Tensor | None, choice
     assert model.embedding.weight.detach().std() == pytest.approx(1.0, abs=0.2)
 
 
-def test_vectors_of_another_shape_are_refused() -> None:
+def test_vectors_of_another_shape() -> None:
     with pytest.raises(DimensionError, match=r"\(12, 9\).* embedding_width = 10"):
         build(torch.zeros(VOCABULARY, 9))
 
@@ -122,7 +120,7 @@ def test_only_the_lstm_is_hypercomplex() -> None:
     assert model.embedding.n == 1
 
 
-def test_dropout_works_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     model = build(dropout=0.5)
     batch = padded(TEXTS[0]), padded(TEXTS[1])
     assert not torch.equal(model.train()(*batch), model(*batch))
@@ -130,10 +128,10 @@ def test_dropout_works_in_training_alone() -> None:
 
 
 def same_first_token(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of texts of 2 to 5 tokens; the label says whether they begin alike."""
+    """Draw pairs of texts of 2 to 5 tokens; the label is 1 if they have the same first token."""
     first, second = (torch.randint(4, 8, (rows, 5), generator=generator) for _ in range(2))
-    alike = torch.rand(rows, generator=generator) < 0.5
-    second[alike, 0] = first[alike, 0]
+    same = torch.rand(rows, generator=generator) < 0.5
+    second[same, 0] = first[same, 0]
     for ids in (first, second):
         lengths = torch.randint(2, 6, (rows, 1), generator=generator)
         ids[torch.arange(5) >= lengths] = PAD
@@ -143,15 +141,15 @@ def same_first_token(rows: int, generator: torch.Generator) -> tuple[Tensor, Ten
 @pytest.mark.parametrize(
     ("algebra", "n", "combination"), [("real", 1, "full"), ("phm", 5, "full"), ("phm", 5, "concat")]
 )
-def test_it_learns_whether_two_texts_begin_alike(algebra: str, n: int, combination: str) -> None:
+def test_it_learns(algebra: str, n: int, combination: str) -> None:
     torch.manual_seed(0)
     sizes = {"width": 40, "embedding_width": 20, "hidden": 40}
     section = PairClassifierSection(**(SMALL | sizes), algebra=algebra, n=n, combination=combination)
     assert accuracy(build_classifier(section, VOCABULARY, 2), same_first_token, 1e-2, 150) > 0.95
 
 
-def test_away_from_the_cpu_no_length_is_asked_for() -> None:
-    """A tensor without numbers has none to give."""
+def test_lengths_are_not_read_on_other_devices() -> None:
+    """Reading a value from a meta tensor would raise an error."""
     model = build().to("meta")
     ids = torch.ones(3, 5, dtype=torch.int64, device="meta")
     assert model(ids, ids).shape == (3, 3)

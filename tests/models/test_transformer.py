@@ -1,4 +1,4 @@
-"""The Transformer: steps equal the whole, padding changes nothing, every arrangement builds."""
+"""The Transformer: decoding steps equal the full forward pass, and outputs do not depend on padding."""
 
 import itertools
 from typing import Any
@@ -14,11 +14,9 @@ from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
 
 SMALL: dict[str, Any] = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
-
-
 FIXED = {"complex": 2, "octonion": 8, "sedenion": 16}
-PLACES = [{"compose_layers": kind} for kind in ("linear", "hierarchical", "bilinear")]
-PLACES += [{"compose_heads": kind} for kind in ("hierarchical", "bilinear")]
+PLACES = [{"compose_layers": name} for name in ("linear", "hierarchical", "bilinear")]
+PLACES += [{"compose_heads": name} for name in ("hierarchical", "bilinear")]
 BOTH = {"compose_layers": "bilinear", "compose_heads": "bilinear"}
 
 
@@ -46,20 +44,20 @@ ANY = [{}, BOTH, *ARRANGEMENTS[18:21]]
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda a: "-".join(map(str, a.values())))
-def test_steps_give_the_logits_of_the_whole(arrangement: dict[str, Any]) -> None:
+def test_steps_equal_the_full_forward_pass(arrangement: dict[str, Any]) -> None:
     model = build(**arrangement)
     source, target = sentences(3, 6), sentences(3, 5)
     source[0, 4:] = PAD
     target[:, 0] = BOS
     with torch.no_grad():
-        whole = model.logits(model(source, target))  # (3, 5, V)
+        logits = model.logits(model(source, target))  # (3, 5, V)
         state = model.start(model.encode(source), beams=1, max_length=5)
         stepped = [model.step(target[:, t : t + 1], state)[:, 0] for t in range(5)]
-    torch.testing.assert_close(torch.stack(stepped, dim=1), whole)
+    torch.testing.assert_close(torch.stack(stepped, dim=1), logits)
 
 
 @pytest.mark.parametrize("arrangement", ANY, ids=lambda a: "-".join(map(str, a.values())))
-def test_neither_padding_nor_what_follows_is_seen(arrangement: dict[str, Any]) -> None:
+def test_outputs_depend_neither_on_padding_nor_on_later_tokens(arrangement: dict[str, Any]) -> None:
     model, source, target = build(**arrangement), sentences(2, 6), sentences(2, 5)
     padded = torch.cat([source, torch.full((2, 3), PAD)], dim=1)
     before = model.logits(model(source, target))
@@ -85,22 +83,22 @@ def test_reordered_beams_continue_their_parents() -> None:
         stepped = model.step(torch.tensor([[12, 13]]), state)  # (1, 2, V)
         for beam, parent in enumerate([1, 0]):
             target = torch.cat([prefixes[1, parent], torch.tensor([12 + beam])])[None]
-            whole = model.logits(model(source[1:], target))[:, -1]
-            torch.testing.assert_close(stepped[:, beam], whole)
+            logits = model.logits(model(source[1:], target))[:, -1]
+            torch.testing.assert_close(stepped[:, beam], logits)
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 32])
-def test_the_past_grows_as_outputs_do(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_grows_with_the_outputs(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer, "CAPACITY", capacity)
     model, source, target = build(), sentences(2, 5), sentences(2, 7)
     target[:, 0] = BOS
     with torch.no_grad():
-        whole = model.logits(model(source, target))
-        begun = model.start(model.encode(source), beams=1, max_length=7)
+        logits = model.logits(model(source, target))
+        state = model.start(model.encode(source), beams=1, max_length=7)
         for t in range(7):
-            torch.testing.assert_close(model.step(target[:, t : t + 1], begun)[:, 0], whole[:, t])
-            assert min(capacity, 7) <= len(begun.past) <= max(2 * t, capacity)
-            begun.reorder(torch.zeros(2, 1, dtype=torch.long))
+            torch.testing.assert_close(model.step(target[:, t : t + 1], state)[:, 0], logits[:, t])
+            assert min(capacity, 7) <= len(state.past) <= max(2 * t, capacity)
+            state.reorder(torch.zeros(2, 1, dtype=torch.long))
 
 
 def test_phm_plus_rounds_the_vocabulary_up() -> None:
@@ -109,8 +107,8 @@ def test_phm_plus_rounds_the_vocabulary_up() -> None:
     assert model.logits(model(source, source)).shape == (1, 3, 24)
 
 
-def test_initial_loss_is_near_that_of_guessing() -> None:
-    """A tied generator on N(0, 1) embeddings would begin hundreds of nats above it."""
+def test_the_initial_loss_is_near_the_uniform_distributions() -> None:
+    """With N(0, 1) embeddings, a tied generator would start hundreds of nats above it."""
     model = build(vocabulary=400, width=64, algebra="phm", n=4)
     source = sentences(8, 12, 400)
     logits = model.logits(model(source, source))
@@ -118,20 +116,18 @@ def test_initial_loss_is_near_that_of_guessing() -> None:
     assert abs(loss.item() - torch.log(torch.tensor(400.0)).item()) < 1.5
 
 
-def test_with_labels_it_returns_both_sums_of_its_hidden_states() -> None:
-    """In its forward: wrappers such as DistributedDataParallel see nothing else."""
+def test_with_labels_forward_returns_the_loss() -> None:
     model, ids = build(algebra="phm", n=4), sentences(2, 5)
     ids[1, 3:] = PAD
     hidden = model(ids, ids)
-    found = model(ids, ids, ids, 0.1)
-    torch.testing.assert_close(found, vocabulary_loss(*model.output(hidden), ids, smoothing=0.1), rtol=0, atol=0)
+    sums = model(ids, ids, ids, 0.1)
+    torch.testing.assert_close(sums, vocabulary_loss(*model.output(hidden), ids, smoothing=0.1), rtol=0, atol=0)
     logits = model.logits(hidden).flatten(0, 1)
-    wanted = torch.nn.functional.cross_entropy(logits, ids.flatten(), ignore_index=PAD, reduction="sum")
-    torch.testing.assert_close(found[1], wanted.detach())
+    cross_entropy = torch.nn.functional.cross_entropy(logits, ids.flatten(), ignore_index=PAD, reduction="sum")
+    torch.testing.assert_close(sums[1], cross_entropy.detach())
 
 
-def test_initial_maps_have_one_scale_whatever_n() -> None:
-    """A Transformer at its start is no hotter for being hypercomplex."""
+def test_the_initial_scale_of_maps_does_not_depend_on_n() -> None:
     spreads = []
     for n in (1, 2, 4, 8):
         model = build(algebra="phm" if n > 1 else "real", n=n, width=64, feed_forward=128)
