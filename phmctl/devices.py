@@ -1,4 +1,4 @@
-"""Where this process runs: its rank among others, the processor, the device, the threads, the compilers."""
+"""The processes, processor, device, threads and compilers that are available to this process."""
 
 import importlib.util
 import os
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """Which of several processes this is, by the variables that ``torchrun`` sets."""
+    """The rank of this process and the number of processes, from the environment variables of ``torchrun``."""
 
-    rank: int = 0  # to `size` − 1; rank 0 writes and prints
+    rank: int = 0  # 0 to `size` − 1; rank 0 writes and prints
     size: int = 1  # processes on all machines
     local_rank: int = 0  # on this machine
-    local_size: int = 1
+    local_size: int = 1  # processes on this machine
 
 
 def world() -> World:
-    """Return this process's rank; without ``torchrun``, or with one process of it, there is no other."""
+    """Return this process's rank; without ``torchrun``, and with one process, it is alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = [os.environ.get(name, "") for name in names]
     if not all(value.isdecimal() for value in values) or int(values[1]) < 2:
@@ -37,7 +37,7 @@ def world() -> World:
 
 
 def processor_name() -> str | None:
-    """Return what the processor calls itself: speeds compare on equal ones only. None where that is not known."""
+    """Return the name of the processor, or None if it is unknown. Speeds are comparable on equal processors only."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def processor_name() -> str | None:
 
 
 def pick_device(name: str) -> "torch.device":
-    """Return the device of that name; ``auto`` is the first CUDA device, if there is one. RecipeError: none here."""
+    """Return the device with a name; ``auto`` is the first CUDA device, or the CPU. Raises RecipeError."""
     import torch
 
     if name == "auto":
@@ -64,9 +64,9 @@ def pick_device(name: str) -> "torch.device":
 
 
 def set_threads(threads: int) -> None:
-    """Set the CPU threads of torch and of other engines of this process; 0 leaves their own choice.
+    """Set the CPU threads of torch and of other engines in this process; 0 keeps their defaults.
 
-    Without torch it is not imported: a library that is loaded later reads the environment.
+    Torch is not imported for this; libraries that are imported later read the environment variable.
     """
     if not threads:
         return
@@ -77,7 +77,7 @@ def set_threads(threads: int) -> None:
 
 
 def seed_generators(device: "torch.device", seed: int) -> None:
-    """Seed torch's generator of the CPU, and of the GPUs if `device` is one. Waits for no device."""
+    """Seed torch's CPU generator, and the GPU generators if `device` is a GPU, without waiting for a device."""
     import torch
 
     torch.default_generator.manual_seed(seed)
@@ -87,11 +87,12 @@ def seed_generators(device: "torch.device", seed: int) -> None:
 
 @contextmanager
 def isolated(device: "torch.device", threads: int) -> Iterator[None]:
-    """Set torch's CPU threads (0: leave them) within the block; they and the generators are as before after it."""
+    """Set torch's CPU threads in the block (0 keeps them); restore threads and random generators afterwards."""
     import torch
 
     before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if device.type == "cuda" else 0)):
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    with torch.random.fork_rng(devices=range(gpus)):
         if threads:
             torch.set_num_threads(threads)
         try:
@@ -102,20 +103,23 @@ def isolated(device: "torch.device", threads: int) -> Iterator[None]:
 
 
 def has_bfloat16(device: "torch.device") -> bool:
+    """Return whether a device computes in bfloat16."""
     import torch
 
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    # torch's own check calls any x86 CPU with AVX-512 able, though without these it computes in float32 and rounds.
+    # torch's own check accepts any x86 CPU with AVX-512, but without these it computes in float32 and rounds.
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    probes = [getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)]  # private: they may vanish
+    probes = [
+        getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)
+    ]  # private functions, which may be missing
     if probes and platform.machine() in ("x86_64", "AMD64"):
         return any(probe() for probe in probes)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def takes_bfloat16(device: "torch.device", setting: str) -> bool:
-    """Return whether a setting of bfloat16 can be followed on a device; warns where it cannot."""
+    """Return whether a device computes in bfloat16; otherwise warn that the setting has no effect."""
     if has_bfloat16(device):
         return True
     from phmctl.console import warn
@@ -125,24 +129,29 @@ def takes_bfloat16(device: "torch.device", setting: str) -> bool:
 
 
 def check_compiler(device: "torch.device") -> None:
-    """Refuse (RecipeError) ``training.compile`` where torch.compile finds no compiler for a device."""
+    """Raise RecipeError if torch.compile, which ``training.compile`` needs, has no compiler for a device."""
+    missing = None
     if device.type == "cuda":
-        missing = None if importlib.util.find_spec("triton") else "Triton"
+        if importlib.util.find_spec("triton") is None:
+            missing = "Triton"
     else:
         compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-        missing = None if shutil.which(compiler) else f"a C++ compiler ({compiler})"
-    if missing:
+        if shutil.which(compiler) is None:
+            missing = f"a C++ compiler ({compiler})"
+    if missing is not None:
         raise RecipeError(f"training.compile = true needs {missing}, which is not installed; install it or use false")
 
 
-_A_CORE = 8  # processes: more only wait for one another, and 1,000 bring a machine down
+_MAX_JOBS_PER_CORE = 8  # more processes only wait for each other, and 1,000 make a machine unusable
 
 
 def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_jobs(jobs: int, option: str = "--jobs") -> None:
-    """Refuse (UserError) so many processes that a machine comes to a stand."""
-    if jobs > _A_CORE * cores():
-        raise UserError(f"{option} {jobs}: this machine has {cores()} cores; take {_A_CORE * cores()} at most")
+    """Raise UserError if the number of processes is far above the number of cores."""
+    limit = _MAX_JOBS_PER_CORE * cores()
+    if jobs > limit:
+        raise UserError(f"{option} {jobs}: this machine has {cores()} cores; use at most {limit}")

@@ -1,4 +1,4 @@
-"""Where the recipes and dataset cards lie: beside the package in a checkout, inside it in an installed wheel."""
+"""The recipes and dataset cards that are part of phmctl: next to the package in a checkout, inside it in a wheel."""
 
 import bz2
 from itertools import islice
@@ -9,6 +9,7 @@ _CHECKOUT = {"recipes": "recipes", "cards": "data/cards"}
 
 
 def shipped(kind: str) -> Path:
+    """Return the folder of the shipped ``recipes`` or ``cards``."""
     installed = _PACKAGE / "_shipped" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / _CHECKOUT[kind]
 
@@ -24,6 +25,8 @@ SIZES = {"train": 8000, "valid": 500, "test": 500}
 
 
 def read_miniature() -> dict[str, list[Pair]]:
-    text = bz2.decompress(MINIATURE.read_bytes()).decode()
-    pairs = ((german, english) for german, _, english in (line.partition("\t") for line in text.splitlines()))
+    """Return the German and English sentences of the built-in corpus, by split."""
+    lines = bz2.decompress(MINIATURE.read_bytes()).decode().splitlines()
+    columns = (line.partition("\t") for line in lines)
+    pairs = ((german, english) for german, _, english in columns)
     return {split: list(islice(pairs, size)) for split, size in SIZES.items()}

@@ -1,4 +1,4 @@
-"""Timing calls in turns: where a machine's speed drifts, the drift falls on all of them alike."""
+"""Time functions alternately, so that a drift of the machine's speed affects all of them alike."""
 
 import math
 import time
@@ -15,16 +15,16 @@ def alternate(
     device: torch.device | str = "cpu",
     advance: Callable[[int], object] = lambda count: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of one call in each round, by name.
+    """Return the seconds per call in each round, by the name of the function.
 
-    A round samples every call once, and begins with another one than the round before, so that none always follows the
-    same neighbour. Each call runs once or twice before its first sample.
+    Every round measures each function once and starts with another function than the round before, so that no function
+    always follows the same one. Each function is called once or twice before its first sample.
 
     Args:
-        calls: what to time, by name.
-        rounds: samples of each.
-        seconds: a sample repeats its call until it lasts about so long.
-        device: what the calls run on; a CUDA device is waited for before and after each sample.
+        calls: the functions, by name.
+        rounds: samples per function.
+        seconds: approximate length of a sample; short functions are called repeatedly.
+        device: the device of the functions; a CUDA device is synchronised before and after each sample.
         advance: called with 1 after each sample and each warm-up, ``(rounds + 1) * len(calls)`` times.
     """
     names = list(calls)
@@ -44,6 +44,7 @@ def alternate(
 
 
 def _sample(call: Callable[[], object], repeats: int, device: torch.device | str) -> float:
+    """Return the mean seconds of `repeats` calls."""
 
     def wait() -> None:
         if torch.device(device).type == "cuda":
