@@ -8,7 +8,9 @@ by beam search, and the student trains on these translations and on the referenc
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from phmctl.console import note, progress, silence
 from phmctl.data.copies import read_text
@@ -18,6 +20,7 @@ from phmctl.decoding.translator import TORCH, change_decoding
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.export import with_engine
 from phmctl.files import write_atomic
+from phmctl.options import LIBRARY_ONLY, Algebra, Data, Engine, N, Runs, Settings
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
@@ -28,7 +31,7 @@ from phmctl.tasks.registry import kind_of
 from phmctl.tasks.translation.kind import CODE
 from phmctl.training.initial import differing_shape_key
 from phmctl.training.train import TrainingResult, check_machine
-from phmctl.verbs import Settings, load, prepare, train
+from phmctl.verbs import load, prepare, train
 
 STARTS = ("nearest", "random")
 _SET_KEYS = {  # recipe keys that distil sets, by task
@@ -43,35 +46,42 @@ _LINES_PER_UPDATE = 2000  # lines between two updates of the progress bar
 
 
 def distil(
-    teacher: str | Path,
+    teacher: Annotated[str | Path, typer.Argument(metavar="TEACHER_RUN")],
     recipe: RecipeLike | None = None,
     *,
-    n: int | None = None,
-    algebra: str | None = None,
+    n: N = None,
+    algebra: Algebra = None,
     seed: int | None = None,
-    steps: int | None = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
     settings: Settings = (),
     start: str = "nearest",
-    beam: int | None = None,
-    engine: str | None = None,
-    references: bool = True,
-    data: str | Path | None = None,
-    runs: str | Path | None = None,
+    beam: Annotated[int | None, typer.Option(min=1)] = None,
+    engine: Engine = None,
+    references: Annotated[bool, typer.Option("--references/--no-references")] = True,
+    data: Data = None,
+    runs: Runs = None,
     tag: str | None = None,
-    quiet: bool = True,
+    quiet: Annotated[bool, LIBRARY_ONLY] = True,
 ) -> TrainingResult:
     """Train a student of a trained translator or classifier.
 
     Args:
-        teacher: a run. The student is trained on its data.
-        recipe: the student's recipe; by default the teacher's.
-        start: ``nearest``: the student starts with the teacher's tables, norms and biases, and with the Kronecker sums
-            nearest to its weights, if the shapes are equal; ``random``: with random weights.
-        beam: beam size of the teacher; by default its recipe's.
-        engine: ``torch``, ``ctranslate2`` or ``onnx`` translates; the teacher keeps its export.
-        references: train on the references and the teacher's translations, instead of on the translations only.
-
-    See :func:`phmctl.train` for the other arguments.
+        teacher: A trained translator or classifier. The student is trained on its data.
+        recipe: The student's recipe (default: the teacher's).
+        n: PHM hyperparameter: about 1/n of the parameters; 1 is dense.
+        algebra: real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch.
+        seed: Seed of the student.
+        steps: Number of optimiser steps of the student.
+        settings: Set any key of the student's recipe: training.clip=1.0.
+        start: nearest: start with the teacher's tables, norms and biases, and with the Kronecker sums nearest to its
+            weights, if the shapes are equal; random: with random weights.
+        beam: Beam size of the teacher (default: its recipe's).
+        engine: Engine of the teacher: torch, ctranslate2 or onnx; the teacher keeps its export.
+        references: Train on the references too, instead of on the teacher's translations only.
+        data: Data folder (default: $PHMCTL_DATA or ./data).
+        runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
+        tag: Name of the student's run.
+        quiet: Print nothing on stderr.
 
     Raises:
         RunError: the run is missing, its task cannot be distilled, the student's recipe has another task, vocabulary or
@@ -81,7 +91,7 @@ def distil(
     """
     check_known("start", start, STARTS)
     check_tag(tag)
-    run = Run.open(teacher)
+    run = Run.open(teacher, None if runs is None else Path(runs))
     task = run.recipe.task
     if task not in _SET_KEYS:
         raise RunError(f"{run.folder} has task {task!r}; teachers are translators and classifiers")

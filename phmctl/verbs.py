@@ -1,17 +1,37 @@
-"""The commands as functions, for programs: ``phmctl.prepare``, ``phmctl.train``, ``phmctl.evaluate``, ``phmctl.load``.
+"""The commands as functions: ``phmctl.prepare``, ``phmctl.train``, ``phmctl.evaluate``, ``phmctl.load``.
 
-Each is what the command of that name calls, with the names that its options have. Nothing is printed unless ``quiet``
-is False. Importing this module does not import torch.
+The command line reads its options from these signatures and docstrings (:mod:`phmctl.options`). Nothing is printed
+unless ``quiet`` is False. Importing this module does not import torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from phmctl.console import silence
-from phmctl.errors import DataError, RunError, UserError, check_known
-from phmctl.options import CLEANING, EVAL, OWN, VOCABULARY, Option
+from phmctl.errors import DataError, RunError, UserError
+from phmctl.options import (
+    AXIS,
+    LIBRARY_ONLY,
+    Algebra,
+    Alpha,
+    BatchTokens,
+    Beam,
+    Checkpoint,
+    Data,
+    Device,
+    Engine,
+    N,
+    Precision,
+    Quantize,
+    Runs,
+    Settings,
+    Split,
+    check_types,
+)
 
 if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
@@ -21,76 +41,120 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
-Settings = Mapping[str, Any] | Sequence[str]
-Files = str | Path | Sequence[Any]  # a table, (source, target), or a list of such
+Files = str | Path | Sequence[Any]  # a table, a pair (source, target), or a list of tables and pairs
+Columns = Annotated[str | int | Sequence[str | int] | None, typer.Option(metavar="COLUMN")]
+Pair = Annotated[str | tuple[str | int, str | int] | None, typer.Option(metavar="SRC,TGT")]
 
 
+@check_types
 def prepare(
-    name: str,
+    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
     *,
-    data: str | Path | None = None,
+    data: Data = None,
     source: str | Path | None = None,
     recipe: str | Path | None = None,
-    files: Mapping[str, "Files"] | None = None,
-    vocabulary_of: str | Path | None = None,
+    files: Annotated[Mapping[str, Files] | None, LIBRARY_ONLY] = None,
+    columns: Pair = None,
+    languages: Pair = None,
+    table: Annotated[Mapping[str, Any] | Sequence[str] | None, typer.Option(metavar="SPLIT=FILE")] = None,
+    text: Columns = None,
+    label: Annotated[str | int | None, typer.Option(metavar="COLUMN")] = None,
+    quoting: bool | None = None,
+    header: bool | None = None,
+    extra: Columns = None,
+    vectors: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
+    skip_bad_lines: bool = False,
+    vocabulary_of: Annotated[str | Path | None, typer.Option(metavar="RUN")] = None,
+    tokenizer: str | None = None,
+    vocabulary: int | None = None,
+    joint: Annotated[bool | None, typer.Option("--joint/--separate")] = None,
+    reverse: bool = False,
+    copies: bool = False,
+    max_tokens: int | None = None,
+    lowercase: bool | None = None,
+    normalise: bool | None = None,
+    entities: str | None = None,
+    max_ratio: float | None = None,
+    min_count: Annotated[int | None, typer.Option(min=1)] = None,
     force: bool = False,
     refetch: bool = False,
-    quiet: bool = True,
-    **options: Any,
+    quiet: Annotated[bool, LIBRARY_ONLY] = True,
 ) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
 
     Args:
-        name: a dataset card, or a name for your own files.
-        data: the data folder; by default ``$PHMCTL_DATA`` or ``data``.
-        source: a folder with the card's files; without it they are downloaded.
-        recipe: take the settings of the vocabulary from this recipe, not from the card.
-        files: your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``. A split may also
-            be the name of a table with both sides in it, or a list of such pairs and tables, which follow one
-            another. Beside ``test`` there may be ``test_news`` and the like.
-        vocabulary_of: a run, or a folder of prepared data, whose vocabulary is taken instead of a new one.
-        force: prepare even if nothing has changed.
-        refetch: download the card's files again.
-        quiet: print nothing on stderr.
-        options: the command's options for text, tables and labels by their names: ``vocabulary=8000``,
-            ``joint=False`` (``--separate``), ``columns=("de", "en")``, ``table={"train": "train.tsv", …}``. None is as
-            if it were not given.
+        name: Name of a dataset card, or a name for your own corpus.
+        data: Data folder (default: $PHMCTL_DATA or ./data).
+        source: Folder with the card's files; without it they are downloaded.
+        recipe: Read tokenizer, vocabulary and lengths from this recipe.
+        files: Your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``. A split is a pair
+            of files, a table with both sides, or a list of pairs and tables, which are concatenated. Further test sets
+            are called ``test_NAME``.
+        columns: Columns of source and target in a table: names, or numbers from 0.
+        languages: Languages of your own files, by codes: de,en.
+        table: Your own labelled text: TSV, CSV or JSON lines.
+        text: Column of the text in --table; twice for pairs.
+        label: Column of the label in --table files.
+        quoting: Whether table cells may be quoted (default: only in CSV).
+        header: Whether tables have a header; without a header, columns are numbers from 0.
+        extra: Column of whole numbers; eval prints scores for each value.
+        vectors: Word vectors for labelled text, in GloVe's text format.
+        skip_bad_lines: Skip and count unreadable lines of your own files.
+        vocabulary_of: Use the vocabulary of a run or of a prepared folder.
+        tokenizer: bpe or word.
+        vocabulary: Number of token types; of each side with --separate.
+        joint: Translation: one vocabulary for both sides, or one for each.
+        reverse: Translation: from the corpus' target language to its source language.
+        copies: Translation: train on each target as its own source too (style transfer).
+        max_tokens: Length of the longest text kept in train, in tokens.
+        lowercase: Lower-case the text to tokenize (default: the card's).
+        normalise: Apply Unicode NFC; replace all kinds of white space by one blank.
+        entities: decode: turn entities of Moses (&apos;) into characters; or keep.
+        max_ratio: Largest ratio of the lengths of a train pair in tokens; 0 keeps all.
+        min_count: Least number of occurrences of a word, or of a pair that BPE joins.
+        force: Prepare again even if nothing has changed.
+        refetch: Download the card's files again.
+        quiet: Print nothing on stderr.
 
     Returns:
-        the prepared data: its ``folder`` and its ``manifest``, which counts what was read, kept and dropped.
+        the prepared data: its ``folder`` and its ``manifest``, which counts the rows read, kept and dropped.
 
     Raises:
         DataError: there is no such card, or files are missing or malformed.
         RecipeError: a setting is out of range.
-        UserError: there is no such option.
+        UserError: an argument has the wrong type.
         OutputError: the folder cannot be written.
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.data.prepared.provenance import Vocabulary
     from phmctl.tasks.registry import kind_for_corpus
 
-    if not isinstance(name, str):
-        raise UserError(f"name is a card's or one for your own files, not {name!r}")
-    if not isinstance(files or {}, Mapping):
-        raise UserError("files is a mapping of splits to files: {'train': 'train.tsv', 'valid': 'valid.tsv'}")
-    groups = {split: _groups(named) for split, named in (files or {}).items()}
-    _taken((*VOCABULARY, *CLEANING, *OWN), options)
-    vocabulary, cleaning, own = (
-        _taken(part, {each.name: options.get(each.name) for each in part}) for part in (VOCABULARY, CLEANING, OWN)
-    )
-    if vocabulary.pop("reverse", False):
-        vocabulary["direction"] = "reverse"
-    if refetch and (source or files or own.get("table")):
-        raise DataError("--refetch is for what a card downloads; leave it out where the files are given")
+    if name is None:
+        raise DataError(
+            "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
+        )
+    groups = {split: _file_groups(split_files) for split, split_files in (files or {}).items()}
+    section = _given(tokenizer=tokenizer, vocabulary=vocabulary, joint=joint, max_tokens=max_tokens)
+    section |= {"direction": "reverse"} if reverse else {}
+    section |= {"copies": True} if copies else {}
+    cleaning = _given(lowercase=lowercase, normalise=normalise, entities=entities, max_ratio=max_ratio)
+    cleaning |= _given(min_count=min_count)
+    reading = _given(columns=_comma_separated(columns), languages=_comma_separated(languages))
+    reading |= _given(table=_texts(table), text=_texts(text), label=None if label is None else str(label))
+    reading |= _given(header=header, quoting=quoting, extra=_texts(extra), skip_bad_lines=skip_bad_lines or None)
+    reading |= _given(vectors=None if vectors is None else Path(vectors))
+    if refetch and (source or files or table):
+        raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
+    recipe_name = None if recipe is None else str(recipe)
     with silence(quiet):
-        kind = kind_for_corpus(name, None if recipe is None else str(recipe), [*groups, *own])
+        kind = kind_for_corpus(name, recipe_name, [*groups, *reading])
         return kind.prepare(
             name,
-            recipe=None if recipe is None else str(recipe),
-            settings=vocabulary,
+            recipe=recipe_name,
+            settings=section,
             files=groups,
             vocabulary=None if vocabulary_of is None else Vocabulary.of(Path(vocabulary_of)),
-            options=own,
+            options=reading,
             root=data_root() if data is None else Path(data),
             source=None if source is None else Path(source),
             cleaning=cleaning,
@@ -99,77 +163,84 @@ def prepare(
         )
 
 
-def _taken(known: Iterable[Option], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as the command has them, without those that say nothing; raises UserError."""
-    named = {each.name: each for each in known}
-    for key in options:
-        check_known("option", key, named)
-    said = {key: value for key, value in options.items() if value is not None and value != []}
-    return {
-        key: named[key].taken(value) for key, value in said.items() if value is not False or "/" in named[key].flags
-    }
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _groups(named: "Files") -> list[tuple[Path, ...]]:
-    """Return the files of a split, those of each pair or table together."""
-    pair = isinstance(named, tuple) and all(isinstance(each, str | Path) for each in named)
-    listed: Any = [named] if pair or isinstance(named, str | Path) else named
+def _comma_separated(names: str | Sequence[str | int] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(map(str, names))
+
+
+def _texts(values: str | int | Path | Sequence[Any] | Mapping[str, Any] | None) -> list[str] | None:
+    """Return the values of a repeatable option as the command line has them; a mapping as ``key=value``."""
+    if values is None:
+        return None
+    if isinstance(values, str | int | Path):
+        return [str(values)]
+    if isinstance(values, Mapping):
+        return [f"{key}={value}" for key, value in values.items()]
+    return [str(value) for value in values] or None
+
+
+def _file_groups(files: "Files") -> list[tuple[Path, ...]]:
+    """Return the pairs and tables of a split, each as a tuple of paths. Raises UserError."""
+    is_pair = isinstance(files, tuple) and all(isinstance(file, str | Path) for file in files)
+    entries: Any = [files] if is_pair or isinstance(files, str | Path) else files
     with suppress(TypeError):
-        if isinstance(listed, Sequence):
-            return [(Path(each),) if isinstance(each, str | Path) else tuple(map(Path, each)) for each in listed]
-    raise UserError(f"files: a split is a table, (source, target) or a list of such, not {named!r}")
+        if isinstance(entries, Sequence):
+            return [(Path(entry),) if isinstance(entry, str | Path) else tuple(map(Path, entry)) for entry in entries]
+    raise UserError(f"files: a split is a table, a pair (source, target) or a list of these, not {files!r}")
 
 
 def train(
-    recipe: "RecipeLike | None" = None,
+    recipe: Annotated["RecipeLike | None", typer.Argument(metavar="RECIPE")] = None,
     *,
-    n: int | None = None,
-    algebra: str | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    steps: int | None = None,
-    execution: str | None = None,
-    init: str | Path | None = None,
+    n: N = None,
+    algebra: Algebra = None,
+    seed: Annotated[int | None, AXIS] = None,
+    device: Device = None,
+    steps: Annotated[int | None, AXIS] = None,
+    execution: Annotated[str | None, AXIS] = None,
+    init: Annotated[str | Path | None, AXIS, typer.Option(metavar="RUN")] = None,
     settings: Settings = (),
-    data: str | Path | None = None,
-    runs: str | Path | None = None,
-    resume: bool | str | Path = False,
-    checkpoint: str = "last",
+    data: Data = None,
+    runs: Runs = None,
+    resume: Annotated[bool | str | Path, typer.Option(metavar="[RUN|auto]")] = False,
+    checkpoint: str | None = None,
     tag: str | None = None,
-    quiet: bool = True,
+    quiet: Annotated[bool, LIBRARY_ONLY] = True,
 ) -> "TrainingResult":
     """Train a recipe's model on its prepared data: ``phmctl train``.
 
-    A training is no reader: it seeds torch's random numbers and, if the recipe says so, sets torch's threads. In the
-    main thread Ctrl-C and SIGTERM make it save and return (``exit_code`` 130 or 143).
+    Training seeds torch's random numbers and, if the recipe says so, sets the number of torch's threads. In the main
+    thread Ctrl-C and SIGTERM make it save and return (``exit_code`` 130 or 143).
 
     Args:
-        recipe: a shipped name, a path, a mapping with the keys of the YAML, or a
-            :class:`~phmctl.recipe.schema.Recipe`; None with a run in `resume` is the run's own.
-        n: the PHM hyperparameter; 4 alone means ``phm``, 1 means ``real``.
-        algebra: ``real``, ``phm``, or a fixed algebra.
-        seed: of initialisation, dropout and the order of batches.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        steps: of the optimiser.
-        execution: how PHM maps are applied: ``dense`` or ``rank``; None is ``rank`` where it is faster.
-        init: begin with this run's tensors of the same name and shape.
-        settings: any recipe keys: ``{"training.clip": 1.0}``, or ``["training.clip=1.0"]``.
-        data: the data folder; by default that of the run in `resume`, ``$PHMCTL_DATA`` or ``data``.
-        runs: the folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        resume: instead of starting a run continue this one, or with True the newest that differs from the recipe in
-            nothing that a step computes; ``"auto"`` starts one where there is none.
-        checkpoint: where to continue from: ``last``, ``best`` or ``step-…``.
-        tag: a name for a new run, which ``phmctl runs`` shows and takes.
-        quiet: print nothing on stderr.
+        recipe: Recipe: a path or a shipped name; in a program also a mapping with the keys of the YAML, or a
+            :class:`~phmctl.recipe.schema.Recipe`.
+        n: PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm.
+        algebra: real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch.
+        seed: Seed of initialisation, dropout and batch order.
+        device: auto, cpu, cuda or cuda:N.
+        steps: Number of optimiser steps.
+        execution: How PHM maps are applied: dense or rank (default: rank where it is faster).
+        init: Copy tensors of the same name and shape from this run.
+        settings: Set any recipe key: training.clip=1.0; in a program also ``{"training.clip": 1.0}``.
+        data: Data folder (default: $PHMCTL_DATA or ./data).
+        runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
+        resume: Continue RUN, or RECIPE's newest run; auto: start a run if there is none.
+        checkpoint: With --resume: checkpoint to continue from: last (default), best or step-N.
+        tag: Name of the new run; commands accept it in place of a folder.
+        quiet: Print nothing on stderr.
 
     Returns:
-        how it ended: ``run`` (with its ``folder``, for :func:`phmctl.load`), ``steps``, ``seconds``, ``best_score``,
+        the result: ``run`` (with its ``folder``, for :func:`phmctl.load`), ``steps``, ``seconds``, ``best_score``,
         ``exit_code``.
 
     Raises:
-        RecipeError: with all problems of the recipe at once.
+        RecipeError: the recipe is invalid; lists all problems at once.
         DataError: the data is not prepared.
-        UserError: there is no recipe.
+        UserError: no recipe is given, or options contradict each other.
         RunError: the run cannot be resumed, or not with this recipe.
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
@@ -177,33 +248,42 @@ def train(
     from phmctl.recipe.loading import common_overrides, resolve, unmodified
     from phmctl.training.train import train as run_training
 
-    recipe, run = recipe_to_train(recipe, resume, tag)
-    begun = None if init is None else str(init)
-    common = common_overrides(
-        n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=begun
+    if checkpoint is not None and resume is False:
+        raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
+    recipe, run = recipe_to_train(recipe, resume, tag, runs)
+    overrides = common_overrides(
+        n=n,
+        algebra=algebra,
+        seed=seed,
+        device=device,
+        steps=steps,
+        execution=execution,
+        init=None if init is None else str(init),
     )
     with silence(quiet):
-        resolved = resolve(recipe, common, settings)
+        resolved = resolve(recipe, overrides, settings)
         return run_training(
             resolved,
             data=None if data is None else Path(data),
             runs=None if runs is None else Path(runs),
             resume="auto" if resume == "auto" else bool(resume),
             run=run,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint or "last",
             quiet=quiet,
             record={"tag": tag, "unmodified": unmodified(recipe, resolved)},
         )
 
 
 def recipe_to_train(
-    recipe: "RecipeLike | None", resume: bool | str | Path, tag: str | None
+    recipe: "RecipeLike | None", resume: bool | str | Path, tag: str | None, runs: str | Path | None = None
 ) -> "tuple[RecipeLike, Run | None]":
-    """Return the recipe that is trained, and the run that :func:`train` continues if one is named."""
+    """Return the recipe to train, and the run to continue if `resume` names a run."""
     from phmctl.runs import Run
     from phmctl.runs.find import check_tag
 
-    run = None if isinstance(resume, bool) or resume == "auto" else Run.open(resume)
+    run = None
+    if not isinstance(resume, bool) and resume != "auto":
+        run = Run.open(resume, None if runs is None else Path(runs))
     check_tag(tag)
     if tag is not None and (run is not None or resume is True):
         raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
@@ -214,40 +294,65 @@ def recipe_to_train(
     return recipe, run
 
 
+@check_types
 def evaluate(
-    run: str | Path,
-    split: str = "test",
+    run: Annotated[str | Path, AXIS, typer.Argument(metavar="RUN")],
+    split: Split = "test",
     *,
-    against: str | Path | None = None,
-    checkpoint: str = "auto",
+    against: Annotated[str | Path | None, AXIS, typer.Option(metavar="RUN2")] = None,
+    checkpoint: Checkpoint = "auto",
+    beam: Beam = None,
+    alpha: Alpha = None,
+    batch_tokens: BatchTokens = None,
+    precision: Precision = None,
+    engine: Engine = None,
+    quantize: Quantize = None,
+    probing: bool = False,
+    settings: Annotated[Mapping[str, Any] | Sequence[str], typer.Option("--set", metavar="KEY=VALUE")] = (),
+    data: Data = None,
+    lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
+    tokenize: str | None = None,
+    source: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
+    reference: Annotated[str | Path | Sequence[str | Path] | None, typer.Option(metavar="FILE")] = None,
+    table: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
+    text: Columns = None,
+    label: Annotated[str | int | None, typer.Option(metavar="COLUMN")] = None,
     device: str = "auto",
-    engine: str | None = None,
-    quantize: str | None = None,
-    quiet: bool = True,
-    **options: Any,
+    quiet: Annotated[bool, LIBRARY_ONLY] = True,
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
 
     Args:
-        run: a run's folder, a folder of versions, a name below the folder of runs, or an export's folder.
-        split: ``test`` or ``valid``.
-        against: a run to compare with by a paired test; it is only read.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-…``, of both; ``auto`` is the average if the recipe asks
-            for one and it is made, else ``best``, before the first validation ``last``.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        engine: what computes: ``torch``, ``ctranslate2`` or ``onnx``; an export is made of the run and kept in it.
-        quantize: CTranslate2's type.
-        quiet: print nothing on stderr.
-        options: those of the task, by the command's names: ``beam=1``, ``reference=["a.en", "b.en"]``,
-            ``table="new.csv"``. None is as if it were not given.
+        run: Run, folder of versions (its newest run is used), tag or export.
+        split: test, valid, test_NAME (a named test set) or all (all test sets).
+        against: Compare with this run by a paired test; it is only read.
+        checkpoint: best, last, average or step-N; auto: the average if the recipe asks for one, else best.
+        beam: Beam size; 1 is greedy (default: the recipe's).
+        alpha: Exponent of the length penalty (default: the recipe's).
+        batch_tokens: Number of source tokens in a batch, including padding.
+        precision: Translation: compute in float32 or bfloat16.
+        engine: torch, ctranslate2 or onnx; the run is exported once and keeps the export.
+        quantize: Type of --engine ctranslate2: float32, int8, bfloat16, …
+        probing: Probe a translator's encoder (Table 3 of Li et al. 2020).
+        settings: With --probing: set a key of the recipe 'probe'.
+        data: Data folder (default: $PHMCTL_DATA or ./data).
+        lowercase: Score BLEU and chrF in lower case (default: as the corpus).
+        tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).
+        source: Source text to score in place of a split.
+        reference: Reference translations of --source.
+        table: Labelled text to score a classifier on in place of a split.
+        text: Column of the text in --table; twice for pairs.
+        label: Column of the label in --table.
+        device: auto, cpu, cuda or cuda:N.
+        quiet: Print nothing on stderr.
 
     Returns:
-        what was found: ``as_json()`` has all figures, ``tables()`` what people are shown. Of a translator it is an
+        the report: ``as_json()`` has all figures, ``tables()`` the printed ones. The report of a translator is an
         :class:`~phmctl.tasks.translation.kind.Evaluation`.
 
     Raises:
-        RunError: something is missing or damaged, or the runs do not compare.
-        UserError: an option that the task does not have.
+        RunError: a file is missing or damaged, or the runs cannot be compared.
+        UserError: the task does not have an option, or an argument has the wrong type.
         OutputError: the run's folder cannot be written.
     """
     from phmctl.export import with_engine
@@ -255,18 +360,48 @@ def evaluate(
     from phmctl.tasks.base import Asked
     from phmctl.tasks.registry import kind_of
 
+    options = _given(
+        beam=beam,
+        alpha=alpha,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        lowercase=lowercase,
+        tokenize=tokenize,
+        source=None if source is None else Path(source),
+        reference=_texts(reference),
+        table=None if table is None else Path(table),
+        text=_texts(text),
+        label=None if label is None else str(label),
+    )
     with silence(quiet):
-        opened = with_engine(open_model(run), engine, checkpoint, quantize, options.get("precision"))
+        if probing:
+            from phmctl.probes import probe
+
+            given = _given(engine=engine, quantize=quantize, split=None if split == "test" else split)
+            _refuse("has no part in", [*options, *given])
+            root = None if data is None else Path(data)
+            return probe(
+                run, against=against, checkpoint=checkpoint, device=device, data=root, settings=_texts(settings) or ()
+            )
+        _refuse("belongs to", [*(["set"] if settings else []), *_given(data=data)])
+        opened = with_engine(open_model(run), engine, checkpoint, quantize, precision)
         rival = None if against is None else open_model(against)
         task = opened.recipe.task
         if rival is not None and rival.recipe.task != task:
             raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
         kind = kind_of(opened.recipe)
-        kind.require("eval", [name for name, value in options.items() if value is not None])
-        given = _taken(EVAL, options)
-        if split != "test" and (own := [name for name in ("source", "table") if name in given]):
-            raise UserError(f"--split {split} is for the run's own text, --{own[0]} for other text: give one of them")
-        return kind.evaluate(Asked(opened, checkpoint, device, given, split=split, against=rival))
+        kind.require("eval", options)
+        other_text = [f"--{name}" for name in ("source", "table") if name in options]
+        if split != "test" and other_text:
+            raise UserError(f"--split {split} is for the run's own text, {other_text[0]} for other text: give one")
+        return kind.evaluate(Asked(opened, checkpoint, device, options, split=split, against=rival))
+
+
+def _refuse(relation: str, names: Sequence[str]) -> None:
+    """Raise UserError if options are given that need `--probing`, or that it does not have."""
+    if names:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise UserError(f"{flags}: {relation} --probing; leave it out")
 
 
 def load(

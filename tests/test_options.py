@@ -1,25 +1,85 @@
-"""The options of commands: what the library has of them, and what a command line says for a value."""
+"""Reading options from signatures and docstrings, and writing calls as command lines."""
 
-import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
-from phmctl import options, verbs
-from phmctl.distillation import distil
+import phmctl
+from phmctl.cli.main import app
+from phmctl.errors import RecipeError, UserError
+from phmctl.options import (
+    LIBRARY_ONLY,
+    Call,
+    argument_help,
+    check_types,
+    combinations,
+    declared_parameters,
+    is_repeatable,
+    split_values,
+    value_type,
+)
+from phmctl.recipe.documents import compose
 
-ONLY_HERE = {"jobs", "list_", "dry_run", "processes", "json"}  # of the command line
+
+def call_of(name: str, function: Any, arguments: Mapping[str, Any]) -> Call[Any]:
+    commands = typer.main.get_command(app)
+    return Call(function, commands.get_command(typer.Context(commands), name), arguments)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("given", "verb"), [(options.TRAIN, verbs.train), (options.DISTIL, distil)])
-def test_the_library_has_the_options_of_the_command(given: tuple[options.Option, ...], verb: object) -> None:
-    known = inspect.signature(verb).parameters
-    assert {each.name for each in given} - ONLY_HERE == known.keys() - {"quiet"}
+def documented(
+    texts: Annotated[str | Sequence[str], "marker"],
+    path: str | Path | None = None,
+    number: float | None = None,
+    columns: str | tuple[str, str] | None = None,
+    flag: bool = False,
+    quiet: Annotated[bool, LIBRARY_ONLY] = True,
+) -> int:
+    """Do nothing.
+
+    Args:
+        texts: Some texts,
+            in two lines.
+        path: A ``path``: see :class:`~pathlib.Path`.
+
+    Returns:
+        one: not an argument.
+    """
+    return 1
 
 
-@pytest.mark.parametrize("own", [value for name, value in vars(options).items() if isinstance(value, tuple)])
-def test_no_command_has_an_option_twice(own: tuple[object, ...]) -> None:
-    flags = [flag for each in own if isinstance(each, options.Option) and not each.argument for flag in each.written]
-    assert len(set(flags)) == len(flags)
+def test_options_come_from_annotations_and_the_docstring() -> None:
+    parameters = declared_parameters(documented)
+    assert list(parameters) == ["texts", "path", "number", "columns", "flag"]
+    types = [(value_type(value.annotation), is_repeatable(value.annotation)) for value in parameters.values()]
+    assert types == [(str, True), (str, False), (float, False), (str, False), (bool, False)]
+    assert argument_help(documented) == {"texts": "Some texts, in two lines.", "path": "A path: see pathlib.Path."}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"texts": 5}, {"path": True}, {"number": "1"}, {"number": True}, {"columns": 5}, {"flag": 1}]
+)
+def test_an_argument_of_a_wrong_type_is_refused(arguments: dict[str, Any]) -> None:
+    checked = check_types(documented)
+    assert checked(["a"], path=Path(), number=1, columns=["a", "b"], flag=True) == 1
+    with pytest.raises(UserError, match=rf"^{next(iter(arguments))}="):
+        checked(**{"texts": "a", **arguments})
+
+
+@pytest.mark.parametrize("name", ["prepare-data", "train", "eval", "compare", "distil", "serve", "bench"])
+def test_every_option_has_help_and_no_command_has_a_flag_twice(name: str) -> None:
+    commands = typer.main.get_command(app)
+    command = commands.get_command(typer.Context(commands), name)  # type: ignore[attr-defined]
+    members = [command.get_command(None, member) for member in command.commands] if name == "bench" else [command]
+    for member in members:
+        assert all(param.help for param in member.params), member.name
+        flags = [flag for param in member.params for flag in (*param.opts, *param.secondary_opts)]
+        assert len({*flags}) == len(flags)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +88,66 @@ def test_no_command_has_an_option_twice(own: tuple[object, ...]) -> None:
         ("lowercase", False, ["--cased"]),
         ("lowercase", True, ["--lowercase"]),
         ("lowercase", None, []),
-        ("threads", 0, []),
         ("threads", 2, ["--threads", "2"]),
         ("alpha", 0.0, ["--alpha", "0.0"]),
         ("reference", ["a", "b"], ["--reference", "a", "--reference", "b"]),
-        ("names", ["a", "b"], ["a", "b"]),
+        ("run", ["a", "b"], ["a", "b"]),
         ("every", False, []),
         ("every", True, ["--all"]),
     ],
 )
-def test_what_a_command_line_says_for_a_value(name: str, value: object, arguments: list[str]) -> None:
-    assert next(each for each in options.EVAL if each.name == name).arguments(value) == arguments
+def test_a_call_as_a_command_line(name: str, value: object, arguments: list[str]) -> None:
+    assert call_of("eval", phmctl.evaluate, {}).command_line(**{name: value}) == ["eval", *arguments]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1", ["1"]),
+        ("1,2, 4", ["1", "2", "4"]),
+        ("", [""]),
+        ("a b,c", ["a b", "c"]),
+        ('"one, two"', ['"one, two"']),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ("[1, 2], [3]", ["[1, 2]", "[3]"]),
+        ('{a: "x,]", b: 2},null', ['{a: "x,]", b: 2}', "null"]),
+        ("don't,x", ["don't", "x"]),  # a quote within a word is a letter
+        ("[1,2", ["[1,2"]),  # never closed: the recipe's reader says so
+        ('"a,b', ['"a,b']),
+        ("1]", ["1]"]),
+        ("1,,2", ["1,,2"]),
+        ("a #b", ["a #b"]),
+    ],
+)
+def test_commas_separate_values_outside_of_quotes_and_brackets(text: str, values: list[str]) -> None:
+    assert split_values(text) == values
+
+
+@given(st.lists(st.text("ab, '\"[]{}", max_size=6), min_size=1, max_size=4))
+def test_quoted_values_come_back_as_they_were(values: list[str]) -> None:
+    single = ["'" + value.replace("'", "''") + "'" for value in values]
+    for quoted in (single, [json.dumps(value) for value in values]):
+        assert [compose(part)[1] for part in split_values(",".join(quoted))] == values
+
+
+def test_the_last_axis_changes_fastest_and_repeated_values_count_once() -> None:
+    given = {"n": "2,4,2", "seed": "1", "settings": ["model.dropout=0.1,0.3", "training.clip=1"], "tag": "a,b"}
+    calls = combinations(call_of("train", phmctl.train, given))
+    assert [call.label for call in calls] == [
+        "n=2 dropout=0.1",
+        "n=2 dropout=0.3",
+        "n=4 dropout=0.1",
+        "n=4 dropout=0.3",
+    ]
+    settings = ["model.dropout=0.3", "training.clip=1"]
+    assert calls[1].given == {"n": 2, "seed": 1, "settings": settings, "tag": "a,b"}
+    assert calls[1].command_line() == [
+        *("train", "--n", "2", "--seed", "1", "--set", "model.dropout=0.3", "--set", "training.clip=1", "--tag", "a,b")
+    ]
+    assert [call.given for call in combinations(call_of("train", phmctl.train, {}))] == [{}]
+
+
+@pytest.mark.parametrize(("name", "text"), [("n", "1,,2"), ("seed", "1,x"), ("n", "-1")])
+def test_a_value_that_is_not_a_number_is_refused(name: str, text: str) -> None:
+    with pytest.raises(RecipeError, match=f"--{name} "):
+        combinations(call_of("train", phmctl.train, {name: text}))

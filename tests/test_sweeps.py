@@ -11,18 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from phmctl import __version__
 from phmctl.checkpoints import checkpoint_digest
-from phmctl.errors import DataError, RecipeError
-from phmctl.options import TRAIN, command_line
-from phmctl.recipe.documents import compose
+from phmctl.errors import DataError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
-from phmctl.sweeps import Job, carry_out, cells_of, run_jobs, split_values, threads_each
+from phmctl.sweeps import Job, run_and_report, run_jobs, threads_per_job
 from phmctl.tasks.answers import ONE_SEED, p_words
 from phmctl.training.train import train
 from tests.calls import call
@@ -30,57 +26,12 @@ from tests.tasks.translation.runs import make_run
 from tests.training.copying import copying_recipe
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("1", ["1"]),
-        ("1,2, 4", ["1", "2", "4"]),
-        ("", [""]),
-        ("a b,c", ["a b", "c"]),
-        ('"one, two"', ['"one, two"']),
-        ("'a,b',c", ["'a,b'", "c"]),
-        ("[1, 2], [3]", ["[1, 2]", "[3]"]),
-        ('{a: "x,]", b: 2},null', ['{a: "x,]", b: 2}', "null"]),
-        ("don't,x", ["don't", "x"]),  # a quote within a word is none
-        ("[1,2", ["[1,2"]),  # never closed: the recipe's reader says so
-        ('"a,b', ['"a,b']),
-        ("1]", ["1]"]),
-        ("1,,2", ["1,,2"]),
-        ("a #b", ["a #b"]),
-    ],
-)
-def test_commas_part_values_outside_of_quotes_and_brackets(text: str, values: list[str]) -> None:
-    assert split_values(text) == values
-
-
-@given(st.lists(st.text("ab, '\"[]{}", max_size=6), min_size=1, max_size=4))
-def test_quoted_values_come_back_as_they_were(values: list[str]) -> None:
-    single = ["'" + value.replace("'", "''") + "'" for value in values]
-    for quoted in (single, [json.dumps(value) for value in values]):
-        assert [compose(part)[1] for part in split_values(",".join(quoted))] == values
-
-
-def test_the_last_axis_changes_fastest_and_a_value_that_is_given_twice_is_one() -> None:
-    asked = {"n": "2,4,2", "seed": "1", "settings": ["model.dropout=0.1,0.3", "training.clip=1"], "tag": "a,b"}
-    cells = cells_of(TRAIN, asked)
-    labels = ["n=2 dropout=0.1", "n=2 dropout=0.3", "n=4 dropout=0.1", "n=4 dropout=0.3"]
-    assert [cell.label for cell in cells] == labels
-    assert cells[1].given == {"n": 2, "seed": 1, "settings": ["model.dropout=0.3", "training.clip=1"], "tag": "a,b"}
-    assert command_line(TRAIN, cells[1].given) == [
-        *("--n", "2", "--seed", "1", "--set", "model.dropout=0.3", "--set", "training.clip=1", "--tag", "a,b")
-    ]
-    assert [cell.given for cell in cells_of(TRAIN, {"tag": None})] == [{"tag": None}]
-    for wrong in ({"n": "1,,2"}, {"seed": "1,x"}):
-        with pytest.raises(RecipeError, match=r"--(n|seed) (1,,2|x): "):
-            cells_of(TRAIN, wrong)
-
-
-def test_one_that_fails_stops_no_other() -> None:
+def test_a_failed_job_does_not_stop_the_others() -> None:
     jobs = [Job("bad", ["recipes", "hamiltn"]), Job("good", ["--version"])]
     seen: list[tuple[str, int | None]] = []
     assert run_jobs(jobs, 1, lambda job, line: seen.append((job.label, job.code))) is None
     assert [job.code for job in jobs] == [2, 0]
-    assert jobs[1].answer == f"phmctl {__version__}\n"
+    assert jobs[1].output == f"phmctl {__version__}\n"
     assert (jobs[0].problem or "").startswith("error: no recipe 'hamiltn'")
     assert seen[0] == ("bad", None)
     assert seen[-2:] == [("good", None), ("good", 0)]
@@ -88,7 +39,7 @@ def test_one_that_fails_stops_no_other() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("long", -signal.SIGTERM), ("short", 0)])
-def test_an_error_in_what_looks_at_them_stops_what_runs_and_what_waits(
+def test_an_error_in_the_callback_stops_running_and_waiting_jobs(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "program"
@@ -105,14 +56,14 @@ def test_an_error_in_what_looks_at_them_stops_what_runs_and_what_waits(
         run_jobs(jobs, 1, changed)
     assert [job.code for job in jobs] == [code, None]
     assert jobs[0].state == ("stopped" if code else "finished")
-    assert carry_out(jobs[:1], 1, lambda job: None).code == (1 if code else 0)
+    assert run_and_report(jobs[:1], 1).code == (1 if code else 0)
 
 
-def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_divided_among_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert [threads_each(jobs) for jobs in (1, 2, 3, 7, 9)] == [7, 3, 2, 1, 1]
+    assert [threads_per_job(jobs) for jobs in (1, 2, 3, 7, 9)] == [7, 3, 2, 1, 1]
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert threads_each(1) >= 1
+    assert threads_per_job(1) >= 1
 
 
 @pytest.fixture
@@ -193,7 +144,7 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
         "train", copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2", "--tag", "two"
     )
     assert again.exit_code == 0, again.stderr
-    assert again.stderr.count("--tag two does not name it") == 1
+    assert again.stderr.count("--tag two does not name") == 1
     assert {run.tag for run in list_runs((), tmp_path / "runs")} == {"grid", "two"}
     assert "1 of 2 cells: nothing to do" in again.stderr
     assert "[2/2] seed=2: finished" in again.stderr

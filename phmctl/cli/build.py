@@ -1,114 +1,200 @@
-"""A command of its options (:mod:`phmctl.options`), what does it, and how what it found is shown."""
+"""Build a Typer command from a function (see :mod:`phmctl.options`)."""
 
+import copy
 import inspect
+import json as json_module
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo, ParameterInfo
 
+import phmctl
 from phmctl.console import Shown
-from phmctl.devices import set_threads
-from phmctl.errors import UserError, check_known
-from phmctl.options import FILES, RUNS, Option
+from phmctl.errors import StoppedError, UserError
+from phmctl.options import (
+    AXIS,
+    Call,
+    Json,
+    allowed_types,
+    argument_help,
+    declared_parameters,
+    is_repeatable,
+    markers,
+    value_type,
+)
 
-NEWEST = "newest"  # what --resume means on its own
-TOGETHER = "\0"  # between the files of one --train, which the command line cannot have
+F = TypeVar("F", bound=Callable[..., Shown | None])
+
+NEWEST = "newest"  # the value of --resume without a value
+
+
+def read_files(text: str) -> tuple[str, ...]:
+    """Read the files of ``--train SRC TGT``, which the parser passes on as a JSON list."""
+    return tuple(json_module.loads(text))
+
+
+FileGroups = list[tuple[str, ...]] | None
+Files = Annotated[FileGroups, typer.Option(metavar="SRC TGT", parser=read_files)]
+NamedFiles = Annotated[FileGroups, typer.Option(metavar="[NAME=]SRC TGT", parser=read_files)]
 
 
 class Group(TyperGroup):
-    """Builds a command when it is asked for: all of them would be a quarter of the time that ``--help`` takes."""
+    """A group that builds a command when it is asked for: building all takes a quarter of the time of ``--help``."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command: Any = super().get_command(ctx, cmd_name)
-        return command if command is None or isinstance(command, TyperGroup) else command.callback()
+        if command is None or isinstance(command, TyperGroup):
+            return command
+        return command.callback()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.short_help) for name, command in self.commands.items()])
 
 
+class _Commands(Group):
+    """The group of all commands. It handles Ctrl-C, because Typer would end the process without a message."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise StoppedError("interrupted") from interrupt
+
+
+app = typer.Typer(
+    name="phmctl",
+    cls=_Commands,
+    help="Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich's formatter would cost a third of the start-up
+)
+
+
 class _Command(TyperCommand):
-    """Takes ``--resume`` of ``train`` with and without a value, and ``--train`` and the like with one file or two."""
+    """A command that refuses repeated options and reads options with a variable number of values."""
+
+    pairs: frozenset[str] = frozenset()  # options that take one or two values
+    optional: frozenset[str] = frozenset()  # options that may be given without a value
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; raises UserError for an option that is given twice and means one thing: the last would win."""
-        valued = {param.opts[0] for param in self.params if not getattr(param, "is_flag", False)}
-        several = valued & {option.written[0] for option in FILES}
-        waiting, found = list(args), list[str]()
-        while waiting:
-            found.append(waiting.pop(0))
-            values = [waiting.pop(0)] if waiting and found[-1] in several else []
-            values += [waiting.pop(0)] if values and waiting and not waiting[0].startswith("-") else []
-            found += [TOGETHER.join(values)] if values else []
-            if found[-1] == "--resume" in valued and (not waiting or waiting[0].startswith("-")):
-                found.append(NEWEST)
-        order = self.make_parser(ctx).parse_args(args=list(found))[2]
+        """Parse arguments. Raises UserError if an option with a single value is repeated: the last would win."""
+        arguments = self._with_single_values(args)
+        order = self.make_parser(ctx).parse_args(args=list(arguments))[2]
         for param, times in Counter(order).items():
             if times > 1 and param.param_type_name == "option" and not getattr(param, "multiple", False):
-                raise UserError(f"{param.opts[0]} is given {times} times, and means one thing; leave one out")
-        return super().parse_args(ctx, found)
+                raise UserError(f"{param.opts[0]} is given {times} times but takes one value; leave one out")
+        return super().parse_args(ctx, arguments)
+
+    def _with_single_values(self, args: list[str]) -> list[str]:
+        """Return arguments in which each option has one value: the files of a pair become a JSON list."""
+        waiting, arguments = list(args), list[str]()
+        while waiting:
+            argument = waiting.pop(0)
+            arguments.append(argument)
+            if argument in self.pairs and waiting:
+                files = [waiting.pop(0)]
+                if waiting and not waiting[0].startswith("-"):
+                    files.append(waiting.pop(0))
+                arguments.append(json_module.dumps(files))
+            elif argument in self.optional and (not waiting or waiting[0].startswith("-")):
+                arguments.append(NEWEST)
+        return arguments
 
 
-def add_command(app: typer.Typer, name: str, options: Sequence[Option], run: Callable[..., Shown | None]) -> None:
-    """Give an app a command: `run` gets what was given, and returns what is to be shown; its docstring is the help.
+def command(app: typer.Typer, name: str, *, library: str = "", sweeps: bool = False) -> Callable[[F], F]:
+    """Register a function as a command: its docstring is the help, its parameters are the options.
 
-    Where there is ``--jobs``, several values, parted by commas, mean several such commands.
+    With `library` the command also has the options of that function of ``phmctl``; the function gets them first, as a
+    :class:`~phmctl.options.Call`. With `sweeps` several values may be given for an axis; they arrive as text.
+
+    The function returns its output. ``--json`` is added unless the function has a parameter of that name.
     """
-    summary = " ".join((run.__doc__ or "").split("\n\n")[0].split())
 
-    @app.command(name, short_help=summary)
-    def build() -> Any:
-        own, sweep = inspect.signature(run).parameters, any(each.name == "jobs" for each in options)
+    def register(function: F) -> F:
+        summary = " ".join((function.__doc__ or "").split("\n\n")[0].split())
 
-        def work(**given: Any) -> Shown | None:
-            if "threads" not in own:
-                set_threads(given.pop("threads", 0))
-            return run(**given)
+        @app.command(name, short_help=summary)
+        def build() -> Any:
+            return _build(name, function, getattr(phmctl, library) if library else None, sweeps)
 
-        def call(**given: Any) -> None:
-            form = given.pop("format", "table")
-            check_known("format", form, ("table", "csv", "latex", "json"))
-            form = "json" if "json" not in own and given.pop("json") else form
-            if sweep:
-                from phmctl.sweeps import sweep as swept
+        return function
 
-                shown = swept(name, given, work)
-            else:
-                shown = work(**given)
-            if shown is not None:
-                shown.show(form)
-                if shown.code:
-                    raise typer.Exit(shown.code)
-
-        parameters = [_parameter(each, str if each.axis and sweep else each.type) for each in options]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, cls=_Command, help=run.__doc__, short_help=summary)(call)
-        return typer.main.get_command(alone)
+    return register
 
 
-def _parameter(option: Option, kind: Any) -> inspect.Parameter:
-    default = False if kind is bool and option.default is None and "/" not in option.flags else option.default
-    how: dict[str, Any] = {"help": option.help, "metavar": option.argument or option.metavar}
-    how |= {"min": option.least, "max": option.most}
-    if option.argument:
-        told = typer.Argument(**how)
-    else:
-        how["help"] += " Repeatable." * option.many
-        told = typer.Option(*option.written, callback=_look_there if option is RUNS else None, **how)
-    kind = list[kind] if option.many else kind
-    annotation: Any = Annotated[kind | None if default is None else kind, told]
-    default = inspect.Parameter.empty if default is ... else default
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _build(name: str, function: Callable[..., Shown | None], target: Callable[..., Any] | None, sweeps: bool) -> Any:
+    """Build the command of a function, with the options of the library function `target` first."""
+    library = {} if target is None else declared_parameters(target)
+    declared = declared_parameters(function)
+    if target is not None:
+        declared.pop("call")
+    descriptions = argument_help(function)
+    if target is not None:
+        descriptions |= argument_help(target)
+    options = [*library.values(), *declared.values()]
+    if "json" not in declared:
+        options.append(inspect.Parameter("json", _KEYWORD, default=False, annotation=Json))
+    parameters = [_parameter(option, descriptions, sweeps) for option in options]
+    optional = {key for key, parameter in library.items() if {bool, str} <= {*allowed_types(parameter.annotation)}}
+
+    def callback(context: typer.Context, **values: Any) -> None:
+        given = {key: value for key, value in values.items() if _is_given(context, key)}
+        given |= {key: True for key in optional if given.get(key) == NEWEST}
+        arguments = {key: value for key, value in given.items() if key in declared}
+        if target is None:
+            output = function(**arguments)
+        else:
+            call = Call(target, context.command, {key: value for key, value in given.items() if key in library})
+            output = function(call, **arguments)
+        if output is not None:
+            output.show("json" if values["json"] else "table")
+            if output.code:
+                raise typer.Exit(output.code)
+
+    context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
+    callback.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+    help_text = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:")[0]
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=_Command, help=help_text, short_help=help_text.split("\n\n")[0])(callback)
+    built: Any = typer.main.get_command(app)
+    built.optional = frozenset(f"--{key}" for key in optional)
+    built.pairs = frozenset(f"--{key}" for key, value in declared.items() if value.annotation in (Files, NamedFiles))
+    return built
 
 
-def _look_there(context: typer.Context, runs: Path | None) -> Path | None:
-    """Let the names of runs that a command is given, `--init` too, mean runs below `--runs`."""
-    if runs is not None:
-        from phmctl.runs.find import runs_in
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
-        context.with_resource(runs_in(runs))
-    return runs
+
+def _parameter(parameter: inspect.Parameter, descriptions: dict[str, str], sweeps: bool) -> inspect.Parameter:
+    """Return a parameter as Typer reads it: with one type, and an option that holds the description."""
+    annotation = parameter.annotation
+    options = [marker for marker in markers(annotation) if isinstance(marker, ParameterInfo)]
+    option: Any = copy.copy(options[0]) if options else typer.Option()
+    option.help = descriptions.get(parameter.name, option.help)
+    positional = isinstance(option, ArgumentInfo)
+    if not positional and option.default is ...:  # Typer keeps the first flag of an annotated option as its default
+        flag = parameter.name.rstrip("_").replace("_", "-")
+        has_two_flags = set(allowed_types(annotation)) == {bool, NoneType}
+        option.param_decls = (f"--{flag}/--no-{flag}" if has_two_flags else f"--{flag}",)
+    is_axis = sweeps and AXIS in markers(annotation)
+    value: Any = str if is_axis else value_type(annotation)
+    if is_repeatable(annotation) or (is_axis and positional):
+        if not positional:
+            option.help += " Repeatable."
+        value = list[value]
+    default = parameter.default
+    if default is inspect.Parameter.empty or type(default) is value or isinstance(default, Path):
+        return parameter.replace(kind=_KEYWORD, annotation=Annotated[value, option])
+    return parameter.replace(kind=_KEYWORD, default=None, annotation=Annotated[value | None, option])
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"

@@ -11,40 +11,21 @@ import threading
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from phmctl import __version__, options
-from phmctl.cli import commands
-from phmctl.cli.build import Group, add_command
+from phmctl import __version__
+from phmctl.cli import commands, comparing, listing  # noqa: F401 (register their commands)
+from phmctl.cli.bench import SUMMARY, bench
+from phmctl.cli.build import app
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world
-from phmctl.errors import PhmctlError, StoppedError, UserError
+from phmctl.errors import PhmctlError, UserError
 from phmctl.training.signals import follow_named
 
 _DEBUG = "PHMCTL_DEBUG"
 _LONGEST = 4000  # characters of a line of an error: it may quote a file
-
-
-class _Commands(Group):
-    """Keeps Ctrl-C from Typer, which would end the process without a word."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            raise StoppedError("interrupted") from interrupt
-
-
-app = typer.Typer(
-    name="phmctl",
-    cls=_Commands,
-    help="Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: importing rich's formatter would cost a third of the start-up
-)
 
 
 def _show_version(wanted: bool) -> None:
@@ -68,26 +49,7 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-_BENCH = "Measure speed as a ratio to the dense twin, in turns, with the spread."
-bench = typer.Typer(cls=Group, help=_BENCH, no_args_is_help=True)
-add_command(app, "prepare-data", options.PREPARE, commands.prepare_data)
-add_command(app, "train", options.TRAIN, commands.train)
-add_command(app, "decode", options.DECODE, commands.decode)
-add_command(app, "eval", options.EVAL, commands.evaluate)
-add_command(app, "compare", options.COMPARE, commands.compare)
-add_command(app, "distil", options.DISTIL, commands.distil)
-add_command(app, "report", options.REPORT, commands.report)
-add_command(app, "serve", options.SERVE, commands.serve)
-add_command(app, "export", options.EXPORT, commands.export)
-add_command(app, "recipes", options.RECIPES, commands.recipes)
-add_command(app, "runs", options.LISTED, commands.runs)
-add_command(app, "count-params", options.COUNT, commands.count_params)
-app.add_typer(bench, name="bench", short_help=_BENCH)
-add_command(bench, "layer", options.BENCH_LAYER, commands.bench_layer)
-add_command(bench, "lstm", options.BENCH_LSTM, commands.bench_lstm)
-add_command(bench, "train", options.BENCH_TRAIN, commands.bench_train)
-add_command(bench, "rates", options.BENCH_RATES, commands.bench_rates)
-add_command(bench, "decode", options.BENCH_DECODE, commands.bench_decode)
+app.add_typer(bench, name="bench", short_help=SUMMARY)
 
 
 def run() -> None:

@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from phmctl.checkpoints import folder_name
 from phmctl.comparison.variants import (
@@ -27,6 +29,7 @@ from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
+from phmctl.options import Runs, Split
 from phmctl.recipe.loading import differences as key_differences
 from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
@@ -201,31 +204,31 @@ class Comparison:
 
 
 def compare(
-    names: str | Path | Sequence[str | Path] = (),
+    names: Annotated[str | Path | Sequence[str | Path], typer.Argument(metavar="RUN")] = (),
     *,
-    recipe: str | None = None,
-    runs: str | Path | None = None,
-    split: str = "test",
+    recipe: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    runs: Runs = None,
+    split: Split = "test",
     checkpoint: str | None = None,
-    baseline: str | None = None,
-    score: bool = False,
-    best: str | None = None,
+    baseline: Annotated[str | None, typer.Option(metavar="RUN|VARIANT")] = None,
+    score: Annotated[bool, typer.Option("--eval")] = False,
+    best: Annotated[str | None, typer.Option("--best-of", metavar="KEY")] = None,
     budget: str | None = None,
     margin: float | None = None,
 ) -> list[Comparison]:
     """Compare runs over their seeds; return one comparison for each split.
 
     Args:
-        names: runs, folders of runs, or tags.
-        recipe: compare all runs of this recipe too.
-        runs: folder of runs; by default ``$PHMCTL_RUNS`` or ``runs``.
-        split: a split, or ``all`` for all test sets.
-        checkpoint: use the results of this checkpoint only.
-        baseline: a run or the label of a variant; by default the dense variant, else the first.
-        score: first score the runs that have the text and the checkpoint but not the result.
-        best: a recipe key; compare the runs whose value of this key gives their model the best validation score.
-        budget: ``parameters`` or ``minutes``; compare the variants within a tenth of the baseline's cost.
-        margin: also test that each variant is worse than the baseline by less than this many points.
+        names: Runs, folders of runs, or tags.
+        recipe: Compare all runs of this recipe too.
+        runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
+        split: test, valid, test_NAME (a named test set) or all (all test sets).
+        checkpoint: Use only results of this checkpoint: best, last, average or step-N.
+        baseline: Run or label of a variant to compare with (default: the dense variant, else the first).
+        score: First score the runs that have the text and the checkpoint but no result.
+        best: Compare the runs whose value of this recipe key gives their model the best validation score.
+        budget: parameters (without embeddings) or minutes: compare only variants within a tenth of the baseline's.
+        margin: Also test that each variant is worse than the baseline by less than this number of points.
 
     Raises:
         RunError: no run matches, the runs cannot be compared, or an argument is out of range.

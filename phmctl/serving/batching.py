@@ -25,7 +25,7 @@ from phmctl import __version__
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
-from phmctl.options import Limits
+from phmctl.serving.limits import Limits
 
 _LONGEST_RETRY = 60  # seconds; upper bound of the Retry-After header
 

@@ -34,8 +34,8 @@ from starlette.routing import Route
 
 from phmctl.console import note, warn
 from phmctl.errors import BusyError, RequestError, UserError
-from phmctl.options import Limits
 from phmctl.serving.batching import Answer, Service
+from phmctl.serving.limits import Limits
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")

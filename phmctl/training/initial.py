@@ -48,7 +48,7 @@ class Start:
         return "; ".join(parts)
 
 
-def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
+def find_start(recipe: Recipe, task: "Task | None", root: Path | None = None) -> Start | None:
     """Return the tensors that a recipe's model starts from, or None if it starts at random.
 
     Without a task (its data is not prepared) the source run is checked and None is returned.
@@ -59,7 +59,7 @@ def find_start(recipe: Recipe, task: "Task | None") -> Start | None:
     """
     if recipe.training.initialise_from is None:
         return None
-    run = Run.open(recipe.training.initialise_from)
+    run = Run.open(recipe.training.initialise_from, root)
     place = f"training.initialise_from: {run.folder}"
     if run.recipe.task != recipe.task:
         raise RunError(f"{place} was trained for task {run.recipe.task!r}; this recipe is for {recipe.task!r}")

@@ -162,7 +162,7 @@ def train_task(
             task.check_data()
             device = check_machine(settings, processes)
             starts_at_zero = old is None or not saved_steps(old.checkpoints_folder)
-            start = find_start(recipe, task) if processes.leads and starts_at_zero else None
+            start = find_start(recipe, task, root) if processes.leads and starts_at_zero else None
         threads = settings.threads and max(settings.threads // world().local_size, 1)
         stack.enter_context(isolated(device, threads))
         stop = stack.enter_context(StopRequest(second_ends=not processes.many))

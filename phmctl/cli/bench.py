@@ -1,0 +1,226 @@
+"""The ``bench`` commands: speed as a ratio to the dense twin."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from phmctl.cli.build import Group, command
+from phmctl.console import Shown
+from phmctl.devices import set_threads
+from phmctl.errors import UserError
+from phmctl.options import Algebra, Data, Device, N, RecipeName, Settings, Threads, parse_number
+
+if TYPE_CHECKING:
+    from phmctl.benchmarks.ratios import Bench
+    from phmctl.nn.lstm import Gates
+    from phmctl.recipe.schema import Recipe
+
+SUMMARY = "Measure speed as a ratio to the dense twin, in turns, with the spread."
+bench = typer.Typer(cls=Group, help=SUMMARY, no_args_is_help=True)
+
+_AT_LEAST_ONE = typer.Option(min=1)
+Positive = Annotated[int, _AT_LEAST_ONE]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of samples of each candidate.")]
+Against = Annotated[str, typer.Option(help="Speeds are ratios to dense (the dense twin) or base (no compositions).")]
+NValues = Annotated[str, typer.Option(help="Values of n, separated by commas.")]
+AnyDevice = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+AnyAlgebra = Annotated[str, typer.Option(help="phm or a fixed algebra.")]
+InFeatures = Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, width of the input.")]
+
+
+@command(bench, "layer")
+def bench_layer(
+    in_features: InFeatures = 512,
+    out_features: Annotated[int, typer.Option("-k", "--out-features", min=1)] = 512,
+    n: NValues = "4",
+    tokens: str = "16,512,4096",
+    algebra: AnyAlgebra = "phm",
+    execution: str | None = None,
+    parametrization: str = "rule",
+    rank: Annotated[int | None, _AT_LEAST_ONE] = None,
+    dtype: str = "float32",
+    device: AnyDevice = "auto",
+    rounds: Rounds = 20,
+    threads: Threads = 0,
+) -> Shown:
+    """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own.
+
+    Args:
+        out_features: k, width of the output.
+        tokens: Numbers of tokens, separated by commas.
+        execution: dense, rank or dense,rank (default: dense, with factors also rank).
+        parametrization: rule (A) or factors of a learned rule; --rank implies factors.
+        rank: Number of factors R (default: that of a random rule).
+        dtype: float32, float64, bfloat16 or float16.
+    """
+    from phmctl.benchmarks.layers import bench_layer
+
+    set_threads(threads)
+    result = bench_layer(
+        in_features,
+        out_features,
+        integers("n", n),
+        integers("tokens", tokens),
+        algebra=algebra,
+        parametrization=parametrization,
+        rank=rank,
+        executions=names(execution),
+        dtype=dtype,
+        device=device,
+        rounds=rounds,
+    )
+    return _shown(result)
+
+
+@command(bench, "lstm")
+def bench_lstm(
+    in_features: InFeatures = 300,
+    hidden: Annotated[int, typer.Option("-k", "--hidden", min=1)] = 300,
+    n: NValues = "5",
+    batch: Positive = 256,
+    steps: Positive = 40,
+    algebra: AnyAlgebra = "phm",
+    gates: str = "separate",
+    device: AnyDevice = "auto",
+    rounds: Rounds = 20,
+    threads: Threads = 0,
+) -> Shown:
+    """A PHM-LSTM against nn.LSTM; by default in the shape of the sentence-pair classifiers of Table 1.
+
+    Args:
+        hidden: Width of the state.
+        batch: Number of sequences.
+        steps: Number of steps of each sequence.
+        gates: separate or fused maps of the gates.
+    """
+    from phmctl.benchmarks.layers import bench_lstm
+
+    set_threads(threads)
+    result = bench_lstm(
+        in_features,
+        hidden,
+        integers("n", n),
+        batch=batch,
+        steps=steps,
+        algebra=algebra,
+        gates=cast("Gates", gates),
+        device=device,
+        rounds=rounds,
+    )
+    return _shown(result)
+
+
+@command(bench, "train")
+def bench_train(
+    recipe: RecipeName,
+    n: N = None,
+    algebra: Algebra = None,
+    device: Device = None,
+    settings: Settings = (),
+    data: Data = None,
+    batches: Positive = 4,
+    against: Against = "dense",
+    rounds: Rounds = 10,
+) -> Shown:
+    """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
+
+    A composed model is measured beside its base too.
+
+    Args:
+        batches: Number of different batches in a sample.
+    """
+    from phmctl.benchmarks.models import bench_training
+
+    resolved = _resolve(recipe, n, algebra, device, settings)
+    return _shown(bench_training(resolved, _folder(data), batches=batches, rounds=rounds, baseline=against))
+
+
+@command(bench, "rates")
+def bench_rates(
+    recipe: RecipeName,
+    n: N = None,
+    algebra: Algebra = None,
+    device: Device = None,
+    settings: Settings = (),
+    data: Data = None,
+) -> Shown:
+    """Learning rates of each map's factors, and how far a step of each moves the output, beside a dense weight."""
+    from phmctl.benchmarks.models import bench_rates, rates_table
+
+    resolved = _resolve(recipe, n, algebra, device, settings)
+    rows = bench_rates(resolved, _folder(data))
+    document = {"recipe": resolved.name, "learning_rate": resolved.training.learning_rate, "rows": rows}
+    return Shown(document, [rates_table(resolved, rows)])
+
+
+@command(bench, "decode")
+def bench_decode(
+    recipe: RecipeName,
+    n: N = None,
+    algebra: Algebra = None,
+    device: Device = None,
+    settings: Settings = (),
+    data: Data = None,
+    split: str = "test",
+    sentences: Positive = 1000,
+    rounds: Rounds = 5,
+    against: Against = "dense",
+    engine: list[str] | None = None,
+) -> Shown:
+    """Beam search against the dense twin; both translate by their dense copies.
+
+    A composed model is measured beside its base too.
+    With --engine, RECIPE is a trained run; its engines are compared on its own text.
+
+    Args:
+        split: Split whose sentences are translated.
+        sentences: Number of sentences.
+        engine: Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8; the first is 1.
+    """
+    if engine:
+        from phmctl.benchmarks.models import bench_engines
+        from phmctl.runs import Run
+
+        options = {"n": n, "algebra": algebra, "device": device, "set": settings, "data": data, "against": against}
+        ignored = {"device": ("auto", "cpu"), "against": ("dense",)}
+        wrong = [f"--{name}" for name, value in options.items() if value and value not in ignored.get(name, ())]
+        if wrong:
+            raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
+        return _shown(bench_engines(Run.open(recipe), engine, split=split, sentences=sentences, rounds=rounds))
+    from phmctl.benchmarks.models import bench_decoding
+    from phmctl.recipe.loading import expect
+    from phmctl.recipe.schema import TranslationRecipe
+    from phmctl.tasks.registry import kind_of
+
+    resolved = _resolve(recipe, n, algebra, device, settings)
+    kind_of(resolved).require("bench decode")
+    translation = expect(resolved, TranslationRecipe)
+    result = bench_decoding(
+        translation, _folder(data), split=split, sentences=sentences, rounds=rounds, baseline=against
+    )
+    return _shown(result)
+
+
+def _shown(result: "Bench") -> Shown:
+    return Shown(result.as_json(), [result.table()])
+
+
+def _resolve(recipe: str, n: int | None, algebra: str | None, device: str | None, settings: Settings) -> "Recipe":
+    from phmctl.recipe.loading import common_overrides, resolve
+
+    return resolve(recipe, common_overrides(n=n, algebra=algebra, device=device), settings or ())
+
+
+def _folder(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def names(text: str | None) -> list[str]:
+    """Return the different names in a comma-separated text."""
+    return list(dict.fromkeys(name.strip() for name in text.split(","))) if text else []
+
+
+def integers(option: str, text: str) -> list[int]:
+    """Return the different numbers in a comma-separated text. Raises RecipeError."""
+    return [parse_number(option, part, int) for part in names(text) or [text]]

@@ -1,0 +1,97 @@
+"""The commands ``compare`` and ``report``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phmctl.cli.build import app, command
+from phmctl.console import Shown
+from phmctl.errors import UserError, check_known
+from phmctl.options import Call, Json, Runs, Split
+
+if TYPE_CHECKING:
+    from phmctl.comparison.compare import Comparison
+
+
+@command(app, "compare", library="compare")
+def compare(
+    call: Call[list["Comparison"]],
+    format_: str = "table",
+    paper: Annotated[str | None, typer.Option(metavar="TABLE")] = None,
+    json: Json = False,
+) -> None:
+    """Compare runs over seeds, or with a published table.
+
+    Prints means, tested differences, sizes, speeds and other differences between the runs.
+
+    Args:
+        format_: table, csv, latex or json.
+        paper: Compare our runs with a published table: table1 to table5, ceng501, ni.
+    """
+    check_known("format", format_, ("table", "csv", "latex", "json"))
+    tables = _compared_with_paper(call, paper) if paper else _compared(call)
+    tables.show("json" if json else format_)
+
+
+def _compared(call: Call[list["Comparison"]]) -> Shown:
+    comparisons = call()
+    documents = [comparison.as_json() for comparison in comparisons]
+    records = [{"split": document["split"], **row} for document in documents for row in document["variants"]]
+    document = documents[0] if len(documents) == 1 else {"comparisons": documents}
+    return _comparison_output(comparisons, document, records, "without a result yet (or add --eval):")
+
+
+def _compared_with_paper(call: Call[list["Comparison"]], paper: str) -> Shown:
+    from phmctl.comparison.papers import compare_papers
+
+    if call.given.keys() - {"names", "recipe", "checkpoint", "runs"}:
+        raise UserError("--baseline, --best-of, --budget, --eval, --margin and --split cannot be given with --paper")
+    runs = None if call["runs"] is None else Path(call["runs"])
+    papers = compare_papers(paper, call["names"], root=runs, recipe=call["recipe"], checkpoint=call["checkpoint"])
+    document = {"tables": [table.as_json() for table in papers]}
+    records = [{"table": table["key"], **cell} for table in document["tables"] for cell in table["cells"]]
+    return _comparison_output(papers, document, records, "commands that fill empty cells, then phmctl eval:")
+
+
+def _comparison_output(comparisons: list[Any], document: Any, records: list[Any], missing: str) -> Shown:
+    tables, notes, commands = [], [], []
+    for comparison in comparisons:
+        tables += comparison.tables()
+        notes += [f"· {line}" for line in comparison.said()]
+        commands += comparison.missing()
+    if commands:
+        notes += [missing, *commands]
+    return Shown(document, tables, records, notes=notes)
+
+
+@command(app, "report")
+def report(
+    names: Annotated[list[str] | None, typer.Argument(metavar="RUN")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="RUN|VARIANT")] = None,
+    split: Split = "test",
+    checkpoint: str | None = None,
+    score: Annotated[bool, typer.Option("--eval")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o")] = Path("report.html"),
+    runs: Runs = None,
+) -> Shown:
+    """Write one HTML page about runs and the rules they learned.
+
+    The page has scores, curves, parameters, samples, rules and differences; its path is printed. Needs phmctl[report].
+
+    Args:
+        names: Runs, folders of runs, or tags.
+        recipe: Compare all runs of this recipe.
+        baseline: Run or variant to compare with (default: the dense model).
+        checkpoint: Use only results of this checkpoint: best, last, average or step-N.
+        score: Score the runs that have no result.
+        output: HTML file to write.
+    """
+    from phmctl.reports.report import write_report
+
+    options = {"recipe": recipe, "baseline": baseline, "split": split, "checkpoint": checkpoint, "score": score}
+    comparisons = write_report(names or (), output, **options, runs=runs)
+    documents = [comparison.as_json() for comparison in comparisons]
+    document = documents[0] if len(documents) == 1 else {"comparisons": documents}
+    return Shown({"report": str(output), **document}, text=f"{output}\n")
