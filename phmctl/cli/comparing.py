@@ -90,8 +90,16 @@ def report(
     """
     from phmctl.reports.report import write_report
 
-    options = {"recipe": recipe, "baseline": baseline, "split": split, "checkpoint": checkpoint, "score": score}
-    comparisons = write_report(names or (), output, **options, runs=runs)
+    comparisons = write_report(
+        names or (),
+        output,
+        recipe=recipe,
+        runs=None if runs is None else Path(runs),
+        split=split,
+        checkpoint=checkpoint,
+        baseline=baseline,
+        score=score,
+    )
     documents = [comparison.as_json() for comparison in comparisons]
     document = documents[0] if len(documents) == 1 else {"comparisons": documents}
     return Shown({"report": str(output), **document}, text=f"{output}\n")
