@@ -1,12 +1,12 @@
-"""From a recipe's model section to the model, and from a checkpoint to what answers: the one place that builds the zoo.
+"""Build models from the `model` section of a recipe, and load trained ones from checkpoints.
 
-The models themselves (:mod:`phmctl.models`, :mod:`phmctl.nn`) take numbers and modules, and know no recipe.
-Parts are built in a fixed order, for the order decides which random numbers each draws.
+The models (:mod:`phmctl.models`, :mod:`phmctl.nn`) take numbers and modules, and do not depend on recipes. The order in
+which parts are built is fixed, because it decides which random numbers each part draws.
 """
 
 from collections import OrderedDict
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def trained(model: M, run: Run, checkpoint: str, device: torch.device) -> M:
-    """Return a model that was built on ``meta`` with a checkpoint's weights, in evaluation mode. Raises RunError."""
+    """Load a checkpoint into a model built on ``meta``, and return it in evaluation mode. Raises RunError."""
     folder = run.checkpoint(checkpoint)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, device)
     return model.eval()
@@ -63,12 +63,17 @@ def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
 def build_transformer(
     section: TransformerSection, source_vocabulary: int, target_vocabulary: int, device: Device = None
 ) -> Transformer:
-    """Build an untrained translator for tokenizers of the given sizes; DimensionError where n does not divide one.
+    """Build an untrained translator for these vocabulary sizes.
 
-    A PHM table must have rows that n divides: its vocabulary is rounded up, and decoding never emits the ids added.
-    A table that both sides share has the larger number. The device ``meta`` allocates nothing.
+    The rows of a PHM table are rounded up to a multiple of n; decoding never emits the added ids. A table that both
+    sides share has the larger vocabulary. The device ``meta`` allocates nothing.
+
+    Raises:
+        DimensionError: n does not divide a dimension.
     """
-    builder, n, shared = builder_for(section, device), section.dimension, section.share_embeddings
+    builder = builder_for(section, device)
+    n = section.dimension
+    shared = section.share_embeddings
     phm_tables, phm_generator = section.embeddings == "phm", section.generator == "phm"
     target_rows = max(source_vocabulary, target_vocabulary) if shared else target_vocabulary
     if phm_tables or phm_generator:
@@ -80,7 +85,7 @@ def build_transformer(
     positions = SinusoidalPositions(section.width, device)
     encoder = _stack(section, builder, section.encoder_layers, "encoder")
     decoder = _stack(section, builder, section.decoder_layers, "decoder")
-    generator = None  # the target embedding's table
+    generator = None  # tied: the target table
     if section.generator != "tied":
         maps = builder if phm_generator else LinearBuilder("real", 1, device=device)
         generator = maps.linear(section.width, target_rows, bias=section.generator_bias)
@@ -106,15 +111,27 @@ def build_classifier(
 ) -> Classifier:
     """Build an untrained classifier.
 
-    `vectors` (vocabulary, embedding_width) are ready word vectors for the pair classifier, unless its section says that
-    embeddings are trained. DimensionError: n does not divide a dimension, or they have another shape than the table.
+    `vectors` (vocabulary, embedding_width) are pretrained word vectors for the pair classifier; they are ignored if its
+    embeddings are trained.
+
+    Raises:
+        DimensionError: n does not divide a dimension, or the vectors have another shape than the table.
     """
     builder = builder_for(section, device)
     if isinstance(section, PairClassifierSection):
-        own = ("embedding_width", "width", "hidden", "gates", "cell", "combination", "dropout")
-        options: dict[str, Any] = {name: getattr(section, name) for name in own}
-        vectors = None if section.embeddings == "trained" else vectors
-        return PairClassifier(builder, vocabulary, classes, vectors=vectors, **options)
+        return PairClassifier(
+            builder,
+            vocabulary,
+            classes,
+            vectors=None if section.embeddings == "trained" else vectors,
+            embedding_width=section.embedding_width,
+            width=section.width,
+            hidden=section.hidden,
+            gates=section.gates,
+            cell=section.cell,
+            combination=section.combination,
+            dropout=section.dropout,
+        )
     dense = LinearBuilder("real", 1, device=device)
     return EncoderClassifier(
         _table(section, builder, vocabulary, hypercomplex=False),
@@ -128,9 +145,12 @@ def build_classifier(
 
 
 def build_probe(section: ProbeSection, width: int, classes: int, device: Device = None) -> nn.Module:
-    """Build an untrained probe of sentence vectors (B, width), a logistic regression where no layer is hidden.
+    """Build an untrained probe of sentence vectors (B, width): a logistic regression, unless it has a hidden layer.
 
-    The hidden layer and its sigmoid are SentEval's (Conneau et al. 2018). DimensionError: n does not divide `width`.
+    The hidden layer and its sigmoid follow SentEval (Conneau et al. 2018).
+
+    Raises:
+        DimensionError: n does not divide `width`.
     """
     parts: dict[str, nn.Module] = {}
     if section.hidden:
@@ -188,21 +208,29 @@ def _final_norm(section: StackSection, device: Device) -> nn.Module:
 
 
 def _composition(
-    section: StackSection, builder: LinearBuilder, kind: str, parts: int, width: int, hidden: int, *, joined: bool
+    section: StackSection,
+    builder: LinearBuilder,
+    composition_type: str,
+    parts: int,
+    width: int,
+    hidden: int,
+    *,
+    joined: bool,
 ) -> nn.Module | None:
-    """Build what composes parts (..., width), in a list or joined side by side in a tensor; None where nothing does."""
-    maps, out, first_order = builder, section.width, section.first_order
+    """Build the composition of parts (..., width), in a list or joined in one tensor; None if there is none."""
+    out = section.width
+    maps = builder
     if section.composition_maps != "algebra":
         maps = LinearBuilder("real", 1, bias=section.bias, device=builder.device)
-    if kind == "hierarchical":
+    if composition_type == "hierarchical":
         return HierarchicalComposition(maps, parts, width, hidden, out, joined=joined)
     widths = [parts * width] if joined else [width] * parts
-    if kind == "linear":
-        made: LinearComposition | BilinearComposition = LinearComposition(maps, widths, out)
-    elif kind == "bilinear":
-        made = BilinearComposition(maps, widths, out, section.pooling_rank, first_order=first_order)
+    if composition_type == "linear":
+        composition: LinearComposition | BilinearComposition = LinearComposition(maps, widths, out)
+    elif composition_type == "bilinear":
+        composition = BilinearComposition(maps, widths, out, section.pooling_rank, first_order=section.first_order)
     else:
         return None
     if section.composition_start == "base":
-        begin_as_base(made)
-    return made
+        begin_as_base(composition)
+    return composition

@@ -1,8 +1,7 @@
-"""The parameter ledger: where a model's parameters lie, and where those of its dense twin would.
+"""The parameter ledger: the parameters of each module of a model, and of its dense twin.
 
-The model is built on torch's ``meta`` device, which allocates nothing, and read module by module: what is counted is
-the model that trains. "1/n" is true of the linear maps' weights only; the ledger keeps the rules, biases, norms and the
-vocabulary's tables apart, so that it is never claimed of anything else.
+The ledger reads the model that trains, module by module, built on torch's ``meta`` device, which allocates nothing.
+"1/n" holds only for the weights of linear maps, so rules, biases, norms and tables are counted separately.
 """
 
 import math
@@ -28,13 +27,13 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    dense: int = 0  # of the dense twin, biases included
-    components: int = 0  # S of the maps; the whole weight of a map with n = 1; both factors of a map that has two
-    rule: int = 0  # learned rules A; a shared one is counted where it comes first
-    bias: int = 0  # of the maps
+    dense: int = 0  # parameters of the dense twin, biases included
+    components: int = 0  # S of the maps; the weight of a dense map; both factors of a thin map
+    rule: int = 0  # learned rules; a shared rule is counted at its first map
+    bias: int = 0  # biases of the maps
     norm: int = 0
-    embedding: int = 0  # S of the tables; the whole table where n = 1
-    other: int = 0  # of modules that the ledger knows nothing about
+    embedding: int = 0  # S of the tables, or dense tables
+    other: int = 0  # modules of any other type
 
     @property
     def parameters(self) -> int:
@@ -42,7 +41,7 @@ class Totals:
 
     @property
     def share(self) -> float:
-        """This model's parameters as a share of the dense twin's; 1 where there are none."""
+        """Parameters as a fraction of the dense twin's; 1 without any."""
         return self.parameters / self.dense if self.dense else 1.0
 
     def as_json(self) -> dict[str, int | float]:
@@ -51,20 +50,20 @@ class Totals:
 
 @dataclass(frozen=True)
 class Row(Totals):
-    component: str  # its name in the model; ``encoder.0-3.`` where rows of equal layers are folded into one
+    component: str  # module name; ``encoder.0-3.`` in a folded row of equal layers
     kind: Kind
-    shape: tuple[int, ...]  # of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
-    copies: int = 1  # how many modules the row stands for
+    shape: tuple[int, ...]  # shape of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
+    copies: int = 1  # number of modules in the row
 
 
 @dataclass(frozen=True)
 class Ledger:
-    name: str  # in tables
-    settings: LinearSection  # the model
-    sizes: Mapping[str, int]  # what the data decides of its size: ``source`` and ``target`` token types
-    rows: tuple[Row, ...]  # one a module that holds parameters, in the model's order
-    rules: int  # K, distinct learned ones
-    notes: tuple[str, ...] = ()  # what a reader of the numbers must know
+    name: str  # title in tables
+    settings: LinearSection
+    sizes: Mapping[str, int]  # sizes that the data decides: ``source`` and ``target`` token types
+    rows: tuple[Row, ...]  # a row for each module that holds parameters, in the model's order
+    rules: int  # K, the number of distinct learned rules
+    notes: tuple[str, ...] = ()  # remarks on the numbers, for people
 
     @cached_property
     def totals(self) -> Totals:
@@ -72,23 +71,23 @@ class Ledger:
 
     @cached_property
     def without_embeddings(self) -> Totals:
-        """Of all that does not grow with the vocabulary; Tables 2 and 4 of the PHM paper leave that out too."""
+        """Totals without embedding and generator, as in Tables 2 and 4 of the PHM paper."""
         return Totals(**_sums(row for row in self.rows if row.kind not in ("embedding", "generator")))
 
     @cached_property
     def map_weights(self) -> int:
-        """S and A of the linear maps alone: what Tables 2 and 4 of the PHM paper count."""
+        """Number of parameters in S and A of the linear maps, the count of Tables 2 and 4 of the PHM paper."""
         return self.without_embeddings.components + self.without_embeddings.rule
 
     def folded(self) -> list[Row]:
-        """Return the rows with those of equal layers, whose names differ in the layer's number, added up."""
+        """Return the rows, with the rows of equal layers, whose names differ in the layer number only, added up."""
         groups: dict[tuple[object, ...], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((_LAYER.sub(".*.", row.component), row.kind, row.shape), []).append(row)
         folded = []
         for rows in groups.values():
-            places = zip(*(map(int, _LAYER.findall(row.component)) for row in rows), strict=True)
-            spans = [f"{min(each)}-{max(each)}" if len({*each}) > 1 else f"{each[0]}" for each in places]
+            layers = zip(*(map(int, _LAYER.findall(row.component)) for row in rows), strict=True)
+            spans = [f"{min(numbers)}-{max(numbers)}" if len({*numbers}) > 1 else f"{numbers[0]}" for numbers in layers]
             name = _LAYER.sub(".{}.", rows[0].component).format(*spans)
             folded.append(replace(rows[0], component=name, copies=len(rows), **_sums(rows)))
         return folded
@@ -108,7 +107,7 @@ class Ledger:
 
 
 def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
-    """Count a recipe's model, with the sizes that its data decides, or else those that it asks for, and a note.
+    """Return the ledger of a recipe's model, with the sizes of its data, or the recipe's sizes and a note.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
@@ -123,7 +122,7 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
 def ledger_for(
     kind: TaskKind[Any], settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model"
 ) -> Ledger:
-    """Count a model of any task, without allocating its weights.
+    """Return the ledger of a model of any task, without allocating its weights.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
@@ -132,11 +131,11 @@ def ledger_for(
     notes = [*kind.notes(settings, sizes)]
     tables = kind.tables(settings, sizes)
     for row in rows:
-        asked, held = tables.get(row.component, row.shape[0]), row.shape[0]
-        if held != asked:
-            notes.append(f"{row.component}: {asked:,} token types, held in {held:,} rows, which n must divide")
+        token_types = tables.get(row.component, row.shape[0])
+        if row.shape[0] != token_types:
+            notes.append(f"{row.component}: {token_types:,} token types in {row.shape[0]:,} rows, a multiple of n")
     if isinstance(settings, StackSection) and settings.upsize > 1:
-        # The dense model that a † row is measured against: the same widths, before they are doubled.
+        # The dense model that a † row is compared with: the same widths, before they are doubled.
         base = settings.dense_twin.model_copy(update={"upsize": 1})
         unscaled = ledger_for(kind, base, sizes).totals.parameters
         notes.append(
@@ -147,9 +146,9 @@ def ledger_for(
 
 
 def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
-    """Return a row for each module of any model that holds parameters itself, and the number of distinct rules.
+    """Return a row for each module that holds parameters itself, and the number of distinct learned rules.
 
-    A module or a parameter that several modules share is counted where it comes first, so the rows add up to
+    Shared modules and parameters are counted at their first use, so the rows add up to
     ``sum(p.numel() for p in model.parameters())``.
     """
     seen: set[int] = set()
@@ -175,7 +174,7 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
             shape = (module.out_features, module.in_features)
             kind: Kind = "generator" if name == "generator" else "map"
             dense = math.prod(shape) + bias
-            if name.endswith("embedding.map"):  # of a narrow table
+            if name.endswith("embedding.map"):  # the map of a narrow table
                 return Row(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
             return Row(name, kind, shape, dense=dense, components=components, rule=rule, bias=bias)
         case PHMEmbedding() | nn.Embedding():

@@ -55,7 +55,7 @@ def write_ctranslate2(
 
 
 def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:
-    config, tensors = form.config, form.whole()
+    config, tensors = form.config, form.all_tensors()
     heads = config["heads"]
     options = {"pre_norm": config["pre_norm"], "no_final_norm": not config["final_norm"]}
     if config["inner"] != config["width"]:

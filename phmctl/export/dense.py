@@ -1,8 +1,8 @@
-"""The dense twin of a trained model as plain tensors and a plain config: what every format is written from.
+"""The dense twin of a trained model as plain tensors and a plain config, from which every format is written.
 
-H of each map is built from A and S in float64 and rounded once. Whatever the run's algebra, n, parametrization, sharing
-of rules and arrangement of the projections: the twin has a plain weight a map, with queries, keys and values apart, and
-tables without the rows that were only there for n to divide them. :mod:`phmctl.models.plain` is the code that runs it.
+H of each map is built from A and S in float64 and rounded once. For any algebra, n, parametrization, sharing of rules
+and arrangement of the projections, the twin has one dense weight for each map, separate queries, keys and values, and
+tables without the rows that make n divide them. :mod:`phmctl.models.plain` is the code that runs it.
 """
 
 import copy
@@ -23,27 +23,28 @@ from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, StackSection
 
-# Tables and the sizes that say how many of their rows have a meaning; maps and the projections that they join.
+# Table -> key of the number of its token types; fused map -> the projections that it stacks.
 _TABLES = {"source_embedding": "source", "target_embedding": "target", "generator": "target", "embedding": "vocabulary"}
-_JOINED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
+_FUSED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
 
 
 @dataclass(frozen=True)
 class DenseForm:
-    config: dict[str, Any]  # what :mod:`phmctl.models.plain` builds it from; shared names the tables that serve twice
-    tensors: dict[str, Tensor]  # float32 on the CPU, by name; a shared one once
+    config: dict[str, Any]  # arguments of :mod:`phmctl.models.plain`; `shared` maps a shared table's name to its first
+    tensors: dict[str, Tensor]  # float32 on the CPU, by name; a shared tensor once
 
-    def whole(self) -> dict[str, Tensor]:
-        """Return the tensors with a shared one under each of its names."""
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors, shared tensors under each of their names."""
         return self.tensors | {name: self.tensors[source] for name, source in self.config["shared"].items()}
 
 
 @torch.no_grad()
 def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> DenseForm:
+    """Return the dense twin of a model. Raises UserError if the model has compositions."""
     if isinstance(section, StackSection) and {section.compose_layers, section.compose_heads} != {"none"}:
         raise UserError(
-            f"the model composes what plain Transformers do not (compose_layers: {section.compose_layers}, "
-            f"compose_heads: {section.compose_heads}), so it has no export; decode and eval take its run as it is"
+            f"a model with compositions (compose_layers: {section.compose_layers}, compose_heads: "
+            f"{section.compose_heads}) cannot be exported; decode and eval the run"
         )
     exact: Any = to_dense(copy.deepcopy(model).double().cpu().eval(), inplace=True)
     pairs = isinstance(section, PairClassifierSection)
@@ -52,24 +53,24 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
     classes = {} if hasattr(exact, "decoder") else {"classes": len(exact.output.weight)}
     config = _config(section, {**sizes, **classes})
     tensors: dict[str, Tensor] = {}
-    for name, tensor in exact.state_dict().items():  # of fused projections each one's part, whatever their arrangement
-        place, joined, kind = ("", "", *name.rsplit(".", 2))[-3:]
-        parts = _JOINED.get(joined, (joined,))
-        for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
-            tensors[".".join(filter(None, (place, part, kind)))] = rows
+    for name, tensor in exact.state_dict().items():
+        layer, fused, parameter = ("", "", *name.rsplit(".", 2))[-3:]
+        projections = _FUSED.get(fused, (fused,))
+        for projection, rows in zip(projections, tensor.chunk(len(projections)), strict=True):
+            tensors[".".join(filter(None, (layer, projection, parameter)))] = rows
     if pairs and not section.bias:
         tensors |= {f"lstm.{name}_l0": torch.zeros(4 * section.width) for name in ("bias_ih", "bias_hh")}
-    kept = {name: tensor for name, tensor in tensors.items() if name not in config["shared"]}
-    for name, tensor in kept.items():
-        size = sizes.get(_TABLES.get(name.rsplit(".", 1)[0], ""))
-        kept[name] = tensor[:size].float().contiguous().clone()
-    return DenseForm(config, kept)
+    unshared = {name: tensor for name, tensor in tensors.items() if name not in config["shared"]}
+    for name, tensor in unshared.items():
+        token_types = sizes.get(_TABLES.get(name.rsplit(".", 1)[0], ""))
+        unshared[name] = tensor[:token_types].float().contiguous().clone()
+    return DenseForm(config, unshared)
 
 
 def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a model's own tensors with A and S of each PHM map by name, and what tells how H is made of them.
+    """Return a description of the PHM maps of a model, and its tensors with A and S of each PHM map.
 
-    A is written out for each map that uses it, a fixed algebra's and one held as factors too.
+    A is written for each map that uses it, also a fixed rule and a rule held as factors.
     """
     tensors: dict[str, Tensor] = {}
     maps: dict[str, dict[str, Any]] = {}
@@ -79,19 +80,19 @@ def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
             maps[name] = {"n": module.n, "algebra": module.algebra, "shape": [module.rows, module.columns]}
             tensors |= {f"{name}.A": module.A, f"{name}.S": module.S}
             inside.update(f"{name}.{parameter}" for parameter in module.tensor_names)
-    for name, tensor in model.named_parameters():  # of a table that serves twice the first name
+    for name, tensor in model.named_parameters():  # a shared table has its first name
         if name not in inside:
             tensors[name] = tensor
-    described = {"weight": "H = sum over i of kron(A[i], S[i])", "maps": maps}
-    return described, {name: tensor.detach().cpu().float().contiguous().clone() for name, tensor in tensors.items()}
+    description = {"weight": "H = sum over i of kron(A[i], S[i])", "maps": maps}
+    return description, {name: tensor.detach().cpu().float().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return what :mod:`phmctl.models.plain` builds the model from."""
+    """Return the arguments from which :mod:`phmctl.models.plain` builds the model."""
     config: dict[str, Any] = {"kind": section.kind, "width": section.width, "shared": {}}
     if isinstance(section, PairClassifierSection):
-        mine = ("embedding_width", "hidden", "combination")
-        return config | {key: getattr(section, key) for key in mine} | dict(sizes)
+        keys = ("embedding_width", "hidden", "combination")
+        return config | {key: getattr(section, key) for key in keys} | dict(sizes)
     config |= {
         "inner": section.upsize * section.width,
         "feed_forward": section.upsize * section.feed_forward,
@@ -104,22 +105,27 @@ def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
         return config | {"layers": section.layers, "pooling": section.pooling} | dict(sizes)
     tied = section.generator == "tied"
     table = "source_embedding.weight" if section.share_embeddings else "target_embedding.weight"
-    served = ["target_embedding.weight"] * section.share_embeddings + ["generator.weight"] * tied
-    own = ("encoder_layers", "decoder_layers", "share_embeddings", "generator_bias")
-    vocabularies = {f"{side}_vocabulary": sizes[side] for side in ("source", "target")}
-    config |= {key: getattr(section, key) for key in own} | vocabularies
-    return config | {"tied": tied, "shared": dict.fromkeys(served, table)}
+    shared = {}
+    if section.share_embeddings:
+        shared["target_embedding.weight"] = table
+    if tied:
+        shared["generator.weight"] = table
+    for key in ("encoder_layers", "decoder_layers", "share_embeddings", "generator_bias"):
+        config[key] = getattr(section, key)
+    for side in ("source", "target"):
+        config[f"{side}_vocabulary"] = sizes[side]
+    return config | {"tied": tied, "shared": shared}
 
 
 def write_plain(form: DenseForm, model: nn.Module | None, folder: Path) -> None:
-    """Write the form ``safetensors``: ``config.json``, the weights, the code that reads them.
+    """Write the format ``safetensors``: ``config.json``, the weights, and the code that reads them.
 
-    Of a model given the PHM form too, for other PHM code: ``phm.json`` and ``phm.safetensors``, A and S of each map.
+    With a model, also write A and S of each map, for other PHM code: ``phm.json`` and ``phm.safetensors``.
     """
     write_json(folder / "config.json", form.config)
     shutil.copyfile(plain.__file__, folder / "plain.py")
     save_tensors(folder / "model.safetensors", form.tensors)
     if model is not None:
-        described, tensors = phm_form(model)
-        write_json(folder / "phm.json", described)
+        description, tensors = phm_form(model)
+        write_json(folder / "phm.json", description)
         save_tensors(folder / "phm.safetensors", tensors)

@@ -133,7 +133,7 @@ def _config(model_type: str, form: DenseForm, length: int) -> dict[str, Any]:
 
 def _tensors(model_type: str, form: DenseForm, length: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the library's names of the tensors, and the tensors."""
-    config, tensors = form.config, form.whole()
+    config, tensors = form.config, form.all_tensors()
     if config["share_embeddings"]:
         yield "model.shared.weight", tensors["source_embedding.weight"]
     if not (config["share_embeddings"] and config["tied"]):  # the library unties the tables if the generator is untied

@@ -38,7 +38,7 @@ def write_onnx(form: DenseForm, folder: Path) -> None:
     for module in ("onnx", "onnxruntime"):
         require(module, "onnx")
     model = plain.MODELS[form.config["kind"]](form.config)
-    model.load_state_dict(form.whole())
+    model.load_state_dict(form.all_tensors())
     model.eval()
     ids = torch.full((2, 5), EOS)
     if not isinstance(model, plain.Transformer):

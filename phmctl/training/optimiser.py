@@ -1,10 +1,10 @@
-"""The optimiser: Adam or AdamW, its state as named tensors, its rate at each step; and what is measured before step 1.
+"""The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the step timer of ``minutes``.
 
-Weight decay is on every parameter, as in the AdamW paper and by torch's default, but of the factors of a weight on one
-(:mod:`phmctl.nn.tuning`). The norm that ``clip`` bounds is that of all gradients: Adam's steps do not depend on their
-scale, so A and S need no bounds of their own.
+Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
+(:mod:`phmctl.nn.tuning`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
+of a gradient, so A and S need no separate bounds.
 
-Rates and executions are kept in the run: a training that goes on uses what its run says, for it would round otherwise.
+The run stores the rates, because a resumed training would compute them from trained weights.
 """
 
 import math
@@ -31,22 +31,22 @@ from phmctl.timing import alternate
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
-RATES = "rates.json"  # in the run: parameter name -> its rate as a multiple of the recipe's
+RATES = "rates.json"  # file in the run: parameter name -> rate as a multiple of the recipe's
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_BATCHES = 8  # that are timed, evenly spaced over an epoch: batches differ in length
+_TIMED_BATCHES = 8  # evenly spaced over an epoch, because batches differ in length
 
 
 def build_optimiser(
     model: nn.Module, settings: TrainingSection, rates: Mapping[str, float] | None = None
 ) -> Adam | AdamW:
-    """Return the recipe's optimiser over all trainable parameters (a shared one once).
+    """Return the recipe's optimiser over all trainable parameters, a shared parameter once.
 
-    `rates` has each parameter's rate as a multiple of the recipe's, by name; None: what ``training.rates`` says. The
-    fused kernels are used: one pass over the memory instead of eight, on the CPU and on CUDA alike.
+    `rates` has the rate of each parameter, by name, as a multiple of the recipe's; None computes them from
+    ``training.rates``. Fused kernels make one pass over the memory instead of eight, on the CPU and on CUDA.
     """
-    kind = AdamW if settings.optimizer == "adamw" else Adam
+    optimiser_class = AdamW if settings.optimizer == "adamw" else Adam
     rates = build_rates(model, settings) if rates is None else rates
-    return kind(
+    return optimiser_class(
         grouped(model, rates, settings.learning_rate, settings.weight_decay, one_rate=settings.rates == "one"),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
@@ -57,14 +57,14 @@ def build_optimiser(
 
 
 def build_rates(model: nn.Module, settings: TrainingSection) -> dict[str, float]:
-    """Return each trainable parameter's rate as a multiple of the recipe's, as ``training.rates`` says."""
+    """Return the rate of each trainable parameter as a multiple of the recipe's, by ``training.rates``."""
     if settings.rates == "structured":
         return relative_rates(model)
     return {name: 1.0 for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Set the learning rate of every group: its own multiple of the model's rate."""
+    """Set the learning rate of every group to its multiple of the model's rate."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["relative"]
 
@@ -79,7 +79,7 @@ def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Give every trainable parameter the state that it has after a step, empty, and return all of it."""
+    """Give every trainable parameter the optimiser state of a step, filled with zeros, and return all of it."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             state = {"step": torch.zeros((), device=parameter.device)}
@@ -89,27 +89,31 @@ def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]
 
 
 def build_schedule(settings: TrainingSection) -> Callable[[int], float]:
-    """Return the recipe's schedule: step (from 1, that of the first update) -> learning rate.
+    """Return the recipe's schedule: update (from 1) -> learning rate.
 
-    All rise straight to the peak at step `warmup`. ``constant`` stays there; ``linear`` falls straight to 0 one step
-    after the last; ``inverse_sqrt`` falls with ``step^-0.5``, as in "Attention Is All You Need" (§5.3), whose own form,
-    ``d^-0.5 · min(step^-0.5, step · warmup^-1.5)``, has the peak ``(d · warmup)^-0.5``.
+    All rise linearly to the peak at step `warmup`. ``constant`` stays there; ``linear`` falls to 0 one step after the
+    last; ``inverse_sqrt`` falls with ``step^-0.5``, as in "Attention Is All You Need" (§5.3), where
+    ``d^-0.5 · min(step^-0.5, step · warmup^-1.5)`` has the peak ``(d · warmup)^-0.5``.
     """
     peak, warmup, end = settings.learning_rate, max(settings.warmup, 1), settings.steps + 1
+
+    def linear(step: int) -> float:
+        if step <= settings.warmup:
+            return peak * step / warmup
+        return peak * max(0.0, (end - step) / (end - warmup))
+
     if settings.schedule == "linear":
-        return lambda step: (
-            peak * step / warmup if step <= settings.warmup else peak * max(0.0, (end - step) / (end - warmup))
-        )
+        return linear
     if settings.schedule == "inverse_sqrt":
         return lambda step: peak * min(step / warmup, math.sqrt(warmup / step))
     return lambda step: peak * min(1.0, step / warmup)
 
 
 def build_autocast(device: torch.device, precision: str) -> Autocast:
-    """Return a function that gives the context of one forward pass.
+    """Return a function that makes the context of a forward pass.
 
-    ``bfloat16`` is torch's autocast, with float32 weights; where the device would only emulate it, more slowly than
-    float32 is computed, a warning says that float32 is used.
+    ``bfloat16`` is torch's autocast, with float32 weights. A device that only emulates bfloat16 computes in float32,
+    with a warning, because emulation is slower.
     """
     if precision == "float32" or not takes_bfloat16(device, "training.precision"):
         return nullcontext
@@ -120,22 +124,22 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
 
 
 def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device) -> int:
-    """Return how many steps a training does in so many minutes, by timing a few of a model that is thrown away.
+    """Return the number of steps that a training does in `minutes`, by timing some on a model that is discarded.
 
     Raises:
         RecipeError: the time is too short for one step.
     """
     with isolated(device, training.threads):
         plan = task.plan(0)
-        chosen = [plan[number * len(plan) // _BATCHES] for number in range(_BATCHES)]
+        timed = [plan[number * len(plan) // _TIMED_BATCHES] for number in range(_TIMED_BATCHES)]
         model = task.build_model(device)
-        sample = [task.collate(rows).to(device) for rows in chosen]
+        sample = [task.collate(rows).to(device) for rows in timed]
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
-        taken = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after once to warm up
-        seconds = median(taken) / len(sample) * training.accumulate
+        round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
+        seconds = median(round_seconds) / len(sample) * training.accumulate
     steps = min(int(60 * minutes / seconds), MOST)
     if steps < 1:
-        raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds here; raise it")
+        raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds; increase it")
     return steps
 
 
@@ -152,7 +156,7 @@ def stepper(
     device: torch.device,
     optimiser: Optimizer | None = None,
 ) -> Callable[[], object]:
-    """Return a function that trains one step on each batch of a sample, compiled where the recipe says so."""
+    """Return a function that trains one step on each batch of a sample, compiled if ``training.compile`` is set."""
     called: Any = torch.compile(model) if training.compile else model
     autocast = build_autocast(device, training.precision)
     optimiser = optimiser or build_optimiser(model, training)

@@ -69,7 +69,7 @@ def ids(rows, length, vocabulary, seed=1):
 
 def rebuilt(form):
     model = MODELS[form.config["kind"]](form.config)
-    model.load_state_dict(form.whole())
+    model.load_state_dict(form.all_tensors())
     return model.eval()
 
 
