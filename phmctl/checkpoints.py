@@ -43,9 +43,6 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-# ----------------------------------------------------------------------------------------------------------- names
-
-
 def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
@@ -56,7 +53,7 @@ def folder_name(name: str) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in a folder name, or None if the name is not that of a step."""
+    """Return the step in a folder name, or None for other names."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -81,9 +78,6 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-# ----------------------------------------------------------------------------------------------------------- files
-
-
 def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
     """Write a checkpoint, replacing one of the same name. Raises OutputError."""
     with writing(folder):
@@ -98,8 +92,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
     """Write tensors that share no storage as a safetensors file. Raises OSError.
 
-    The function ``safetensors.torch.save_file`` is not used: only the owner may read its files, and its errors have no
-    errno.
+    Unlike ``safetensors.torch.save_file``, the file gets the usual permissions and errors get an errno.
     """
     from safetensors.torch import save
 
@@ -161,16 +154,13 @@ def _file_entries(folder: Path) -> list[dict[str, Any]]:
 
 def _advice(folder: Path) -> str:
     """Return the advice of an error about a checkpoint: the other checkpoints of the run."""
-    others = [step_name(step) for step in saved_steps(folder.parent)]
+    names = [step_name(step) for step in saved_steps(folder.parent)]
     if (folder.parent / AVERAGE).is_dir():
-        others.append(AVERAGE)
-    others = [name for name in others if name != folder.name]
-    if not others:
+        names.append(AVERAGE)
+    alternatives = [name for name in names if name != folder.name]
+    if not alternatives:
         return "there is no other checkpoint; copy the run again or train again"
-    return f"use another one: --checkpoint {others[-1]} (there are: {', '.join(others)})"
-
-
-# ---------------------------------------------------------------------------------------------------------- models
+    return f"use another one: --checkpoint {alternatives[-1]} (there are: {', '.join(alternatives)})"
 
 
 def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
@@ -231,10 +221,10 @@ def _first_difference(model: Mapping[str, "Tensor"], stored: Mapping[str, "Tenso
     for name in sorted(stored.keys() - model.keys()):
         return f"it has an unknown {name}"
     for name, tensor in model.items():
-        other = stored[name]
-        if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+        saved = stored[name]
+        if (tensor.shape, tensor.dtype) != (saved.shape, saved.dtype):
             return (
-                f"{name} is {tuple(other.shape)} of {other.dtype} there, "
+                f"{name} is {tuple(saved.shape)} of {saved.dtype} there, "
                 f"{tuple(tensor.shape)} of {tensor.dtype} in the model"
             )
     return None

@@ -119,7 +119,7 @@ def has_bfloat16(device: "torch.device") -> bool:
 
 
 def takes_bfloat16(device: "torch.device", setting: str) -> bool:
-    """Return whether a device computes in bfloat16; otherwise warn that the setting has no effect."""
+    """Return whether a device computes in bfloat16; otherwise warn that the setting is ignored."""
     if has_bfloat16(device):
         return True
     from phmctl.console import warn
@@ -129,7 +129,7 @@ def takes_bfloat16(device: "torch.device", setting: str) -> bool:
 
 
 def check_compiler(device: "torch.device") -> None:
-    """Raise RecipeError if torch.compile, which ``training.compile`` needs, has no compiler for a device."""
+    """Raise RecipeError if torch.compile (``training.compile``) lacks a compiler for a device."""
     missing = None
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:

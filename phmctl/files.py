@@ -26,7 +26,7 @@ from phmctl.errors import LockedError, OutputError, UserError, WriteFailedError
 
 FORMAT = 1  # format number of recipes, prepared data, checkpoints, results and exports; readers refuse other numbers
 
-_ABANDONED_AFTER = 86_400.0  # seconds without a change after which a temporary has no living writer
+_ABANDONED_AFTER = 86_400.0  # seconds without a change after which a temporary's writer is considered dead
 _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 # Errors of file systems without flock. NFS reports EBADF.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
@@ -106,7 +106,7 @@ def sync(path: Path) -> None:
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file so that a reader sees the old content or the new content, never a part.
 
-    Lone surrogates, which stand for file names that are not UTF-8, are written as escapes, as in JSON. Links are
+    Lone surrogates, which come from file names that are not UTF-8, are written as escapes, as in JSON. Links are
     followed. A pipe or a device (``/dev/stdout``) is written directly, because a rename would replace it by a file.
     """
     payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
@@ -149,15 +149,12 @@ def read_json_object(path: Path, error_type: type[UserError], advice: str) -> di
 
 
 def refuse_pipes(folder: Path, error_type: type[UserError]) -> None:
-    """Raise `error_type` if a pipe, socket or device lies in or below a folder: reading it would block."""
+    """Raise `error_type` if a folder contains a pipe, socket or device: reading it would block."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
             if path.exists() and not path.is_file():
-                raise error_type(f"{path} is no regular file; remove it, or copy the whole folder again")
-
-
-# --------------------------------------------------------------------------------------------- temporary files
+                raise error_type(f"{path} is not a regular file; remove it, or copy the whole folder again")
 
 
 def _hidden_name(path: Path, suffix: str) -> Path:
@@ -207,7 +204,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def clear(path: Path) -> None:
-    """Repair a file or folder after a killed process; a path named ``*`` stands for everything in its folder.
+    """Repair a file or folder after a killed process; a path named ``*`` means everything in its folder.
 
     Temporaries are removed. A folder that :func:`replacing` had renamed gets its name back if nothing has taken it. The
     caller must be the only writer, because the temporaries of living processes are removed too.
@@ -232,7 +229,7 @@ def restore_replaced(path: Path) -> None:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove the temporaries of `path` that have not changed for a day; ``*`` stands for everything in the folder."""
+    """Remove the temporaries of `path` that have not changed for a day; ``*`` means everything in the folder."""
     for temporary in temporaries(path):
         with suppress(OSError):
             if time.time() - temporary.lstat().st_mtime > _ABANDONED_AFTER:
@@ -240,7 +237,7 @@ def remove_abandoned(path: Path) -> None:
 
 
 def temporaries(path: Path) -> list[Path]:
-    """Return the temporaries of `path`; a path named ``*`` stands for everything in its folder."""
+    """Return the temporaries of `path`; a path named ``*`` means everything in its folder."""
     name = path.name if path.name == "*" else glob.escape(path.name)
     return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
 
@@ -259,9 +256,6 @@ def discard(folder: Path) -> None:
     temporary = _hidden_name(folder, "tmp")
     folder.rename(temporary)
     shutil.rmtree(temporary, ignore_errors=True)
-
-
-# ------------------------------------------------------------------------------------------------- sealed folders
 
 
 def sha256(path: Path) -> str:

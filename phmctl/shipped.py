@@ -8,15 +8,15 @@ _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = {"recipes": "recipes", "cards": "data/cards"}
 
 
-def shipped(kind: str) -> Path:
+def shipped(category: str) -> Path:
     """Return the folder of the shipped ``recipes`` or ``cards``."""
-    installed = _PACKAGE / "_shipped" / kind
-    return installed if installed.is_dir() else _PACKAGE.parent / _CHECKOUT[kind]
+    installed = _PACKAGE / "_shipped" / category
+    return installed if installed.is_dir() else _PACKAGE.parent / _CHECKOUT[category]
 
 
-def shipped_names(kind: str) -> list[str]:
+def shipped_names(category: str) -> list[str]:
     """Return the sorted names (file stems) of the shipped ``recipes`` or ``cards``."""
-    return sorted(path.stem for path in shipped(kind).glob("*.yaml"))
+    return sorted(path.stem for path in shipped(category).glob("*.yaml"))
 
 
 Pair = tuple[str, str]

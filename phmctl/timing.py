@@ -1,4 +1,4 @@
-"""Time functions alternately, so that a drift of the machine's speed affects all of them alike."""
+"""Time functions alternately, so that a drift of the machine's speed affects all of them equally."""
 
 import math
 import time

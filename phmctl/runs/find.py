@@ -21,7 +21,7 @@ CHECKPOINTS = "checkpoints"
 ATTEMPT = "attempt.json"  # exists during a training and after a failed one
 LOCK = ".lock"
 POINTERS = ("last", "best")
-AUTO = "auto"  # stands for the checkpoint that the run's recipe selects
+AUTO = "auto"  # the checkpoint that the run's recipe selects
 
 _VERSION = re.compile(r"v(\d{3,})")
 _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
@@ -80,7 +80,7 @@ def find_run(name: Path | str, root: Path | None = None) -> Path:
     Of several versions the newest with a checkpoint is returned, and a note says so.
 
     Raises:
-        RunError: there is no such run, or the name matches several variants or tagged runs.
+        RunError: the name matches no run, several variants, or several tagged runs.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise UserError(f"a run is named by its folder (after a training: result.run.folder), not by {name!r}")
@@ -138,7 +138,7 @@ def _natural_order(folder: Path) -> list[tuple[int, str]]:
 
 
 def _runs_below(folder: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
-    """Yield a folder if it is a run, otherwise the runs at most `depth` folders below it; exports are no runs."""
+    """Yield a folder if it is a run, otherwise the runs at most `depth` folders below it; exports are skipped."""
     if (folder / EXPORT).is_file():
         return
     if (folder / RECIPE).is_file() or _VERSION.fullmatch(folder.name):
@@ -165,7 +165,7 @@ def _nearest_run(path: Path, root: Path) -> str:
 
 
 def check_tag(tag: str | None) -> None:
-    """Raise UserError unless a tag is a plain name; it is used in place of a path."""
+    """Raise UserError unless a tag is a plain name; it can be given instead of a path."""
     if tag is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
         raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
 

@@ -27,8 +27,7 @@ from phmctl.files import FORMAT, sha256, sha256_text, write_json
 from phmctl.runs.run import Run, Weights, git_revision
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
-_LISTED_LINES = 5  # line numbers of a damaged log in its warning
-_MADE_TYPES = {"split": str, "checkpoint": str, "settings": dict, "scores": dict}
+_ORIGIN_TYPES = {"split": str, "checkpoint": str, "settings": dict, "scores": dict}
 
 
 @dataclass(frozen=True)
@@ -77,15 +76,15 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the file name, the scores and their origin, without the report."""
-        return {"file": self.path.name, **{name: getattr(self, name) for name in _MADE}}
+        return {"file": self.path.name, **{name: getattr(self, name) for name in _ORIGIN_KEYS}}
 
 
-_MADE = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
+_ORIGIN_KEYS = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
 
 
 def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: Path | None = None) -> Path:
     """Write a report into a run and return its file; `answers` is the file of the scored answers."""
-    made = {
+    origin = {
         "format": FORMAT,
         "split": key.split,
         "checkpoint": key.weights.name,
@@ -101,7 +100,7 @@ def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: 
         "date": datetime.now(UTC).date().isoformat(),
     }
     path = key.path(run, "json")
-    write_json(path, {"made": made, **report})
+    write_json(path, {"made": origin, **report})
     return path
 
 
@@ -121,28 +120,28 @@ def read_results(run: Run) -> list[Result]:
 
 
 def _read_result(path: Path) -> Result | None:
-    """Return the result in a file, or None if the file is no result or has another format."""
+    """Return the result in a file, or None for another kind of file or another format."""
     report = json.loads(path.read_text(encoding="utf-8"))
-    made = report.pop("made", None) if isinstance(report, dict) else None
-    if made is None:
+    origin = report.pop("made", None) if isinstance(report, dict) else None
+    if origin is None:
         return None
-    if made["format"] != FORMAT:
-        warn(f"{path} has format {made['format']!r}, and this phmctl reads format {FORMAT}; score the run again")
+    if origin["format"] != FORMAT:
+        warn(f"{path} has format {origin['format']!r}, and this phmctl reads format {FORMAT}; score the run again")
         return None
-    if any(type(made[name]) is not type_ for name, type_ in _MADE_TYPES.items()):
+    if any(type(origin[name]) is not type_ for name, type_ in _ORIGIN_TYPES.items()):
         raise TypeError
-    sum(made["scores"].values())  # raises TypeError unless all are numbers
-    return Result(path, report, _unchanged_answers(path, made), **{name: made[name] for name in _MADE})
+    sum(origin["scores"].values())  # raises TypeError unless all are numbers
+    return Result(path, report, _unchanged_answers(path, origin), **{name: origin[name] for name in _ORIGIN_KEYS})
 
 
-def _unchanged_answers(path: Path, made: Mapping[str, Any]) -> Path | None:
+def _unchanged_answers(path: Path, origin: Mapping[str, Any]) -> Path | None:
     """Return the file of the scored answers; warn and return None if it has changed since."""
-    if made["answers"] is None:
+    if origin["answers"] is None:
         return None
-    answers = path.with_name(made["answers"])
+    answers = path.with_name(origin["answers"])
     if not answers.is_file():
         return None
-    if made["answers_sha256"] not in (None, sha256(answers)):
+    if origin["answers_sha256"] not in (None, sha256(answers)):
         warn(f"{answers} has changed since it was scored, so no test uses it; score the run again")
         return None
     return answers
@@ -171,7 +170,7 @@ def significance_tests(report: Mapping[str, Any]) -> list[tuple[str, float, floa
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a training log; an empty list if there is no file. Raises RunError if it is unreadable."""
+    """Return the entries of a training log; an empty list if the file is missing. Raises RunError."""
     return [entry for _, entry in read_log_lines(path)]
 
 
@@ -192,11 +191,11 @@ def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         if entry is not None:
             valid.append((line, entry))
         elif number < len(lines):
-            damaged.append(str(number))
+            damaged.append(number)
     if damaged:
-        more = f" and {len(damaged) - _LISTED_LINES} more" if len(damaged) > _LISTED_LINES else ""
-        numbers = ", ".join(damaged[:_LISTED_LINES])
-        warn(f"{path}, line {numbers}{more}: no JSON object with a step; these lines are skipped")
+        warn(
+            f"{path}, line {damaged[0]}: no JSON object with a step; damaged lines are skipped ({len(damaged)} in all)"
+        )
     return valid
 
 

@@ -129,7 +129,7 @@ class Run:
             )
         for file_name in (RECIPE, ENVIRONMENT):
             if not (folder / file_name).is_file():
-                raise RunError(f"{folder} is no complete run: {file_name} is missing; {_ADVICE}")
+                raise RunError(f"{folder} is incomplete: {file_name} is missing; {_ADVICE}")
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """``<recipe>/<variant>/<folder name>``, wherever the folder lies."""
+        """``<recipe>/<variant>/<folder name>``, also for a moved folder."""
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
     def recipe_of(self, recipe_type: type[RecipeType]) -> RecipeType:
@@ -200,7 +200,7 @@ class Run:
         record = read_json_object(self.folder / name, RunError, _ADVICE)
         for key, value_type in types.items():
             if key in record and not isinstance(record[key], value_type):
-                raise RunError(f"{self.folder / name} is damaged: {key!r} is no {value_type.__name__}; {_ADVICE}")
+                raise RunError(f"{self.folder / name} is damaged: {key!r} must be a {value_type.__name__}; {_ADVICE}")
         return record
 
     def splits(self) -> list[str]:
@@ -218,7 +218,7 @@ class Run:
         return names + [step_name(step) for step in saved_steps(folder)]
 
     def auto_checkpoint(self) -> str:
-        """Return the name that ``auto`` stands for: the average if the recipe has one, else ``best``, else ``last``."""
+        """Return the name that ``auto`` means: the average if the recipe has one, else ``best``, else ``last``."""
         names = self.checkpoint_names()
         if self.recipe.training.average and AVERAGE in names:
             return AVERAGE
@@ -228,7 +228,7 @@ class Run:
         """Return the folder of a checkpoint: ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or ``200``.
 
         Raises:
-            RunError: there is no checkpoint of this name; the message lists the existing ones.
+            RunError: the checkpoint does not exist; the message lists the existing ones.
         """
         if name == AUTO:
             name = self.auto_checkpoint()
@@ -238,7 +238,7 @@ class Run:
         if target is not None and (target == AVERAGE or step_of(target) is not None) and (folder / target).is_dir():
             return folder / target
         names = self.checkpoint_names()
-        existing = [other for other in names if other not in POINTERS]
+        existing = [checkpoint for checkpoint in names if checkpoint not in POINTERS]
         if not existing:
             raise self._no_checkpoint()
         if is_pointer:
@@ -298,7 +298,7 @@ class Run:
         return Weights(folder.name, sha256(folder / MANIFEST))
 
     def set_pointer(self, name: str, step: int | None) -> None:
-        """Make ``last`` or ``best`` name the checkpoint of a step, or remove it if the step is None."""
+        """Make ``last`` or ``best`` name the checkpoint of a step, or remove the pointer if the step is None."""
         path = self.checkpoints_folder / name
         if step is None:
             with writing(path):
@@ -351,7 +351,7 @@ class Run:
 
 
 def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
-    """Return the splits that an option stands for.
+    """Return the splits that an option means.
 
     ``all`` is every test set of the runs, and so is ``test`` if no run has a test set of that name.
     """

@@ -25,7 +25,7 @@ from phmctl.runs.run import Run, read_recipe
 State = Literal["running", "finished", "stopped", "failed"]
 Changes = dict[str, tuple[Any, Any]]  # by key, both values
 
-_OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys that are shown in columns of their own
+_OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys with separate columns
 _NO_VALUE = "–"
 _KILLED = "the process ended without an error message, perhaps because it was killed"
 _MAX_HEADER_BYTES = 1 << 24  # of a safetensors file
@@ -138,7 +138,7 @@ def summarise(folder: Path) -> Summary:
 
 
 def _changed(run: Run, unmodified: Mapping[str, Any]) -> Changes:
-    """Return the keys whose values in the recipe file (`unmodified`) differ from those of the run."""
+    """Return the keys whose values in the recipe file (`unmodified`) differ from the run's."""
     values = dict(flatten(run.requested_recipe().model_dump()))
     ignored = {"name", *_OWN_COLUMNS, *keys_changing(run.recipe, NOTHING)}
     changes = {key: (before, values.get(key)) for key, before in unmodified.items() if key not in ignored}
@@ -166,7 +166,7 @@ def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | 
 
 
 def _read_attempt(path: Path) -> str | None:
-    """Return the error of a run's last training, or None if there is no record of a failed or killed training."""
+    """Return the error of a run's last training, or None if it neither failed nor was killed."""
     if not path.exists():
         return None
     error = None
@@ -206,11 +206,8 @@ def count_stored(checkpoint: Path) -> Parameters | None:
 
 
 def _integer(value: Any) -> int:
-    """Return an integer from a JSON file; 0 if the value is no integer."""
+    """Return an integer from a JSON file; 0 for other values."""
     return value if isinstance(value, int) else 0
-
-
-# -------------------------------------------------------------------------------------------------------- tables
 
 
 def run_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
@@ -262,9 +259,6 @@ def format_best(summary: Summary, metric: str = "") -> str:
     return score if metric == summary.best.metric else f"{summary.best.metric} {score}"
 
 
-# ---------------------------------------------------------------------------------------------------- comparison
-
-
 def run_differences(first: Run, second: Run) -> Changes:
     """Return the differences of two runs, each with both values: recipe keys, training data, software versions.
 
@@ -274,10 +268,10 @@ def run_differences(first: Run, second: Run) -> Changes:
     ignored = _OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
     recipes = differences(first.requested_recipe(), second.requested_recipe())
     changes = {key: values for key, values in recipes.items() if key not in ignored}
-    if "training.minutes" in changes:  # a training by minutes has no requested number of steps
+    if "training.minutes" in changes:  # the number of steps of a training by minutes is measured
         changes.pop("training.steps", None)
     for name, describe in (("data", _data_digest), ("made with", _versions)):
-        with suppress(RunError):  # the run has no such record
+        with suppress(RunError):  # the run lacks the record
             values = (describe(first), describe(second))
             if values[0] != values[1]:
                 changes[name] = values

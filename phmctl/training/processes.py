@@ -37,7 +37,7 @@ class ValidationStoppedError(PhmctlError):
 
 
 class Processes(Share):
-    """The processes of a training: this one's rank, and the exchanges between them.
+    """The processes of a training: the rank of this process, and the exchanges between all.
 
     Process r of W handles parts r, r + W, r + 2W, …
     """
@@ -51,7 +51,7 @@ class Processes(Share):
         self.many = self.count > 1
 
     def device(self, name: str) -> torch.device:
-        """Return this process's device. With several processes on a machine each gets a GPU of its own.
+        """Return this process's device. Several processes on a machine use different GPUs.
 
         Raises:
             RecipeError: the machine lacks the device, or has fewer GPUs than processes.
@@ -81,8 +81,6 @@ class Processes(Share):
         if device.type == "cuda":
             options["device_ids"] = [device.index]
         return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
-
-    # ------------------------------------------------------------------------------------------------ exchanges
 
     def mine(self, parts: Sequence[T]) -> Iterator[T]:
         """Yield this process's parts. Raises ValidationStoppedError if any process was asked to stop."""
@@ -226,8 +224,8 @@ def restarts() -> int:
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Run `python -m phmctl` in several processes on this machine and return the exit code.
 
-    The code is that of the first failing process, or 1 if a signal killed it. If this process is asked to stop, so are
-    the others, and the code is 130 or 143. Unless ``OMP_NUM_THREADS`` is set, the processes share the machine's cores.
+    The code comes from the first failing process; it is 1 if a signal killed that process. A request to stop is passed
+    on, and the code is 130 or 143. Unless ``OMP_NUM_THREADS`` is set, the processes share the machine's cores.
 
     Raises:
         UserError: ``torchrun`` started this process, or there are far too many processes.

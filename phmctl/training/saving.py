@@ -104,9 +104,6 @@ class TrainingState(BaseModel):
         return (max(score, least_score), -loss) > (max(self.best_score, least_score), -best_loss)
 
 
-# --------------------------------------------------------------------------------------- checkpoints and pointers
-
-
 def scheduled_steps(folder: Path, save_every: int, final: int | None) -> list[int]:
     """Return the complete checkpoints at the save interval, and the final one, in ascending order.
 
@@ -146,7 +143,7 @@ def clear_leftovers(run: Run) -> None:
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:
     """Average the models of some steps (Vaswani et al. 2017, §6.1), write ``average`` and return its tensors.
 
-    Sums are float64; integer tensors are those of the last step. Raises RunError and OutputError.
+    Sums are float64; integer tensors are copied from the last step. Raises RunError and OutputError.
     """
     sums: dict[str, Tensor] = {}
     newest: dict[str, Tensor] = {}
@@ -177,7 +174,7 @@ def run_to_resume(root: Path, recipe: Recipe, *, required: bool) -> Run | None:
 
     Raises, if a run is required:
         RecipeError: the newest run of this variant was trained with other settings.
-        RunError: there is no run of this variant.
+        RunError: this variant has never been trained.
     """
     for run in Run.versions(root, recipe):
         if not changes_preventing_resume(run, recipe):
@@ -227,7 +224,7 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
 
 
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None if the run has none yet. No checkpoint is changed.
+    """Return the checkpoint to resume from, or None before the first checkpoint. No checkpoint is changed.
 
     ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill.
 
@@ -273,7 +270,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
             discard(folder / AVERAGE)
     if checkpoint is not None:
         step, best = checkpoint.state["step"], checkpoint.state.get("best_step")
-        prune(folder, {other for other in saved_steps(folder) if other <= step})
+        prune(folder, {saved for saved in saved_steps(folder) if saved <= step})
         run.set_pointer("last", step)
         run.set_pointer("best", best if best in whole_steps(folder) else None)
     unmodified = record.get("unmodified")  # the recipe file's values of keys that options changed

@@ -123,7 +123,7 @@ def train(
 
 
 def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Processes) -> Recipe:
-    """Return a recipe with steps instead of minutes: those of the run to resume, or as many as a timing allows."""
+    """Return a recipe with steps instead of minutes: the steps of the run to resume, or the result of a timing."""
     training = recipe.training
     if processes.many:
         raise UserError("training.minutes measures one process; with several processes set training.steps")
@@ -258,19 +258,15 @@ def _opening(trainer: Trainer) -> str:
     if trainer.processes.many:
         details += f", {trainer.processes.count} processes"
     folder, step = trainer.run.folder, trainer.state.step
-    if trainer.finished:
-        return f"nothing left to train: {folder} is at step {step}; {_how_to_extend(trainer)} ({details})"
-    if step:
-        return f"resuming {folder} at step {step} ({details})"
-    return f"training {folder} ({details})"
-
-
-def _how_to_extend(trainer: Trainer) -> str:
+    if not trainer.finished:
+        beginning = f"resuming {folder} at step {step}" if step else f"training {folder}"
+        return f"{beginning} ({details})"
+    advice = "raise training.steps to continue"
     if trainer.out_of_patience:
-        return "raise training.patience to continue"
-    if trainer.settings.schedule == "linear":
-        return "its linear schedule ends there"
-    return "raise training.steps to continue"
+        advice = "raise training.patience to continue"
+    elif trainer.settings.schedule == "linear":
+        advice = "its linear schedule ends there"
+    return f"nothing left to train: {folder} is at step {step}; {advice} ({details})"
 
 
 def _average(trainer: Trainer) -> None:

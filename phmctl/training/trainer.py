@@ -48,10 +48,7 @@ from phmctl.training.signals import StopRequest
 if TYPE_CHECKING:
     from phmctl.tasks.base import Rows, Task
 
-_DROPOUT = 1  # separates these random numbers from those of the batch order, which use the same seed
-
-
-# ------------------------------------------------------------------------------------------------- NaN and infinity
+_DROPOUT = 1  # separates dropout's random numbers from the batch order's, which use the same seed
 
 
 class Guard:
@@ -120,9 +117,6 @@ def _is_finite(value: Any) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------- which process computes what of which batch
-
-
 class BatchStream:
     """Yields the rows of micro-batches, beginning at an epoch and position; the attributes name the next batch."""
 
@@ -151,7 +145,7 @@ class Part:
     micro_batch: int  # of the step, from 0
     piece: int  # of the micro-batch, from 0
     rows: "Rows"  # of the split
-    counts: bool = True  # False if the process has no rows and only takes part in the exchange of gradients
+    counts: bool = True  # False for a process without rows, which only takes part in the exchange of gradients
 
 
 def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
@@ -165,8 +159,8 @@ def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
     parts = []
     for micro_batch, rows in enumerate(plan):
         parts += [Part(micro_batch, piece, rows[piece::pieces]) for piece in range(pieces)]
-    own = [part for part in parts[rank::processes] if len(part.rows)]
-    return own or [Part(0, 0, plan[0][:1], counts=False)]
+    process_parts = [part for part in parts[rank::processes] if len(part.rows)]
+    return process_parts or [Part(0, 0, plan[0][:1], counts=False)]
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
@@ -176,9 +170,6 @@ def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None
     """
     numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
     seed_generators(device, int(numbers.words(1)[0]))
-
-
-# ------------------------------------------------------------------------------------------------------ the trainer
 
 
 class Trainer:
@@ -329,20 +320,20 @@ class Trainer:
         state.window_target_tokens += items
         self._throughput.count(items, sum(cost.tokens for cost in costs))
 
-    def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, again: bool = False) -> Tensor:
+    def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, repeated: bool = False) -> Tensor:
         """Add up the gradient of the mean loss over all items of the step; return the summed loss.
 
-        Gradients are exchanged in the last backward pass of a step; if the step is run `again`, not at all.
+        Gradients are exchanged in the last backward pass of a step; if the step is `repeated`, not at all.
         """
         total = torch.zeros((), device=self.device)
         parts = parts_of(plan, self.processes.rank, self.processes.count)
         for number, part in enumerate(parts, start=1):
             seed_dropout(self.device, self.settings.seed, step, part)
-            keeps_sync = again or self._parallel is self.model or number == len(parts)
-            with nullcontext() if keeps_sync else self._parallel.no_sync():  # type: ignore[operator]
+            exchanges = repeated or self._parallel is self.model or number == len(parts)
+            with nullcontext() if exchanges else self._parallel.no_sync():  # type: ignore[operator]
                 batch = self.task.collate(part.rows).to(self.device)
                 with self._autocast():
-                    loss, _ = self.task.loss(self.model if again else self._called, batch)
+                    loss, _ = self.task.loss(self.model if repeated else self._called, batch)
                 # DistributedDataParallel averages over processes; the factor turns the mean into a sum.
                 scaled = loss / (items / self.processes.count) if part.counts else loss * 0
                 scaled.backward()  # type: ignore[no-untyped-call]
@@ -438,7 +429,7 @@ class Trainer:
         plan = BatchStream(self.task, epoch, position).next(self.settings.accumulate)
         items = sum(self.task.cost(rows).items for rows in plan)
         values = self.processes.gather(
-            find_non_finite(self.model, lambda: self._gradients(bad, plan, items, again=True))
+            find_non_finite(self.model, lambda: self._gradients(bad, plan, items, repeated=True))
         )
         if not self.processes.leads:
             raise SystemExit(NonFiniteError.exit_code)
