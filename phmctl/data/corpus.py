@@ -1,4 +1,4 @@
-"""A corpus: the splits of a card, whose files are found in a folder, or of a user's own files, ready to be read."""
+"""Corpora of cards, from a folder, URLs or the hub, and corpora of a user's own files."""
 
 import json
 import os
@@ -24,26 +24,25 @@ from phmctl.errors import DataError, DownloadError
 from phmctl.files import lock, sha256_text
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
 
-OWN = "files given by the user"
-_DEPTH = 3  # subfolders that are searched below the folder given
-_FOLDERS = 500  # and how many at most: nobody meant the whole disk
+_DEPTH = 3  # levels of subfolders that are searched
+_MOST_FOLDERS = 500  # folders that are searched, so that a wrong --source does not search the disk
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text in named splits: ``train``, ``valid`` and, as a rule, ``test`` and others."""
+    """Text in named splits: ``train``, ``valid`` and, usually, ``test`` and others."""
 
     name: str
     splits: Mapping[str, RowSource]
-    languages: tuple[str, str] | None = None  # of source and target, or the sides' names; None where text is labelled
-    texts: int = 2  # that a row has
-    labels: Sequence[str] = ()  # the classes in the order of their numbers; empty: those that train has
-    symmetric: bool = False  # a row with its texts swapped is the same row
-    train_text: bool = False  # train's text is kept too
-    files: Sequence[SourceFile] = field(default_factory=list)  # in the order in which they are read; for the manifest
-    origin: str = ""  # where the text came from, in words
-    held_out: Mapping[str, str] = field(default_factory=dict)  # by split that was made of train: which rows, in words
-    card: str = ""  # the digest of the card that says all this
+    languages: tuple[str, str] | None = None  # of source and target; None for labelled text
+    texts: int = 2  # texts of a row
+    labels: Sequence[str] = ()  # classes in the order of their numbers; empty: the labels of train
+    symmetric: bool = False  # a row with swapped texts is the same row
+    train_text: bool = False  # also store the text of train
+    files: Sequence[SourceFile] = field(default_factory=list)  # in reading order, for the manifest
+    origin: str = ""  # description of the source for the manifest
+    held_out: Mapping[str, str] = field(default_factory=dict)  # split made from rows of train → which rows
+    card: str = ""  # digest of the card
 
     @property
     def labelled(self) -> bool:
@@ -51,43 +50,43 @@ class Corpus:
 
 
 def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:
-    """Open a card's corpus from a folder (``--source``), its URLs or the hub; only headers are read at once.
+    """Open a card's corpus from a folder (``--source``), or from its URLs or the hub, whose downloads stay in `cache`.
 
-    Downloads stay in the cache. A test set of another card is taken in where its files lie in the folder too.
+    Only table headers are read. Test sets of other cards are added if the folder has their files.
     """
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
-        built_in = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
-        files = [SourceFile(MINIATURE, name, "rows") for name in built_in]
-        corpus = _of(card, built_in, files, "generated, seed 1")
+        splits = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
+        files = [SourceFile(MINIATURE, name, "rows") for name in splits]
+        corpus = _corpus_of(card, splits, files, "generated, seed 1")
     else:
         corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
-        corpus = divided(corpus, card.divide)
-    for name, lender in card.borrowed.items():
-        match = None if source is None else find_test(load_card(lender), source)
+        corpus = divide_train(corpus, card.divide)
+    for split, lender in card.borrowed.items():
+        match = None if source is None else _find_test_set(load_card(lender), source)
         if match is not None:
-            files = [*corpus.files, *(replace(each, split=name) for each in match.files)]
-            corpus = replace(corpus, splits={**corpus.splits, name: match.read("test")}, files=files)
+            files = [*corpus.files, *(replace(file, split=split) for file in match.files)]
+            corpus = replace(corpus, splits={**corpus.splits, split: match.read("test")}, files=files)
     return corpus
 
 
-def divided(corpus: Corpus, divide: Divide) -> Corpus:
-    """Return a corpus whose missing splits are rows held out of train: always the same ones, whatever the source."""
-    places = {split: place for split, place in divide.first_rows.items() if split not in corpus.splits}
-    if not places or "train" not in corpus.splits:
+def divide_train(corpus: Corpus, divide: Divide) -> Corpus:
+    """Return the corpus with its missing splits taken from train: the same rows for every origin of the corpus."""
+    first_rows = {split: row for split, row in divide.first_rows.items() if split not in corpus.splits}
+    if not first_rows or "train" not in corpus.splits:
         return corpus
-    whole, period = corpus.splits["train"], divide.period
-    made = {split: select_periodic(whole, period, [place]) for split, place in places.items()}
-    made["train"] = select_periodic(whole, period, [*places.values()], complement=True)
-    words = {
-        split: f"rows {place:,}, {place + period:,}, {place + 2 * period:,}, ..." for split, place in places.items()
-    }
-    return replace(corpus, splits=_ordered({**corpus.splits, **made}), held_out=words)
+    train, period = corpus.splits["train"], divide.period
+    splits = {**corpus.splits, "train": select_periodic(train, period, [*first_rows.values()], complement=True)}
+    held_out = {}
+    for split, row in first_rows.items():
+        splits[split] = select_periodic(train, period, [row])
+        held_out[split] = f"rows {row:,}, {row + period:,}, {row + 2 * period:,}, ..."
+    return replace(corpus, splits=_ordered(splits), held_out=held_out)
 
 
-def _of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:
+def _corpus_of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:
     return Corpus(
         card.id,
         _ordered(splits),
@@ -103,47 +102,49 @@ def _of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile]
 
 
 def _ordered(splits: Mapping[str, RowSource]) -> Splits:
+    """Return the splits with train and valid first."""
     first = [name for name in ("train", "valid") if name in splits]
-    return {name: splits[name] for name in (*first, *(name for name in splits if name not in first))}
+    return {name: splits[name] for name in dict.fromkeys((*first, *splits))}
 
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
     match = find_files(card, folder)
     splits = {split: match.read(split) for split in match.splits}
-    corpus = _of(card, splits, match.files, f"{origin} ({match.layout.name})")
+    corpus = _corpus_of(card, splits, match.files, f"{origin} ({match.layout.name})")
     if match.layout.odd is None:
         return corpus
-    made, held_out = DIVISIONS[match.layout.odd](splits)
-    return replace(corpus, splits=_ordered({**splits, **made}), held_out=held_out)
+    divided, held_out = DIVISIONS[match.layout.odd](splits)
+    return replace(corpus, splits=_ordered({**splits, **divided}), held_out=held_out)
 
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
-    """Ask the URLs and the hub in the card's order. One process fetches at a time; another finds what it fetched."""
-    from phmctl.data.fetch import fetch_all  # ssl is slow to import, and who translates needs none
+    """Try the URLs and the hub in the card's order. Only one process fetches at a time; others wait for its files."""
+    from phmctl.data.fetch import fetch_all  # imports ssl, which is slow
     from phmctl.data.hub import load_rows
 
-    refused = []
     urls = sha256_text([json.dumps([url.model_dump(mode="json") for url in card.urls], sort_keys=True)])
     folder = cache / f"urls-{urls[:12]}"
+    reasons = []
     with lock(cache / ".lock"):
-        for way in card.download_origins:
+        for origin in card.download_origins:
             try:
-                if way == "hub" and card.hub is not None:
-                    return _of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
+                if origin == "hub" and card.hub is not None:
+                    return _corpus_of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
                 fetch_all(card.urls, folder, refetch=refetch)
                 return _from_folder(card, folder, "the card's URLs")
-            except DataError as error:  # servers answer with a page, an archive has other files now
-                refused.append(str(error).replace("\n", "; "))
-        reason = "; ".join(refused) or "the card names neither a hub nor URLs"
-        raise DownloadError(
-            f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
-        )
+            except DataError as error:  # also if a server answers with a page, or an archive's files have changed
+                reasons.append(str(error).replace("\n", "; "))
+    reason = "; ".join(reasons) or "the card has neither a hub nor URLs"
+    raise DownloadError(
+        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
+    )
 
 
 def reversed_corpus(corpus: Corpus) -> Corpus:
+    """Return the corpus with source and target exchanged."""
     sides = {"source": "target", "target": "source"}
     languages = corpus.languages
-    if languages and languages != tuple(sides):  # own files have no languages, and sides stay sides
+    if languages and languages != tuple(sides):  # the placeholders of own files without languages stay
         languages = languages[::-1]
     return replace(
         corpus,
@@ -155,7 +156,7 @@ def reversed_corpus(corpus: Corpus) -> Corpus:
 
 
 def copied_corpus(corpus: Corpus) -> Corpus:
-    """Return a corpus in whose train each target stands once more, as its own source."""
+    """Return the corpus with each target of train added as a pair with itself."""
     splits = {**corpus.splits, "train": append_copies(corpus.splits["train"])}
     return replace(corpus, splits=splits, origin=f"{corpus.origin}, train with copies of its targets")
 
@@ -165,17 +166,19 @@ def copied_corpus(corpus: Corpus) -> Corpus:
 
 @dataclass(frozen=True)
 class Match:
+    """The files of a layout that a folder contains."""
+
     layout: Layout
     folder: Path
-    found: Mapping[str, Path]  # by the layout's names
-    splits: Sequence[str]  # those that are there, each with all its files
-    missing: Sequence[str]  # the layout's names of the other splits' files
+    paths: Mapping[str, Path]  # by the layout's file names
+    splits: Sequence[str]  # splits of which all files exist
+    missing: Sequence[str]  # the layout's names of other files, except for optional splits
 
     @property
     def files(self) -> list[SourceFile]:
-        """The files by split and side; one that two splits are taken from is there twice."""
+        """The files of each split and side; a file that contains two splits is listed for both."""
         return [
-            SourceFile(self.found[name], split, side)
+            SourceFile(self.paths[name], split, side)
             for split in self.splits
             for side, names in self.layout.splits[split].sides.items()
             for name in names
@@ -183,109 +186,119 @@ class Match:
 
     def read(self, split: str) -> RowSource:
         files = self.layout.splits[split]
-        source, target, both = ([self.found[name] for name in names] for names in files.sides.values())
-        if both:
-            return tables(both, self.layout.rows, self.layout.parts.get(split))
+        source, target, table_paths = ([self.paths[name] for name in names] for names in files.sides.values())
+        if table_paths:
+            return tables(table_paths, self.layout.rows, self.layout.parts.get(split))
         return parallel_files(source, target, files.format)
 
-    def odd(self) -> DataError | None:
-        """Return what is wrong with a file that lacks the columns which the layout reads: it is something else."""
-        for each in self.files:
-            try:
-                if each.side == "rows":
-                    check_columns(each.path, self.layout.rows)
-            except DataError as error:
-                return error
+    def column_error(self) -> DataError | None:
+        """Return the error of a table without the layout's columns, which belongs to another layout."""
+        try:
+            for file in self.files:
+                if file.side == "rows":
+                    check_columns(file.path, self.layout.rows)
+        except DataError as error:
+            return error
         return None
 
 
 def find_files(card: Card, folder: Path) -> Match:
-    """Return the first layout of a card that `folder`, or a subfolder of it, holds completely.
+    """Return the first layout of a card of which `folder`, or a subfolder, contains all files.
 
-    Where there is none the DataError says what the nearest layout lacks.
+    Raises DataError otherwise; the message lists the missing files of the most complete layout.
     """
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}: --source needs the folder with the files of {card.id!r}")
-    best: Match | None = None
-    odd: DataError | None = None
-    for match in _matches([*card.local, *generic_layouts(card)], folder):
+        raise DataError(f"--source {folder} is not a folder; give the folder with the files of {card.id!r}")
+    partial: Match | None = None
+    column_error: DataError | None = None
+    for match in _matches([*card.local, *_generic_layouts(card)], folder):
         if match.missing:
-            best = match if best is None or len(match.found) > len(best.found) else best
+            if partial is None or len(match.paths) > len(partial.paths):
+                partial = match
             continue
-        other = match.odd()
-        if other is None:
+        error = match.column_error()
+        if error is None:
             return match
-        odd = odd or other
-    if odd is not None:
-        raise odd
-    known = [f"{layout.name} ({next(iter(layout.splits.values())).names[0]}, ...)" for layout in card.local]
-    known += [] if card.labelled else ["plain text, .gz or .tsv"]
-    looked = f"looked in {folder} and below for: {'; '.join(known)}"
-    if best is None or not best.found:
-        raise DataError(f"{folder} holds no files of {card.id!r}\n{looked}")
-    lacking = f"missing: {', '.join(dict.fromkeys(best.missing))}"
-    raise DataError(f"{best.folder} holds {card.id!r} ({best.layout.name}) in part\n{lacking}\n{looked}")
+        column_error = column_error or error
+    if column_error is not None:
+        raise column_error
+    layouts = [f"{layout.name} ({next(iter(layout.splits.values())).names[0]}, ...)" for layout in card.local]
+    if not card.labelled:
+        layouts.append("plain text, .gz or .tsv")
+    searched = f"searched {folder} and its subfolders for: {'; '.join(layouts)}"
+    if partial is None or not partial.paths:
+        raise DataError(f"{folder} holds no files of {card.id!r}\n{searched}")
+    missing = ", ".join(dict.fromkeys(partial.missing))
+    raise DataError(
+        f"{partial.folder} holds {card.id!r} ({partial.layout.name}) in part\nmissing: {missing}\n{searched}"
+    )
 
 
-def find_test(card: Card, folder: Path) -> Match | None:
-    """Return a card's files of its test set alone, in the shallowest folder that has them, or None."""
-    local = [(each, each.splits["test"]) for each in card.local if "test" in each.splits]
-    layouts = [layout.model_copy(update={"splits": {"test": files}}) for layout, files in local]
-    fitting = [each for each in _matches(layouts, folder) if not each.missing and each.odd() is None]
-    return min(fitting, key=lambda match: len(match.folder.parts), default=None)
+def _find_test_set(card: Card, folder: Path) -> Match | None:
+    """Return the files of a card's test set in the shallowest folder that contains them."""
+    layouts = [
+        layout.model_copy(update={"splits": {"test": layout.splits["test"]}})
+        for layout in card.local
+        if "test" in layout.splits
+    ]
+    matches = [match for match in _matches(layouts, folder) if not match.missing and match.column_error() is None]
+    return min(matches, key=lambda match: len(match.folder.parts), default=None)
 
 
-def generic_layouts(card: Card) -> list[Layout]:
-    """Return what every card of parallel text is looked for in: ``train.de``, ``train.en``; ``train.tsv``."""
+def _generic_layouts(card: Card) -> list[Layout]:
+    """Return layouts that are tried for all parallel text: ``train.de`` and ``train.en``, or ``train.tsv``."""
     if card.labelled:
         return []
-    one, other = card.source_language, card.target_language
     layouts = []
     for valid in ("valid", "val", "dev"):
-        names = {"train": "train", "valid": valid, "test": "test"}
-        plain = {
-            split: SplitFiles(source=(f"{name}.{one}",), target=(f"{name}.{other}",)) for split, name in names.items()
-        }
-        tabbed = {split: SplitFiles(tables=(f"{name}.tsv",)) for split, name in names.items()}
-        layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabbed)]
+        plain, tabular = {}, {}
+        for split, name in (("train", "train"), ("valid", valid), ("test", "test")):
+            source, target = f"{name}.{card.source_language}", f"{name}.{card.target_language}"
+            plain[split] = SplitFiles(source=(source,), target=(target,))
+            tabular[split] = SplitFiles(tables=(f"{name}.tsv",))
+        layouts += [Layout(name="plain text", splits=plain), Layout(name="tab-separated", splits=tabular)]
     return layouts
 
 
 def _matches(layouts: Iterable[Layout], top: Path) -> Iterator[Match]:
-    """Look for each layout: in each folder, or the files of one that is scattered each in the first that has it."""
-    folders = _folders(top)
+    """Search for each layout: in one folder after another or, if it is scattered, in all folders together."""
+    folders = _folders_below(top)
     for layout in layouts:
-        for places in [folders] if layout.scattered else ([each] for each in folders):
-            yield _match(layout, places)
+        if layout.scattered:
+            yield _match(layout, folders)
+        else:
+            yield from (_match(layout, [folder]) for folder in folders)
 
 
-def _folders(top: Path) -> list[Path]:
-    """Return a folder and those below it, the shallower ones first; what may not be read holds nothing for us."""
-    found = []
-    for place, below, _ in os.walk(top, followlinks=True):
-        depth = len(Path(place).relative_to(top).parts)
-        below[:] = [name for name in below if not name.startswith(".")] if depth < _DEPTH else []
-        found.append((depth, Path(place)))
-    return [path for _, path in sorted(found)[:_FOLDERS]]
+def _folders_below(top: Path) -> list[Path]:
+    """Return a folder and its subfolders, sorted by depth, without hidden and unreadable ones."""
+    folders = []
+    for path, subfolders, _ in os.walk(top, followlinks=True):
+        depth = len(Path(path).relative_to(top).parts)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")] if depth < _DEPTH else []
+        folders.append((depth, Path(path)))
+    return [folder for _, folder in sorted(folders)[:_MOST_FOLDERS]]
 
 
-def _match(layout: Layout, places: Sequence[Path]) -> Match:
-    """Look for a layout's files, plain or compressed, each in the first of these folders that has it."""
-    found: dict[str, Path] = {}
+def _match(layout: Layout, folders: Sequence[Path]) -> Match:
+    """Search for the files of a layout, plain or compressed, each in the first folder that contains it."""
+    paths: dict[str, Path] = {}
     missing: list[str] = []
     splits = []
     for split, files in layout.splits.items():
-        here = {}
+        lacking = []
         for name in files.names:
-            candidates = (place / each for each in (name, f"{name}.gz") for place in places)
-            if path := next(filter(Path.is_file, candidates), None):
-                here[name] = path
-        found |= here
-        if len(here) == len(set(files.names)):
+            candidates = [folder / variant for variant in (name, f"{name}.gz") for folder in folders]
+            path = next(filter(Path.is_file, candidates), None)
+            if path is None:
+                lacking.append(name)
+            else:
+                paths[name] = path
+        if not lacking:
             splits.append(split)
         elif split in ("train", "valid", "test"):
-            missing += [name for name in files.names if name not in here]
-    return Match(layout, places[0], found, splits, missing)
+            missing += lacking
+    return Match(layout, folders[0], paths, splits, missing)
 
 
 # -------------------------------------------------------------------------------------------- a user's own files
@@ -293,69 +306,97 @@ def _match(layout: Layout, places: Sequence[Path]) -> Match:
 
 def own_corpus(
     name: str,
-    given: Mapping[str, Sequence[Sequence[Path]]],
-    rows: RowFormat | None = None,
+    files: Mapping[str, Sequence[Sequence[Path]]],
+    row_format: RowFormat | None = None,
     *,
     skip: bool = False,
     languages: tuple[str, str] = ("source", "target"),
-    chosen: bool = True,
+    columns_given: bool = True,
 ) -> Corpus:
-    """Make a corpus of a user's own files: of labelled text if the rows have a label, otherwise of parallel text.
+    """Return a corpus of a user's files: labelled text if `row_format` has a label, otherwise parallel text.
 
     Args:
-        given: of each split the tables, or pairs of a source and a target file, that follow one another.
-        rows: how tables are read, in the format that their names say. None: source and target.
-        skip: whether bad lines are left out, and counted.
-        chosen: whether the user has named the columns of `rows`.
+        files: for each split a list of tables, or of pairs of a source and a target file, read one after another.
+        row_format: format of the tables, whose file type follows from their names. None: two columns without header.
+        skip: leave malformed rows out and count them.
+        languages: of source and target.
+        columns_given: whether the columns of `row_format` were given by the user.
     """
-    labelled = rows is not None and rows.label is not None
-    option = "--table {}" if labelled else "--{}"
+    labelled = row_format is not None and row_format.label is not None
     if name in shipped_names("cards"):
-        raise DataError(f"{name!r} is a card; give your files a name of their own, or point --source at the card's")
+        raise DataError(
+            f"{name!r} is a card; choose another name for your files, or use --source with the card's files"
+        )
     splits: Splits = {}
-    files: list[SourceFile] = []
-    for split, groups in given.items():
-        parts: list[RowSource] = []
+    source_files: list[SourceFile] = []
+    for split, groups in files.items():
+        option = f"--table {split}" if labelled else f"--{split}"
         try:
             check_split(split)
         except ValueError as error:
-            raise DataError(f"no split can be called {split!r} ({error})") from error
+            raise DataError(f"a split cannot be called {split!r} ({error})") from error
+        parts: list[RowSource] = []
         for paths in groups:
-            if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
-                named = f"{option.format(split)} {' '.join(map(str, paths))}"
-                raise DataError(f"{named}: wants a source file and a target file, or one table of both sides")
-            if missing := [path for path in paths if not path.is_file()]:
-                raise DataError(f"{option.format(split)}: {missing[0]} is no file")
+            _check_own_files(paths, option)
             if len(paths) == 1:
-                parts.append(table_rows(paths[0], rows, skip, chosen))
-                files.append(SourceFile(paths[0], split, "rows"))
-            elif rows is not None:
+                parts.append(table_rows(paths[0], row_format, skip, columns_given))
+                source_files.append(SourceFile(paths[0], split, "rows"))
+            elif row_format is not None:
                 raise DataError(f"{paths[0]} {paths[1]}: --columns, --header, --quoting and --extra are for tables")
             else:
                 parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
-                files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
+                source_files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
         splits[split] = concatenate(parts)
-    texts = len(rows.texts) if rows else 2
-    known = None if labelled else languages
-    return Corpus(corpus_name(name), _ordered(splits), known, texts, files=files, origin=OWN)
+    return Corpus(
+        corpus_name(name),
+        _ordered(splits),
+        languages=None if labelled else languages,
+        texts=len(row_format.texts) if row_format else 2,
+        files=source_files,
+        origin="files given by the user",
+    )
 
 
-def table_rows(path: Path, rows: RowFormat | None, skip: bool = False, chosen: bool = True) -> RowSource:
-    """Return the rows of a user's table, whose columns are there; its format is what its name says, at worst TSV."""
+def _check_own_files(paths: Sequence[Path], option: str) -> None:
+    if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
+        names = " ".join(map(str, paths))
+        raise DataError(f"{option} {names}: give a source file and a target file, or one table with both sides")
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"{option}: {path} is not a file")
+
+
+def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, columns_given: bool = True) -> RowSource:
+    """Return the rows of a user's table after checking its columns; the file type follows from the file's name."""
     name = path.name.lower().removesuffix(".gz")
-    kind = "jsonl" if name.endswith((".jsonl", ".ndjson", ".json")) else "csv" if name.endswith(".csv") else "tsv"
-    how = {"format": kind, "odd_rows": "drop" if skip else "refuse"}
-    own = (rows or RowFormat(header=False, texts=(0, 1))).model_copy(update=how)
-    cells = [] if rows and chosen else first_record(path, own)
-    if cells and (kind == "jsonl" or len(cells) != 2):  # ids, or scores, would be learned
-        shown = ", ".join(f"{place}: {cell.strip()[:30]!r}" for place, cell in enumerate(cells[:12]))
+    file_type = "tsv"
+    if name.endswith((".jsonl", ".ndjson", ".json")):
+        file_type = "jsonl"
+    elif name.endswith(".csv"):
+        file_type = "csv"
+    if row_format is None:
+        row_format, columns_given = RowFormat(header=False, texts=(0, 1)), False
+    row_format = row_format.model_copy(update={"format": file_type, "odd_rows": "drop" if skip else "refuse"})
+    if not columns_given:
+        _check_two_columns(path, row_format)
+    check_columns(path, row_format)
+    rows = tables([path], row_format)
+    if row_format.label is None:
+        for row in rows:
+            if row.readable:
+                source, target = (text[:60] for text in row.texts)
+                hint = "" if row_format.header else " (if that is a header: --header)"
+                note(f"the first pair of {path.name} is {source!r} → {target!r}{hint}")
+                break
+    return rows
+
+
+def _check_two_columns(path: Path, row_format: RowFormat) -> None:
+    """Refuse other tables without --columns: ids or scores would be learned as text."""
+    cells = first_record(path, row_format)
+    if cells and (row_format.format == "jsonl" or len(cells) != 2):
+        columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
         raise DataError(
-            f"{path} has {len(cells)} columns, and one file alone is read as a table of both sides; name two files, "
-            f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthey are {shown}"
+            f"{path} has {len(cells)} columns, but a single file must be a table of both sides; name two files, "
+            f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthe columns are {columns}"
         )
-    check_columns(path, own)
-    found = tables([path], own)
-    if own.label is None and (first := next((row for row in found if row.readable), None)):
-        pair = f"{first.texts[0][:60]!r} → {first.texts[1][:60]!r}"
-        note(f"the first pair of {path.name} is {pair}{'' if own.header else ' (if that is a header: --header)'}")
-    return found

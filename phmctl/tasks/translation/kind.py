@@ -67,7 +67,7 @@ class TranslationKind(TextKind[TranslationRecipe]):
     def own_files(
         self, files: Mapping[str, Any], options: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], RowFormat | None, dict[str, Any]]:
-        how: dict[str, Any] = {"chosen": "columns" in options}
+        how: dict[str, Any] = {"columns_given": "columns" in options}
         if codes := options.get("languages"):
             how["languages"] = _pair("languages", codes)
             if not all(map(CODE.fullmatch, how["languages"])):

@@ -8,7 +8,7 @@ import pytest
 
 import phmctl.data.prepared.prepare as preparation
 from phmctl.data.card import Divide, RowFormat
-from phmctl.data.corpus import Corpus, divided
+from phmctl.data.corpus import Corpus, divide_train
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
 from phmctl.data.prepared.prepare import choose_section, prepare
 from phmctl.data.prepared.provenance import CARD, changed_sources, changes
@@ -138,7 +138,7 @@ def test_what_is_another_more_or_less_is_named():
 
 
 def division(test: int) -> Corpus:
-    return divided(corpus(valid=None, test=None), Divide(period=100, valid=100, test=test))
+    return divide_train(corpus(valid=None, test=None), Divide(period=100, valid=100, test=test))
 
 
 @pytest.mark.parametrize(
