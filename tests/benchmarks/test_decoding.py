@@ -1,4 +1,4 @@
-"""``bench decode`` searches each sentence to the length of its reference; a run's engines side by side."""
+"""``bench decode``: each sentence is decoded to the length of its reference; comparison of engines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ RECIPE = TranslationRecipe(
 )
 
 
-def test_each_sentence_is_searched_to_its_length() -> None:
+def test_each_sentence_is_decoded_to_its_length() -> None:
     torch.manual_seed(0)
     model = build_transformer(RECIPE.model, 64, 64).eval()
 
@@ -34,11 +34,12 @@ def test_each_sentence_is_searched_to_its_length() -> None:
         return searcher(model, [[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0], RECIPE, 64)
 
     best = search(model)()
-    assert sorted(len(one[0].tokens) for one in best) == [0, 1, 4, 6]
-    assert [one[0].tokens for one in search(to_dense(model))()] == [one[0].tokens for one in best]
+    assert sorted(len(hypotheses[0].tokens) for hypotheses in best) == [0, 1, 4, 6]
+    dense = search(to_dense(model))()
+    assert [hypotheses[0].tokens for hypotheses in dense] == [hypotheses[0].tokens for hypotheses in best]
 
 
-def test_the_yardstick_takes_text_of_any_length() -> None:
+def test_torchs_transformer_accepts_long_texts() -> None:
     model = TorchTransformer(TransformerSection(width=16, heads=2, feed_forward=16), 50)
     assert model(torch.ones(1, 1100, dtype=torch.long), torch.ones(1, 9, dtype=torch.long), 0.0).isfinite()
 
@@ -66,9 +67,9 @@ def test_variants(changes: dict[str, object], names: list[str]) -> None:
 
 def test_engines_translate_the_same_lines(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    for wrong in ("onyx", "onnx:int8"):
-        with pytest.raises(UserError):
-            bench_engines(run, [wrong])
+    for engine in ("onyx", "onnx:int8"):
+        with pytest.raises(UserError, match=engine):
+            bench_engines(run, [engine])
     pytest.importorskip("onnxruntime")
     result = bench_engines(run, ["torch", "onnx"], sentences=5, rounds=1)
     assert [row["engine"] for row in result.rows] == ["torch", "onnx"]

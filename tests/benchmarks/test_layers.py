@@ -1,4 +1,4 @@
-"""``bench layer`` and ``bench lstm``, and the tools that measure, as far as they run without a GPU."""
+"""``bench layer``, ``bench lstm`` and the tools that measure, without a GPU."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from phmctl.benchmarks.layers import bench_layer, bench_lstm
 from phmctl.errors import DimensionError, UserError
 
 
-def test_factors_are_measured_by_both_executions() -> None:
+def test_factors_are_measured_with_both_executions() -> None:
     bench = bench_layer(16, 16, [4], [4], rank=3, rounds=1)
     assert [row["execution"] for row in bench.rows] == ["dense", "rank"] * 2
     assert {row["phm_parameters"] for row in bench.rows} == {3 * 4 * 3 + 16 * 16 // 4 + 16}
@@ -22,16 +22,16 @@ def test_factors_are_measured_by_both_executions() -> None:
     assert fixed.about["algebra"] == "quaternion"
 
 
-def test_what_a_user_can_get_wrong() -> None:
-    # A learned rule that is held as A has no factors for execution rank.
-    for wrong in ({"dtype": "float23"}, {"device": "gpu"}, {"executions": ["mkl"]}, {"executions": ["rank"]}):
+def test_invalid_arguments() -> None:
+    # A learned rule that is stored as A has no factors for execution rank.
+    for arguments in ({"dtype": "float23"}, {"device": "gpu"}, {"executions": ["mkl"]}, {"executions": ["rank"]}):
         with pytest.raises(UserError):
-            bench_layer(8, 8, [4], [1], **wrong)
+            bench_layer(8, 8, [4], [1], **arguments)
     with pytest.raises(DimensionError):
         bench_layer(8, 8, [3])
-    for wrong in ({"device": "gpu"}, {"gates": "all"}):
+    for arguments in ({"device": "gpu"}, {"gates": "all"}):
         with pytest.raises(UserError):
-            bench_lstm(8, 8, [4], **wrong)
+            bench_lstm(8, 8, [4], **arguments)
     with pytest.raises(DimensionError):
         bench_lstm(8, 8, [3])
 
@@ -39,11 +39,11 @@ def test_what_a_user_can_get_wrong() -> None:
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_gpu_check_says_so(tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_gpu_check_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(TOOLS / "gpu_check.py"), "--output", str(tmp_path / "figures.json")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (2, "")
     assert not list(tmp_path.iterdir())
 
 
@@ -51,16 +51,17 @@ def test_gpu_check_measures_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     import gpu_check
 
-    monkeypatch.setattr(gpu_check, "bench_lstm", lambda **asked: gpu_check.bench_layer(8, 8, [4], [2], rounds=1))
+    monkeypatch.setattr(gpu_check, "bench_lstm", lambda **options: gpu_check.bench_layer(8, 8, [4], [2], rounds=1))
     layers = gpu_check.bench_layers("cpu", shapes=[(8, 16)], tokens=[2], compiled=[False], rounds=1)
-    cells = {
-        (one["dtype"], one["rank"], row["execution"]) for one in json.loads(json.dumps(layers)) for row in one["rows"]
+    documents = json.loads(json.dumps(layers))
+    measured = {
+        (document["dtype"], document["rank"], row["execution"]) for document in documents for row in document["rows"]
     }
     executions = [(None, "dense"), (4, "dense"), (4, "rank")]
-    assert cells == {(dtype, *cell) for dtype in ("bfloat16", "float32") for cell in executions}
+    assert measured == {(dtype, *execution) for dtype in ("bfloat16", "float32") for execution in executions}
 
 
-def test_the_table_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     import layer_table
 

@@ -1,4 +1,4 @@
-"""``bench rates``: a row a factor, and a step of S that moves the output as the dense weight's does."""
+"""``bench rates``: a row for each factor; steps of S and of the dense weight change the output alike."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.conftest import TINY
     ("settings", "factors"),
     [((), {"weight"}), (("model.algebra=phm", "model.n=4"), {"A", "S"}), (("model.algebra=quaternion",), {"S"})],
 )
-def test_a_step_moves_the_output_as_the_dense_weights_does(
+def test_a_step_changes_the_output_like_a_step_of_the_dense_weight(
     settings: tuple[str, ...], factors: set[str], miniature_data: Path
 ) -> None:
     rows = bench_rates(load_recipe("miniature", [*TINY, "model.width=64", *settings]), miniature_data)
@@ -22,12 +22,11 @@ def test_a_step_moves_the_output_as_the_dense_weights_does(
     changes = [row["change"] for row in maps if row["factor"] != "A"]
     bound = (0.999, 1.001) if "weight" in factors else (0.5, 2.0)
     assert bound[0] < min(changes) <= max(changes) < bound[1]
-    assert all(
-        row["rate"] == pytest.approx(load_recipe("miniature").training.learning_rate * row["multiple"]) for row in rows
-    )
+    learning_rate = load_recipe("miniature").training.learning_rate
+    assert all(row["rate"] == pytest.approx(learning_rate * row["multiple"]) for row in rows)
 
 
-def test_a_table_and_its_map_have_rows(miniature_data: Path) -> None:
+def test_a_narrow_table_and_its_map_have_rows(miniature_data: Path) -> None:
     recipe = load_recipe("miniature", [*TINY, "model.algebra=phm", "model.n=4", "model.embedding_width=16"])
     rows = [row for row in bench_rates(recipe, miniature_data) if row["map"] == "source_embedding"]
     assert [row["factor"] for row in rows] == ["table.weight", "map.A", "map.S"]

@@ -1,4 +1,4 @@
-"""Ratios are taken within a round."""
+"""Timings as ratios within a round."""
 
 import pytest
 import torch
@@ -8,14 +8,14 @@ from phmctl import timing
 from phmctl.benchmarks.ratios import Bench, Spread, compare, machine, training_call
 
 
-def test_a_machine_that_slows_down_does_not_change_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ratio_is_robust_to_a_machine_that_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
     now, speed = 0.0, 1.0
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
 
-    def call(seconds: float, slowing: float) -> None:
+    def call(seconds: float, slowdown: float) -> None:
         nonlocal now, speed
         now += seconds * speed
-        speed *= slowing
+        speed *= slowdown
 
     calls = {"base": lambda: call(0.01, 1.0), "other": lambda: call(0.02, 1.2)}
     result = compare("two calls", calls, rounds=8)
@@ -28,7 +28,7 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio(monkeypatch: pytest
 def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     compare("a call", {"a": lambda: None}, rounds=1)
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as rich sees it
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
     compare("a call", {"a": lambda: None}, rounds=1)
     assert "0/2" in capsys.readouterr().err
 
@@ -44,17 +44,17 @@ def test_a_table_has_a_column_for_each_figure() -> None:
 
 
 def test_a_training_call_computes_all_gradients() -> None:
-    layer, seen = nn.Linear(3, 2).eval(), []
+    layer, inputs = nn.Linear(3, 2).eval(), []
     x = torch.randn(4, 3)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        seen.append(x)
+        inputs.append(x)
         return layer(x)
 
     call = training_call(layer, forward, x)
     call()
-    first = layer.weight.grad.clone()
+    gradient = layer.weight.grad.clone()
     call()
     assert layer.training
-    assert torch.equal(layer.weight.grad, first)  # not added up
-    assert seen[-1].grad.shape == x.shape
+    assert torch.equal(layer.weight.grad, gradient)  # not accumulated
+    assert inputs[-1].grad.shape == x.shape
