@@ -1,4 +1,4 @@
-"""Valid files made invalid: by bytes, by tokens that parsers trip over, and by the values in them."""
+"""Mutations of valid files: changed bytes, tokens that confuse parsers, and changed values."""
 
 import copy
 import json
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-# Words of YAML, JSON, XML and tables, numbers at the edges, and characters that are none.
+# Syntax of YAML, JSON, XML and tables, extreme numbers, and invalid characters.
 TOKENS: tuple[bytes, ...] = tuple(
     text.encode("utf-8", "surrogatepass")
     for text in (
@@ -19,7 +19,7 @@ TOKENS: tuple[bytes, ...] = tuple(
     )
 )
 
-# Values that a key may be given instead of its own.
+# Replacements for values.
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 10**9, 2**31, 2**63, 10**20, 10**40),
     *(0.5, -0.0, 1e308, float("inf"), float("nan")),
@@ -28,8 +28,11 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def changed_bytes(seed: bytes, others: Sequence[bytes], random: Random) -> bytes:
-    """Return a file with up to six places flipped, cut, doubled, nested, or replaced by a token or another's part."""
+def changed_bytes(seed: bytes, sources: Sequence[bytes], random: Random) -> bytes:
+    """Return a file in which up to six places are flipped, cut, repeated, nested, or replaced by a token or a fragment.
+
+    Fragments are taken from the sources.
+    """
     content = bytearray(seed)
     for _ in range(random.choice((1, 1, 2, 3, 6))):
         begin = random.randint(0, len(content))
@@ -44,45 +47,51 @@ def changed_bytes(seed: bytes, others: Sequence[bytes], random: Random) -> bytes
             case 2:
                 content[begin:begin] = content[begin:end] * random.choice((1, 2, 50))
             case 3:
-                other = random.choice(others)
-                start = random.randint(0, len(other))
-                content[begin:end] = other[start : start + random.choice((1, 8, 64, 512))]
+                source = random.choice(sources)
+                start = random.randint(0, len(source))
+                content[begin:end] = source[start : start + random.choice((1, 8, 64, 512))]
             case _:
                 content[begin : random.choice((begin, end))] = random.choice(TOKENS)
     return bytes(content)
 
 
 def changed_values(seed: Any, random: Random) -> Any:
-    """Return plain values with up to four of them, or their keys, replaced, removed, moved or nested."""
-    whole = [copy.deepcopy(seed)]
+    """Return a document in which up to four values or their keys are replaced, removed, moved or nested."""
+    root = [copy.deepcopy(seed)]
     for _ in range(random.choice((1, 1, 2, 4))):
-        _change_one(*random.choice(_places(whole)), whole, random)
-    return whole[0]
+        container, key = random.choice(_places(root))
+        _change_value(container, key, root, random)
+    return root[0]
 
 
-def _change_one(holder: Any, key: Any, whole: list[Any], random: Random) -> None:
+def _change_value(container: Any, key: Any, root: list[Any], random: Random) -> None:
     match random.randrange(6):
-        case 0 if holder is not whole:
-            del holder[key]
-        case 1 if isinstance(holder, dict):
-            holder[random.choice(("a", "", "\x1b", "name", str(key) + "x", 1, None))] = holder.pop(key)
+        case 0 if container is not root:
+            del container[key]
+        case 1 if isinstance(container, dict):
+            container[random.choice(("a", "", "\x1b", "name", str(key) + "x", 1, None))] = container.pop(key)
         case 2:
-            other, where = random.choice(_places(whole))
-            holder[key] = copy.deepcopy(other[where])
+            source, source_key = random.choice(_places(root))
+            container[key] = copy.deepcopy(source[source_key])
         case 3:
             for _ in range(random.choice((1, 3, 40))):
-                holder[key] = random.choice(([holder[key]], {"a": holder[key]}))
+                container[key] = random.choice(([container[key]], {"a": container[key]}))
         case _:
-            holder[key] = copy.deepcopy(random.choice(VALUES))
+            container[key] = copy.deepcopy(random.choice(VALUES))
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Return where each value stands: what holds it, and its key or number there."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    found = [(value, key) for key in keys]
-    return found + [place for key in keys for place in _places(value[key])][:2000]
+    """Return the container and the key or index of each value in a document."""
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
+    else:
+        return []
+    nested = [place for key in keys for place in _places(value[key])]
+    return [(value, key) for key in keys] + nested[:2000]
 
 
 def as_json(value: Any) -> bytes:
-    """Return values as JSON, whatever they are."""
+    """Return a value as JSON; objects of other types become strings."""
     return json.dumps(value, default=str, skipkeys=True).encode("utf-8")

@@ -1,7 +1,7 @@
-"""Hostile files: anything but an error of phmctl is a bug, and so is a file that takes long.
+"""Fuzz the readers: each mutated file must be read or raise an error of phmctl, in bounded time.
 
-The quick suite tries a few of each, the same ones every time. ``make faults`` tries PHMCTL_FUZZ of each, new ones, and
-prints how many were refused and how many were read.
+The normal suite tries a few fixed files of each kind. ``make faults`` tries PHMCTL_FUZZ new files of each kind, and
+prints the numbers of rejected and accepted files.
 """
 
 import gzip
@@ -54,28 +54,29 @@ Use = Callable[[bytes], Any]
 
 
 def attack(name: str, make: Make, use: Use) -> None:
-    """Give `use` what `make` makes, EXAMPLES times."""
-    ended: Counter[str] = Counter()
+    """Call `use` with EXAMPLES inputs from `make`."""
+    outcomes: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=True))
-    def one(random: Random) -> None:
+    def check(random: Random) -> None:
         content = make(random)
-        begun = time.process_time()  # what others do on this machine is no reader's fault
-        said = "said nothing"
+        started = time.process_time()  # excludes other load on the machine
+        message = None
         try:
             use(content)
-            ended["read"] += 1
+            outcomes["read"] += 1
         except PhmctlError as error:
-            said = str(error)
-            ended["refused"] += 1
+            message = str(error)
+            outcomes["refused"] += 1
         except BaseException as error:
             raise AssertionError(f"{name}: {error!r} for {content[:3000]!r}") from error
-        assert said.strip(), f"{name}: an empty message for {content[:3000]!r}"
-        assert time.process_time() - begun < SLOW, f"{name}: too slow for {content[:3000]!r}"
+        assert message is None or message.strip(), f"{name}: an empty message for {content[:3000]!r}"
+        assert time.process_time() - started < SLOW, f"{name}: too slow for {content[:3000]!r}"
 
-    one()
-    sys.stdout.write(f"\n{name}: {ended.total():,} inputs, {ended['refused']:,} refused, {ended['read']:,} read\n")
+    check()
+    refused, read = outcomes["refused"], outcomes["read"]
+    sys.stdout.write(f"\n{name}: {outcomes.total():,} inputs, {refused:,} refused, {read:,} read\n")
 
 
 def bytes_of(*seeds: bytes) -> Make:
@@ -91,7 +92,7 @@ def as_yaml(value: Any) -> bytes:
 
 
 def at(path: Path, use: Callable[[Path], Any]) -> Use:
-    """Return what writes the input to a file first."""
+    """Return a function that writes its input to a file and calls `use` with the path."""
 
     def write(content: bytes) -> Any:
         path.write_bytes(content)
@@ -181,7 +182,7 @@ RECIPE_VALUES = values_of(*map(yaml.safe_load, RECIPES), dump=as_yaml)
         ("vectors", "v.txt", bytes_of(VECTORS, VECTORS[4:]), lambda path: read_vectors(path, VOCABULARY)),
     ],
 )
-def test_files_by_themselves(tmp_path: Path, name: str, file: str, make: Make, use: Callable[[Path], Any]) -> None:
+def test_single_files(tmp_path: Path, name: str, file: str, make: Make, use: Callable[[Path], Any]) -> None:
     attack(name, make, at(tmp_path / file, use))
 
 
@@ -244,7 +245,7 @@ def test_arrow_files(tmp_path: Path) -> None:
 def archives(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     files = {"set/train.de": b"eins\n" * 50, "set/deep/train.en": b"one\n", "readme": b""}
-    made = []
+    archives = []
     for mode in ("w", "w:gz", "w:xz", "w:bz2"):
         sink = io.BytesIO()
         with tarfile.open(fileobj=sink, mode=mode) as tar:  # type: ignore[call-overload]
@@ -252,26 +253,26 @@ def archives(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-        made.append(sink.getvalue())
+        archives.append(sink.getvalue())
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         sink = io.BytesIO()
         with zipfile.ZipFile(sink, "w", method) as packed:
             for name, content in files.items():
                 packed.writestr(name, content)
-        made.append(sink.getvalue())
-    return made
+        archives.append(sink.getvalue())
+    return archives
 
 
 def test_archives(tmp_path: Path, archives: list[bytes]) -> None:
-    inside = tmp_path / "a" / "b"
-    inside.mkdir(parents=True)
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
 
     def use(path: Path) -> None:
         try:
-            extract(path, inside / "out")
+            extract(path, folder / "out")
         finally:
-            shutil.rmtree(inside / "out", ignore_errors=True)
-            assert sorted(each.name for each in tmp_path.rglob("*")) == ["a", "b", "x"]
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["a", "b", "x"]
 
     attack("archive", bytes_of(*archives), at(tmp_path / "x", use))
 
@@ -310,11 +311,11 @@ def test_exports(run: Run) -> None:
     attack("export.json", values_of({**manifest, "files": entries}), at(run.folder / "export.json", use))
 
 
-def sealed(folder: Path) -> None:
-    """Write the checksums of a checkpoint's files anew, as whoever meant harm would."""
+def update_checksums(folder: Path) -> None:
+    """Make the checksums of a checkpoint match its changed files, as an attacker would."""
     manifest = json.loads((folder / "manifest.json").read_text())
     files = [file_entry(folder, path.name) for path in sorted(folder.iterdir()) if path.name != "manifest.json"]
-    text = json.dumps(manifest | {"files": files} if "files" in manifest else {each["name"]: each for each in files})
+    text = json.dumps(manifest | {"files": files} if "files" in manifest else {entry["name"]: entry for entry in files})
     (folder / "manifest.json").write_text(text)
 
 
@@ -325,7 +326,7 @@ def test_checkpoints(run: Run, name: str) -> None:
 
     def use(path: Path) -> None:
         if name != "manifest.json":
-            sealed(folder)
+            update_checksums(folder)
         read_checkpoint(folder, ["model"])
 
     attack(f"{name} of a checkpoint, bytes", bytes_of(seed), at(folder / name, use))
