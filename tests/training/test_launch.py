@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,8 +102,8 @@ def test_torchrun_starts_again_and_the_run_is_gone_on_with(tmp_path: Path) -> No
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "resuming " in err
-    said = json.loads(out[out.index("{") :])
-    assert said["steps"] == 1500 > said["steps_now"]
+    report = json.loads(out[out.index("{") :])
+    assert report["steps"] == 1500 > report["steps_now"]
     assert len(list(tmp_path.glob("*/*/v*"))) == 1
 
 
@@ -110,11 +111,11 @@ def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.Mon
     for name, value in PLACE.items():
         monkeypatch.setenv(name, value)
     for command in ("count-params", "decode"):
-        with pytest.raises(UserError, match=f"^{command} works in one process; start it without torchrun$"):
+        with pytest.raises(UserError, match=f"^{command} .*torchrun"):
             call(command, "miniature")
-    with pytest.raises(UserError, match="--dry-run works in one process"):
+    with pytest.raises(UserError, match="--dry-run"):
         call("train", "miniature", "--dry-run")
-    with pytest.raises(UserError, match="torchrun has started several processes already"):
+    with pytest.raises(UserError, match="--processes: "):
         launch(["train"], 2)
     for name in PLACE:
         monkeypatch.delenv(name)
@@ -134,7 +135,7 @@ def test_a_process_that_is_killed_before_it_joined_is_named(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("torch.distributed.run.run", fail)
     assert launch(["train", "x", "--n", "4"], 2) == 1
-    assert capsys.readouterr().err == "error: rank 1 was ended by SIGKILL\n"
+    assert re.search("rank 1 .*SIGKILL", capsys.readouterr().err)
 
 
 def test_the_option_is_taken_from_the_command_line() -> None:

@@ -90,10 +90,10 @@ def _everything(run: Run) -> dict[str, bytes]:
 
 
 @contextmanager
-def _refused(run: Run, said: str) -> Iterator[None]:
-    """Expect that a training is refused, and that nothing of the run is changed."""
+def _refused(run: Run, place: str) -> Iterator[None]:
+    """Expect a RunError that names a place, and no change in the run."""
     before = _everything(run)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=place):
         yield
     assert _everything(run) == before
 
@@ -200,7 +200,7 @@ def test_steps_that_are_done_already_change_nothing(
     recipe = make_recipe(steps=steps, keep=4, average=2)
     result = train_task(FakeTask(), recipe, Path("unused"), old=run, checkpoint=checkpoint)
     assert result.steps == (20 if checkpoint == "last" else 10)
-    assert "nothing left to train" in capsys.readouterr().err
+    assert str(run.folder) in capsys.readouterr().err
     assert (_everything(run), average.stat().st_mtime_ns) == (before, written)
 
 
@@ -240,14 +240,14 @@ def test_a_run_is_claimed_while_it_trains(fit: Fit, tmp_path: Path) -> None:
 
     class Intruding(FakeTask):
         def validate(self, *args: Any) -> dict[str, float]:
-            with pytest.raises(RunError, match="another process"), Run.open(tmp_path / "fake").claimed():
+            with pytest.raises(RunError, match="fake"), Run.open(tmp_path / "fake").claimed():
                 pass
             return super().validate(*args)
 
     task = Intruding()
     run = fit(task, steps=20, keep=3).run
     assert task.validations == 2
-    with run.claimed(), _refused(run, "another process is training this run"):
+    with run.claimed(), _refused(run, str(run.folder)):
         fit(old=run, checkpoint="step-000010", steps=20, keep=3)
     assert fit(old=run, steps=25, keep=3).steps == 25
 
@@ -264,8 +264,8 @@ def test_a_run_of_other_data_or_another_model_loses_nothing(fit: Fit) -> None:
             return model
 
     run = fit(steps=20, keep=4, average=2).run
-    for task, said in ((Refusing(), "other data"), (Wider(), "does not fit the model")):
-        with _refused(run, said):
+    for task, place in ((Refusing(), "other data"), (Wider(), "last.weight")):
+        with _refused(run, place):
             fit(task, old=run, checkpoint="step-000010", steps=30, keep=4, average=2)
 
 
@@ -282,7 +282,7 @@ def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
 
 def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: Path) -> None:
     """A sweep leaves many runs in one folder: each command goes on with its own."""
-    with pytest.raises(RunError, match=r"nothing to resume: no run in .*; leave --resume out"):
+    with pytest.raises(RunError, match="--resume"):
         run_to_resume(tmp_path, make_recipe(), required=True)
     runs = {key: fit(steps=5, **dict([key])).run.folder for key in (("seed", 1), ("seed", 2), ("clip", 0.5))}
     for (name, value), folder in runs.items():
@@ -291,7 +291,7 @@ def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: 
             found = run_to_resume(tmp_path, recipe, required=needed)
             assert found is not None
             assert found.folder == folder
-    with pytest.raises(RecipeError, match=r"v003 was trained with:\n(.*\n)?  training.clip: 0.5 in the run, 0.25 now"):
+    with pytest.raises(RecipeError, match=r"v003(.*\n)+  training.clip: 0.5 .*0.25"):
         run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=True)
     assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=False) is None
 
@@ -312,10 +312,10 @@ def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -
     recipe = type(run.recipe).model_validate(content)
     check_resumable(run, recipe)
     train_task(FakeTask(), recipe, Path("unused"), old=run)
-    ends = [read_checkpoint(each.checkpoint("last"), ("model", "optimizer")).tensors for each in (whole, run)]
-    for group, named in ends[0].items():
-        for each, tensor in named.items():
-            assert torch.equal(tensor, ends[1][group][each])
+    ends = [read_checkpoint(trained.checkpoint("last"), ("model", "optimizer")).tensors for trained in (whole, run)]
+    for group, tensors in ends[0].items():
+        for tensor_name, tensor in tensors.items():
+            assert torch.equal(tensor, ends[1][group][tensor_name])
     assert Run.open(run.folder).recipe == recipe
     assert [entry["device"] for entry in run.environment()["resumed"]] == ["cpu"]
 
@@ -324,14 +324,13 @@ def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
     run = fit(steps=5).run
     with pytest.raises(RecipeError) as refused:
         check_resumable(run, make_recipe(steps=9, learning_rate=0.5, clip=2.0, device="auto"))
-    said = str(refused.value)
-    with pytest.raises(RecipeError, match=r"training\.steps: 5 in the run, 9 now"):  # a linear schedule ends there
+    message = str(refused.value)
+    with pytest.raises(RecipeError, match=r"training\.steps: 5 .*9"):  # a linear schedule ends there
         check_resumable(fit(steps=5, schedule="linear").run, make_recipe(steps=9, schedule="linear"))
-    assert "training.learning_rate: 0.01 in the run, 0.5 now" in said
-    assert "training.clip: 0.0 in the run, 2.0 now" in said
-    assert f"the run's own recipe: {run.folder / 'recipe.yaml'}" in said
-    assert "steps" not in said
-    assert "device" not in said
+    for place in ("training.learning_rate: 0.01 ", "training.clip: 0.0 ", str(run.folder / "recipe.yaml")):
+        assert place in message
+    assert "steps" not in message
+    assert "device" not in message
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, whole: Run, tmp_path: Path) -> None:
@@ -387,8 +386,7 @@ def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, sha
     del found.tensors["optimizer"][name]
     found.tensors["optimizer"] |= {} if shape is None else {name: torch.zeros(shape)}
     write_checkpoint(folder, found.tensors, found.state)  # SHA-256 is right then
-    said = f"lacks {moment}.last.bias" if shape is None else rf"{moment}.last.bias is \(3,\) .*there"
-    with _refused(run, said):
+    with _refused(run, rf"{moment}\.last\.bias"):
         fit(old=run, steps=20)
 
 

@@ -132,6 +132,6 @@ def test_the_run_needs_nothing_else(copying_data: Path, tmp_path: Path) -> None:
     text = (result.run.text_folder / "test.source").read_text().splitlines()
     assert len(text) == 60
     assert tokenizers.source.decode(tokenizers.source.encode(text[:1])[0]) == text[0]
-    said = result.as_json()
-    assert said.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
-    assert (said["steps"], said["interrupted"]) == (2, False)
+    report = result.as_json()
+    assert report.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
+    assert (report["steps"], report["interrupted"]) == (2, False)

@@ -181,22 +181,19 @@ def test_patience_stops_and_says_so_and_the_run_stays_stopped(
     result = train_task(task, recipe, tmp_path)
     run = result.run
     assert (result.steps, result.best_step, run.checkpoint("last").name) == (18, 9, "step-000018")
-    said = "stopped early at step 18: no better validation since step 9 (training.patience = 3)"
-    assert said in capsys.readouterr().err.splitlines()
+    assert "training.patience = 3" in capsys.readouterr().err
     event = read_metrics(run.metrics_path)[-1]
     assert event.pop("seconds") > 0
     assert event == {"event": "early_stop", "step": 18, "validations": 3, "best_step": 9, "best_score": 2.0}
     written = run.metrics_path.read_bytes()
     assert train_task(FakeTask(), recipe, tmp_path, old=run).steps == 18
-    said = capsys.readouterr().err
-    assert "nothing left to train" in said
-    assert "raise training.patience" in said
+    assert "training.patience" in capsys.readouterr().err
     assert run.metrics_path.read_bytes() == written
 
 
-def test_validations_without_a_number_stop_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_task(_scored(*[math.nan] * 2), make_recipe(steps=500, validate_every=3, patience=2), tmp_path)
-    assert "no better validation at all: no score was a number" in capsys.readouterr().err
+def test_validations_without_a_number_stop_too(fit: Fit) -> None:
+    result = fit(_scored(*[math.nan] * 2), steps=500, validate_every=3, patience=2)
+    assert (result.steps, result.best_step) == (6, None)
 
 
 def test_the_last_step_is_no_early_stop(fit: Fit) -> None:
@@ -230,11 +227,8 @@ def test_a_device_without_memory_left_names_the_settings(fit: Fit) -> None:
     with pytest.raises(PhmctlError) as caught:
         fit(Greedy(), batch_tokens=5000, accumulate=3)
     assert caught.value.exit_code == 1
-    assert str(caught.value).splitlines() == [
-        "after step 10: the memory of cpu is too small (CUDA out of memory)",
-        "lower training.batch_tokens (5000 now) and raise training.accumulate (3 now) by the same factor: "
-        "a step then processes as much as before",
-    ]
+    for place in ("step 10", "cpu", "training.batch_tokens (5000", "training.accumulate (3"):
+        assert place in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------ NaN, infinity
