@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from phmctl.errors import RunError, UserError
-from phmctl.files import read_seal, sha256_text, verify
+from phmctl.files import FORMAT, read_seal, sha256_text, verify
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
-
-FORMAT = 2  # of the folder
 
 CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # those that phmctl answers with
@@ -45,8 +43,8 @@ class Export(Run):
         number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
         if isinstance(number, int) and number != FORMAT:
             raise RunError(
-                f"{folder} is an export of format {number}, made by phmctl {manifest.get('phmctl', '(unknown)')}, and "
-                f"this version reads {FORMAT}: export the run again with this version, or take that one"
+                f"{folder} has format {number}, and this phmctl reads format {FORMAT}; export the run again, or use "
+                f"phmctl {manifest.get('phmctl', '(unknown)')}"
             )
         if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
             raise RunError(f"{folder / EXPORT} is damaged: it does not describe an export; {_ADVICE}")

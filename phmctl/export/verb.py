@@ -20,8 +20,8 @@ from phmctl.export.dense import write_plain
 from phmctl.export.huggingface import verify_huggingface, write_huggingface
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import IDS, ExportSource, Verification, open_source, verify_classifier, verify_translator
-from phmctl.exports import CTRANSLATE2, FORMAT, FORMATS, HUGGINGFACE, ONNX, Export
-from phmctl.files import replacing, restore_replaced, seal, write_atomic, writing
+from phmctl.exports import CTRANSLATE2, FORMATS, HUGGINGFACE, ONNX, Export
+from phmctl.files import FORMAT, replacing, restore_replaced, seal, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.task import exported_model

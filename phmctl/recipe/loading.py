@@ -10,6 +10,7 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_FACTORS, WITH_N
 from phmctl.errors import RecipeError, nearest
+from phmctl.files import FORMAT
 from phmctl.recipe import flatten
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
@@ -17,8 +18,6 @@ from phmctl.shipped import shipped, shipped_names
 
 Kind = TypeVar("Kind", bound=Recipe)
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
-
-FORMAT = 1  # of the recipe that a run keeps; what has no number is of format 1, too
 
 _OWN = ("name", "description")  # what no recipe takes from the one that it extends
 

@@ -23,7 +23,7 @@ from phmctl.console import Table
 from phmctl.data.card import corpus_name, is_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import read_seal, refuse_pipes, seal, verify, writing
+from phmctl.files import FORMAT, read_seal, refuse_pipes, seal, verify, writing
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
 from phmctl.shipped import shipped_names
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
-FORMAT = 3
 
 
 class _Manifest(BaseModel):
@@ -40,7 +39,7 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    format: Literal[3]
+    format: Literal[1]
     settings: dict[str, Any]
     token_types: dict[str, PositiveInt]
     splits: dict[str, dict[str, Any]]

@@ -48,7 +48,6 @@ from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
 CHUNK = 4096  # rows that are tokenized at a time
 _FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
-_OLD = (("direction", "forward"), ("copies", False))  # settings that older folders do not name
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 Floats = npt.NDArray[np.float32]
@@ -148,7 +147,6 @@ def _compare(manifest: Mapping[str, Any], card: Card) -> None:
 def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """Return what decides on a folder's content beside its sources."""
     settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
-    settings = {key: value for key, value in settings.items() if (key, value) not in _OLD}
     if isinstance(data, LabelledSection):
         settings["labels"] = list(of.labels)
         settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(of, flag)}

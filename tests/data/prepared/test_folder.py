@@ -124,7 +124,7 @@ WRONG = (
 @pytest.mark.parametrize(
     ("content", "look_at"),
     [
-        *((content, "") for content in ("{", "[]", "{}", "\xff", "5", '{"format": 3}')),
+        *((content, "") for content in ("{", "[]", "{}", "\xff", "5", '{"format": 1}')),
         *((json.dumps(GOOD | {key: value}), key) for key, value in WRONG),
     ],
 )

@@ -351,7 +351,7 @@ def test_the_other_direction_has_the_same_pairs_turned_round(tmp_path):
     manifest = reverse.manifest
     assert (manifest["source_language"], manifest["target_language"]) == ("source", "target")  # no languages: sides
     assert manifest["settings"]["direction"] == "reverse"
-    assert "direction" not in forward.manifest["settings"]  # as folders of earlier versions are
+    assert forward.manifest["settings"]["direction"] == "forward"
     assert {(file["name"][-2:], file["side"]) for file in manifest["sources"]} == {("de", "target"), ("en", "source")}
 
 
@@ -369,4 +369,4 @@ def test_copies_follow_the_pairs_of_train(tmp_path, capsys):
     assert sources[:half] != targets[:half]
     assert len(copied.split("valid")) == len(plain.split("valid"))
     assert copied.manifest["settings"]["copies"] is True
-    assert "copies" not in plain.manifest["settings"]  # as folders of earlier versions are
+    assert plain.manifest["settings"]["copies"] is False
