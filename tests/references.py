@@ -1,4 +1,4 @@
-"""Plain forms of what the package computes otherwise, to test against, and short ways to it."""
+"""Slow reference implementations, and helpers that several tests use."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from phmctl.tasks.registry import task_kind
 
 
 class Watch(TorchDispatchMode):
-    """Within it `see` is told of every operation of torch and its result."""
+    """Call `see` with every operation of torch and its result."""
 
     def __init__(self, see: Callable[[Any, Any], object]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Watch(TorchDispatchMode):
 
 
 def kronecker_sum_reference(A: Tensor, S: Tensor) -> Tensor:
-    """Return H in float64 as the plain sum of ``torch.kron``: the definition, to test against. (k, d)."""
+    """Return H (k, d) in float64 by its definition, the sum of ``torch.kron``."""
     return torch.stack([torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]).sum(dim=0)
 
 
@@ -73,5 +73,5 @@ def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, ta
 
 
 def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:
-    """Compare runs on one split, the first that is asked for; see :func:`compare`."""
+    """Return the comparison of runs on the first split; see :func:`compare`."""
     return compare(names, **options)[0]

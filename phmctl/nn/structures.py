@@ -94,9 +94,6 @@ class Dense(Structure):
     def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
         initialise_dense_(tensors["weight"], scheme, fan_in, fan_out)
 
-    def nearest(self, weight: Tensor) -> dict[str, Tensor]:
-        return {"weight": weight}
-
 
 class KroneckerStructure(Structure):
     """``H = Σᵢ kron(A[i], S[i])`` with a rule A in any form."""

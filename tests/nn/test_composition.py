@@ -34,16 +34,16 @@ def build(
     builder = LinearBuilder(algebra, n, **options)
     match kind:
         case "linear":
-            made: nn.Module = LinearComposition(builder, [width] * N, width)
+            composition: nn.Module = LinearComposition(builder, [width] * N, width)
         case "hierarchical":
-            made = HierarchicalComposition(builder, N, width, 4 * width, width)
+            composition = HierarchicalComposition(builder, N, width, 4 * width, width)
         case "heads-hierarchical":
-            made = HierarchicalComposition(builder, N, width, 4 * width, N * width, joined=True)
+            composition = HierarchicalComposition(builder, N, width, 4 * width, N * width, joined=True)
         case "heads-bilinear":
-            made = BilinearComposition(builder, [N * width], N * width, rank)
+            composition = BilinearComposition(builder, [N * width], N * width, rank)
         case _:
-            made = BilinearComposition(builder, [width] * N, width, rank, first_order=kind == "bilinear")
-    return made.double()
+            composition = BilinearComposition(builder, [width] * N, width, rank, first_order=kind == "bilinear")
+    return composition.double()
 
 
 def parts_of(kind: str, rows: int = 3) -> list[Tensor] | Tensor:
@@ -67,13 +67,13 @@ def test_low_rank_is_full_bilinear_pooling_with_the_same_w(kind: str, algebra: s
         nn.init.normal_(model.V.maps[0].bias)  # type: ignore[union-attr,arg-type,index]
         joined = torch.cat([joined, torch.ones_like(joined[:, :1])], dim=-1)  # (B, Nd + 1)
         U, V = (
-            torch.cat([W, own.maps[0].bias[:, None]], dim=1)  # type: ignore[union-attr,index]
-            for W, own in ((U, model.U), (V, model.V))
+            torch.cat([W, part.maps[0].bias[:, None]], dim=1)  # type: ignore[union-attr,index]
+            for W, part in ((U, model.U), (V, model.V))
         )
     full = torch.einsum("ok,kj,kl->ojl", model.P.weight, U, V)  # type: ignore[arg-type]  # W^B, (d, Nd, Nd)
     outer = joined[:, :, None] * joined[:, None, :]  # (B, Nd, Nd)
     torch.testing.assert_close(model(parts), torch.einsum("bjl,ojl->bo", outer, full))
-    assert max(torch.linalg.matrix_rank(each).item() for each in full) <= RANK
+    assert max(torch.linalg.matrix_rank(form).item() for form in full) <= RANK
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,8 +85,8 @@ def test_gradients(kind: str, algebra: str, n: int) -> None:
     parameters = list(model.parameters())
 
     def function(*tensors: Tensor) -> Tensor:
-        own = tensors[: len(inputs)]
-        return model(own[0] if joined else list(own))  # type: ignore[no-any-return]
+        leaves = tensors[: len(inputs)]
+        return model(leaves[0] if joined else list(leaves))  # type: ignore[no-any-return]
 
     assert torch.autograd.gradcheck(function, (*inputs, *parameters), fast_mode=True)
 
@@ -121,13 +121,14 @@ def test_the_tree_by_its_equation(kind: str) -> None:
 )
 def test_it_begins_with_the_variance_of_its_parts(kind: str, choice: tuple[str, int], number: int) -> None:
     width, heads = 128, kind.startswith("heads")
-    rank, found = number * width if heads else width, []
+    rank = number * width if heads else width
+    variances = []
     for seed in range(8):  # one rule of n = 2 has eight numbers: a single draw strays by a quarter
         model = build(kind, *choice, N=number, width=width, rank=rank, seed=seed)
         joined = torch.randn(256, number * width, dtype=torch.float64)
         with torch.no_grad():
-            found.append(model(joined if heads else joined.split(width, -1)).var().item())
-    assert 0.85 < (sum(found) / len(found)) ** 0.5 < 1.15
+            variances.append(model(joined if heads else joined.split(width, -1)).var().item())
+    assert 0.85 < (sum(variances) / len(variances)) ** 0.5 < 1.15
 
 
 def test_the_extended_form_keeps_the_variance_of_small_parts_too() -> None:
@@ -152,11 +153,11 @@ def test_parts_are_never_copied_side_by_side(kind: str, algebra: str, n: int, ex
     assert not names & {"aten::cat", "aten::stack"}
 
 
-def test_what_does_not_fit() -> None:
+def test_impossible_compositions_are_refused() -> None:
     builder = LinearBuilder("phm", 4)
     with pytest.raises(DimensionError, match="5 parts"):
         HierarchicalComposition(builder, 5, 8, 32, 8)
-    with pytest.raises(DimensionError, match="does not divide"):
+    with pytest.raises(DimensionError, match="n = 4"):
         BilinearComposition(builder, [8, 8], 8, 6)
     BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
     with pytest.raises(DimensionError, match="2 parts"):
@@ -173,8 +174,8 @@ def test_a_composition_can_begin_as_what_it_replaces(kind: str, algebra: str, n:
     expected = parts[-1] if isinstance(parts, list) else model.V(parts)  # type: ignore[operator]
     torch.testing.assert_close(model(parts), expected, rtol=1e-12, atol=1e-12)
     model(parts).square().sum().backward()
-    maps = [own for own in model.modules() if isinstance(own, PHMLinear)]
-    assert all((own.weight if own.n == 1 else own.S).grad.abs().max() > 0 for own in maps)
+    maps = [module for module in model.modules() if isinstance(module, PHMLinear)]
+    assert all((linear.weight if linear.n == 1 else linear.S).grad.abs().max() > 0 for linear in maps)
 
 
 @pytest.mark.parametrize("execution", ["dense", "rank"])

@@ -10,9 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.nn.utils import prune
 
 from phmctl import PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
+from phmctl.nn import structures
 from phmctl.nn.build import LinearBuilder
 from tests.references import kronecker_sum_reference
 
@@ -20,11 +23,11 @@ ALGEBRAS = [
     ("phm", 1), ("phm", 2), ("phm", 3), ("phm", 4), ("real", 1), ("complex", 2), ("quaternion", 4), ("octonion", 8),
     ("sedenion", 16),
 ]  # fmt: skip
-EXECUTIONS: dict[str, dict[str, str]] = {"dense": {}, "rank": {"parametrization": "factors"}}  # and what it wants
+EXECUTIONS: dict[str, dict[str, str]] = {"dense": {}, "rank": {"parametrization": "factors"}}  # with their options
 
 
 def reference(layer: PHMLinear, x: Tensor) -> Tensor:
-    """What the layer must give, in float64, from the sum of ``torch.kron``."""
+    """Return the output of the layer in float64, from the sum of ``torch.kron``."""
     H = layer.weight.double() if layer.n == 1 else kronecker_sum_reference(layer.A, layer.S)
     return x.double() @ H.T + (0 if layer.bias is None else layer.bias.double())
 
@@ -40,8 +43,8 @@ def reference(layer: PHMLinear, x: Tensor) -> Tensor:
 @settings(max_examples=60, deadline=None)
 def test_any_leading_shape_against_the_definition(algebra, execution, blocks, leading, bias, training) -> None:
     name, n = algebra
-    held = {"execution": execution, **EXECUTIONS[execution]} if name == "phm" and n > 1 else {}
-    layer = PHMLinear(n * blocks[0], n * blocks[1], n=n, bias=bias, algebra=name, **held).train(training)
+    options = {"execution": execution, **EXECUTIONS[execution]} if name == "phm" and n > 1 else {}
+    layer = PHMLinear(n * blocks[0], n * blocks[1], n=n, bias=bias, algebra=name, **options).train(training)
     x = torch.randn(*leading, n * blocks[0])
     with torch.no_grad():
         y = layer(x)
@@ -66,18 +69,41 @@ def test_a_fixed_rule_is_in_no_checkpoint_and_follows_the_dtype() -> None:
 
 
 def test_a_model_that_moves_in_inference_mode_learns_later() -> None:
-    made = [PHMLinear(8, 8, n=4, algebra="quaternion"), convert(nn.Linear(8, 8), algebra="quaternion")[0]]
+    layers = [PHMLinear(8, 8, n=4, algebra="quaternion"), convert(nn.Linear(8, 8), algebra="quaternion")[0]]
     with torch.inference_mode():
-        nn.ModuleList(made).to("cpu")
-    for each in made:
-        each(torch.randn(2, 8)).sum().backward()
-        assert all(part.grad is not None for part in each.parameters())
+        nn.ModuleList(layers).to("cpu")
+    for layer in layers:
+        layer(torch.randn(2, 8)).sum().backward()
+        assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize(("name", "value"), [("weight", torch.zeros(8)), ("A", torch.zeros(4)), ("execution", "Rank")])
-def test_what_is_computed_or_unknown_is_not_set(name: str, value: Any) -> None:
+def test_computed_tensors_and_unknown_executions_are_not_set(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=name):
         setattr(PHMLinear(8, 8, n=4, parametrization="factors"), name, value)
+
+
+def test_a_cached_fixed_rule_is_a_plain_tensor_after_modes_and_transformations() -> None:
+    layer, x = PHMLinear(16, 16, n=16, algebra="sedenion"), torch.randn(2, 16)
+    structures._cached_fixed.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        layer(x)
+    torch.func.grad(lambda x: layer(x).sum())(x)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+    assert type(layer.A) is Tensor
+    torch.testing.assert_close(layer(x), reference(layer, x).float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "name"), [(1, "weight"), (4, "A"), (4, "S")])
+def test_pruning_and_its_removal(n: int, name: str) -> None:
+    layer, x = PHMLinear(8, 8, n=n), torch.randn(2, 8)
+    prune.random_unstructured(layer, name, 0.5)
+    pruned = layer(x)
+    prune.remove(layer, name)
+    assert name in dict(layer.named_parameters())
+    torch.testing.assert_close(layer(x), pruned)
 
 
 def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:
@@ -142,11 +168,11 @@ def test_autocast(execution: str) -> None:
         y = layer(x)
         y.float().square().mean().backward()
         with torch.no_grad():
-            kept = layer.eval()(x)
-    assert y.dtype == kept.dtype == torch.bfloat16
+            evaluated = layer.eval()(x)
+    assert y.dtype == evaluated.dtype == torch.bfloat16
     expected = reference(layer, x).float()
     torch.testing.assert_close(y.float(), expected, atol=0.04, rtol=0.04)
-    torch.testing.assert_close(kept.float(), expected, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(evaluated.float(), expected, atol=0.02, rtol=0.02)
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-4)  # of full precision again outside autocast
 
@@ -175,35 +201,37 @@ def test_default_bias_is_that_of_nn_linear() -> None:
 
 def test_the_layer_stands_on_few_modules() -> None:
     code = "import sys; from phmctl import PHMLinear; print(*sys.modules)"
-    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "phmctl.files" not in words
-    assert len([name for name in words if name.startswith("phmctl")]) <= 14
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "phmctl.files" not in modules
+    assert len([name for name in modules if name.startswith("phmctl")]) <= 15
 
 
 # --- the builder
 
 
 @pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 1), ("quaternion", 4)])
-@pytest.mark.parametrize("held", ["rule", "factors"])
-def test_where_no_rule_is_learned_none_is_held(algebra: str, n: int, held: str) -> None:
-    layer = LinearBuilder(algebra, n, rules="model", parametrization=held).linear(8, 8)
+@pytest.mark.parametrize("parametrization", ["rule", "factors"])
+def test_a_map_without_a_learned_rule_has_no_rule_parameters(algebra: str, n: int, parametrization: str) -> None:
+    layer = LinearBuilder(algebra, n, rules="model", parametrization=parametrization).linear(8, 8)
     assert {name for name, _ in layer.named_parameters()} == {"weight" if n == 1 else "S", "bias"}
 
 
-@pytest.mark.parametrize(("asked", "given", "has"), [(True, None, True), (False, None, False), (False, True, True)])
-def test_a_map_s_own_bias_goes_before_the_builder_s(asked: bool, given: bool | None, has: bool) -> None:
-    layer = LinearBuilder("phm", 2, bias=asked).linear(4, 4, bias=given)
-    assert (layer.bias is not None) is has
+@pytest.mark.parametrize(
+    ("default", "bias", "expected"), [(True, None, True), (False, None, False), (False, True, True)]
+)
+def test_the_bias_of_a_map_overrides_the_builder_s(default: bool, bias: bool | None, expected: bool) -> None:
+    layer = LinearBuilder("phm", 2, bias=default).linear(4, 4, bias=bias)
+    assert (layer.bias is not None) is expected
 
 
 @pytest.mark.parametrize("options", [{}, {"parametrization": "factors", "rank": 6, "execution": "rank"}])
-@pytest.mark.parametrize(("reach", "distinct"), [("separate", 4), ("sublayer", 2), ("model", 1)])
-def test_a_rule_reaches_as_far_as_asked(reach: Any, distinct: int, options: dict[str, Any]) -> None:
-    builder = LinearBuilder("phm", 4, rules=reach, **options)
+@pytest.mark.parametrize(("sharing", "distinct"), [("separate", 4), ("sublayer", 2), ("model", 1)])
+def test_maps_share_rules(sharing: Any, distinct: int, options: dict[str, Any]) -> None:
+    builder = LinearBuilder("phm", 4, rules=sharing, **options)
     (a, b), (c, d) = [[inner.linear(8, 8) for _ in range(2)] for inner in (builder.sublayer(), builder.sublayer())]
     for name in "WUV" if options else "A":
         rules = [getattr(layer, name) for layer in (a, b, c, d)]
         assert len({id(rule) for rule in rules}) == distinct
-        assert (rules[0] is rules[1]) == (rules[2] is rules[3]) == (reach != "separate")
+        assert (rules[0] is rules[1]) == (rules[2] is rules[3]) == (sharing != "separate")
     if options:
         assert (tuple(a.W.shape), tuple(a.V.shape), a.execution) == ((4, 6), (6, 4), "rank")

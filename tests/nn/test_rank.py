@@ -1,4 +1,4 @@
-"""The layer by block products: the same function as by H, in training and in answering, from any checkpoint."""
+"""The layer by block products: the same function as by H, from any checkpoint; and `tune`."""
 
 from collections.abc import Callable
 
@@ -44,11 +44,11 @@ def test_fixed_algebras_with_a_table(algebra: str, n: int) -> None:
 def test_to_factors_is_the_same_function() -> None:
     for options in ({}, {"algebra": "quaternion"}, {"algebra": "complex", "n": 2}):
         layer = PHMLinear(24, 16, **({"n": 4} | options), dtype=torch.float64)
-        found = layer.to_factors()
-        assert found.training
+        converted = layer.to_factors()
+        assert converted.training
         x = torch.randn(5, 24, dtype=torch.float64)
-        for found.execution in ("dense", "rank"):
-            torch.testing.assert_close(found(x), layer(x))
+        for converted.execution in ("dense", "rank"):
+            torch.testing.assert_close(converted(x), layer(x))
         assert not any(part.requires_grad for part in layer.requires_grad_(False).to_factors().parameters())
     with pytest.raises(RankError):
         PHMLinear(24, 16, n=1).to_factors()
@@ -82,9 +82,9 @@ def test_h_begins_with_the_dense_variance(n: int, low: bool) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_a_rule_of_factors_begins_with_unit_fibres(n: int) -> None:
     torch.manual_seed(0)
-    one, other = (PHMLinear(n, n, n=n, parametrization="factors", dtype=torch.float64).A for _ in range(2))
-    torch.testing.assert_close(one.square().sum(dim=0), torch.ones(n, n, dtype=torch.float64))
-    assert (one - other).abs().max() > 0.1
+    first, second = (PHMLinear(n, n, n=n, parametrization="factors", dtype=torch.float64).A for _ in range(2))
+    torch.testing.assert_close(first.square().sum(dim=0), torch.ones(n, n, dtype=torch.float64))
+    assert (first - second).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,18 @@ def test_a_rule_of_factors_begins_with_unit_fibres(n: int) -> None:
         (256, {"rank": 4}, "dense"),
         (512, {}, "dense"),
         (512, {"algebra": "quaternion"}, "dense"),
+        (512, {"rank": 4, "dtype": torch.bfloat16}, "dense"),
+        (4096, {"rank": 4, "device": "meta"}, "dense"),
     ],
 )
-def test_the_execution_where_none_is_asked_for(d: int, options: dict[str, object], execution: str) -> None:
-    assert PHMLinear(d, 512, n=4, **options).execution == execution
+def test_the_default_execution(d: int, options: dict[str, object], execution: str) -> None:
+    layer = PHMLinear(d, 512, n=4, **options)
+    assert layer.execution == execution
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.execution == "dense"
+    layer.execution = "rank"
+    layer.execution = None
+    assert layer.execution == execution
 
 
 def test_an_execution_that_is_set_later_is_refused_at_its_use() -> None:
@@ -142,7 +150,7 @@ def test_tune_times_each_shape_and_sets_what_is_faster(monkeypatch: pytest.Monke
 
 
 def bytes_saved(forward: Callable[[], object]) -> int:
-    """Return the bytes of what a forward pass keeps for the backward pass, each storage once."""
+    """Return the bytes that a forward pass saves for the backward pass, each storage once."""
     sizes: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
@@ -154,7 +162,7 @@ def bytes_saved(forward: Callable[[], object]) -> int:
     return sum(sizes.values())
 
 
-def test_what_is_kept_for_the_backward_pass() -> None:
+def test_tensors_saved_for_the_backward_pass() -> None:
     x, layer = torch.randn(2048, 512, requires_grad=True), by_rank(512, 512)
     products = 4 * 2048 * 7 * 512 // 4
     assert products <= bytes_saved(lambda: layer(x)) <= products + 1.3 * bytes_saved(lambda: nn.Linear(512, 512)(x))
