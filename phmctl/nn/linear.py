@@ -324,6 +324,8 @@ class TwoFactorLinear(StructuredWeight):
         DimensionError: N does not divide a dimension.
     """
 
+    R: Tensor
+    L: Tensor
     bias: nn.Parameter | None
 
     def __init__(
@@ -342,6 +344,12 @@ class TwoFactorLinear(StructuredWeight):
         self.in_features, self.out_features = in_features, out_features
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
         self.draw("xavier_uniform", in_features, out_features // splits)
+
+    @property
+    def weight(self) -> Tensor:
+        """H, (k, d), rounded as the outputs of the layer are: its bias is added and subtracted."""
+        outputs: Tensor = self(torch.eye(self.in_features, device=self.R.device, dtype=self.R.dtype))  # (d, k)
+        return (outputs if self.bias is None else outputs - self.bias).T
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
