@@ -58,7 +58,7 @@ def _comparison_output(comparisons: list[Any], document: Any, records: list[Any]
     tables, notes, commands = [], [], []
     for comparison in comparisons:
         tables += comparison.tables()
-        notes += [f"· {line}" for line in comparison.said()]
+        notes += [f"· {line}" for line in comparison.remarks()]
         commands += comparison.missing()
     if commands:
         notes += [missing, *commands]
