@@ -1,4 +1,4 @@
-"""Loading recipes: by path or shipped name, with overrides, every problem reported at once with its line or option."""
+"""Load recipes by path or shipped name, with overrides; all problems are reported at once with their lines."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -16,12 +16,10 @@ from phmctl.recipe.documents import Document, compose, read_document, wrong_choi
 from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
 
-Kind = TypeVar("Kind", bound=Recipe)
+RecipeType = TypeVar("RecipeType", bound=Recipe)
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-_OWN = ("name", "description")  # what no recipe takes from the one that it extends
-
-COMMON = {  # options of train that set a key
+COMMON = {  # options that set a recipe key, and the key
     "n": "model.n",
     "algebra": "model.algebra",
     "execution": "model.execution",
@@ -34,42 +32,58 @@ COMMON = {  # options of train that set a key
 
 @dataclass(frozen=True)
 class Override:
-    """A recipe's key that the command line sets: its path, its value, and the option as the user wrote it.
-
-    What another option implies may be set by an option of its own.
-    """
+    """A recipe key that an option sets."""
 
     key: str
     value: Any
-    option: str
-    implied: bool = False
+    option: str  # the option and its value, as the user wrote them
+    implied: bool = False  # whether the option implies the key; an option for the key itself wins
 
 
-def common_overrides(**options: object) -> list[Override]:
-    """Return the overrides behind ``--n``, ``--algebra``, ``--seed`` and the other options of :data:`COMMON`.
+def common_overrides(
+    *,
+    n: int | None = None,
+    algebra: str | None = None,
+    execution: str | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    steps: int | None = None,
+    init: str | Path | None = None,
+) -> list[Override]:
+    """Return the overrides of the options in :data:`COMMON`; options that are None are skipped.
 
-    Options that are None are left out. A learned n names the learned algebra (``--n 4`` is ``phm``; ``--n 1`` is
-    ``real``), unless ``algebra`` is given too. What has no learned rule has no factors of one either.
+    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. An algebra without a learned rule implies
+    that the rule has no factors.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    overrides = [Override(COMMON[name], value, f"--{name} {value}") for name, value in given.items()]
-    n, algebra = given.get("n"), given.get("algebra")
+    values = {
+        "n": n,
+        "algebra": algebra,
+        "execution": execution,
+        "seed": seed,
+        "device": device,
+        "steps": steps,
+        "init": None if init is None else str(init),
+    }
+    overrides = [
+        Override(COMMON[name], value, f"--{name} {value}") for name, value in values.items() if value is not None
+    ]
+    source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
+    implied: dict[str, Any] = {}
     if n is not None and algebra is None:
-        overrides.append(Override(COMMON["algebra"], "real" if n == 1 else "phm", f"--n {n}", implied=True))
+        implied["model.algebra"] = "real" if n == 1 else "phm"
     if n is None and algebra is not None and algebra not in WITH_N:
-        overrides.append(Override(COMMON["n"], 1, f"--algebra {algebra}", implied=True))
+        implied["model.n"] = 1
     if algebra not in (None, "phm") or (algebra is None and n == 1):
-        source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
-        overrides.append(Override("model.parametrization", "rule", source, implied=True))
+        implied["model.parametrization"] = "rule"
         if algebra != LOW_RANK:
-            overrides.append(Override("model.rank", None, source, implied=True))
+            implied["model.rank"] = None
         if algebra not in WITH_FACTORS:
-            overrides.append(Override("model.execution", None, source, implied=True))
-    return overrides
+            implied["model.execution"] = None
+    return overrides + [Override(key, value, source, implied=True) for key, value in implied.items()]
 
 
 def find_recipe(name: str, folder: Path = Path()) -> Path:
-    """Return the file of a recipe given by path, relative to `folder`, or shipped name."""
+    """Return the file of a recipe, by its path relative to `folder` or by its shipped name."""
     path = folder / name
     if path.is_file():
         return path
@@ -77,7 +91,7 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
     if packaged.is_file():
         return packaged
     guess = nearest(name, shipped_names("recipes"))
-    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess}; list those: phmctl recipes")
+    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess}; list them: phmctl recipes")
 
 
 def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
@@ -88,79 +102,85 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
 def resolve(
     recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, Any] | Sequence[str] = ()
 ) -> Recipe:
-    """Return the recipe that a program names or gives."""
-    if isinstance(settings, str) or not all(isinstance(each, str) for each in settings):
+    """Return a recipe with overrides and settings applied. Raises RecipeError, also if two of them set one key."""
+    if isinstance(settings, str) or not all(isinstance(setting, str) for setting in settings):
         raise RecipeError(f"settings is a mapping of keys, or a list of 'key=value', not {settings!r}")
+    changes: list[str | Override] = [*overrides]
     if isinstance(settings, Mapping):
-        overrides = [*overrides, *(Override(key, value, f"settings[{key!r}]") for key, value in settings.items())]
-    changes = _each_once([*overrides, *(() if isinstance(settings, Mapping) else settings)])
+        changes += [Override(key, value, f"settings[{key!r}]") for key, value in settings.items()]
+    else:
+        changes += settings
+    parsed_changes = list(parsed(changes))
+    _refuse_repeated_keys(parsed_changes)
     if isinstance(recipe, Recipe):
-        if not changes:
+        if not parsed_changes:
             return recipe
         recipe = recipe.model_dump()
     if isinstance(recipe, Mapping):
-        return _resolve(Document(deepcopy(dict(recipe)), "recipe"), changes)
-    return load_recipe(str(recipe), changes)
+        return _resolve(Document(deepcopy(dict(recipe)), "recipe"), parsed_changes)
+    return load_recipe(str(recipe), parsed_changes)
 
 
 def _resolve(document: Document, overrides: Sequence[str | Override], path: Path | None = None) -> Recipe:
     _extend(document, [] if path is None else [path.resolve()])
-    changes = sorted(parsed(overrides), key=lambda change: not change.implied)  # what is said wins
-    if {each.key for each in changes} & {"name", "data.card"}:
-        document.content["description"] = ""  # it is that of another corpus
-    for each in changes:
-        _set(document, each)
+    changes = sorted(parsed(overrides), key=lambda change: not change.implied)  # implied values are set first
+    if {"name", "data.card"} & {change.key for change in changes}:
+        document.content["description"] = ""  # it describes another corpus
+    for change in changes:
+        _set(document, change)
     return validate_recipe(document)
 
 
 def _extend(document: Document, files: list[Path]) -> None:
-    """Take what a document does not say from the recipe that its key `extends` names; `files` lead to the document."""
+    """Add the keys of the recipe that ``extends`` names; `files` are the recipes on the way to the document."""
     if "extends" not in document.content:
         return
-    place, name = document.place(("extends",), ""), document.content.pop("extends")
+    place = document.place(("extends",), "")
+    name = document.content.pop("extends")
     if not isinstance(name, str):
         raise RecipeError(f"{place}: extends should be a recipe's name or file, not {name!r}")
     try:
         path = find_recipe(name, files[-1].parent if files else Path())
-    except (RecipeError, OSError) as error:  # so long a name
+    except (RecipeError, OSError) as error:  # OSError: the name is too long
         raise RecipeError(f"{place}: {error}") from error
     if path.resolve() in files:
         raise RecipeError(f"{place}: extends {name!r}, which extends this recipe")
     base = read_document(path, RecipeError)
     _extend(base, [*files, path.resolve()])
-    for key in _OWN:
+    for key in ("name", "description"):  # not inherited
         base.content.pop(key, None)
         base.places.pop((key,), None)
     document.extend(base)
 
 
 def parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
-    """Yield overrides; what sets a section sets each key that it names, and leaves the others as they are."""
-    for each in overrides:
-        override = _parse_override(each) if isinstance(each, str) else each
+    """Yield the override of each key; an override of a section sets the keys it contains and keeps the others."""
+    for item in overrides:
+        override = _parse_override(item) if isinstance(item, str) else item
         for key, value in flatten({override.key: override.value}):
             yield replace(override, key=key, value=value)
 
 
-def _each_once(overrides: Iterable[str | Override]) -> list[Override]:
-    """Return overrides; raises RecipeError where two set one key: the last would win without a word."""
-    changes = [*parsed(overrides)]
-    first: dict[str, Override] = {}
-    for change in changes:
-        other = change if change.implied else first.setdefault(change.key, change)
-        if other is not change:
+def _refuse_repeated_keys(overrides: Iterable[Override]) -> None:
+    """Raise RecipeError if two overrides set one key: the last would win silently."""
+    by_key: dict[str, Override] = {}
+    for override in overrides:
+        if override.implied:
+            continue
+        if override.key in by_key:
+            first = by_key[override.key].option
             raise RecipeError(
-                f"{other.option} and {change.option} both set {change.key}; leave one out (train: A,B for a sweep)"
+                f"{first} and {override.option} both set {override.key}; leave one out (train: A,B for a sweep)"
             )
-    return changes
+        by_key[override.key] = override
 
 
 def validate_recipe(document: Document) -> Recipe:
-    written = document.content.pop("format", FORMAT)
-    if written != FORMAT or isinstance(written, bool):
+    number = document.content.pop("format", FORMAT)
+    if number != FORMAT or isinstance(number, bool):
         raise RecipeError(
-            f"{document.place(('format',), '')}: format {written!r}, and this phmctl reads recipes of format {FORMAT}: "
-            "take the version of phmctl that wrote it, or leave the key out"
+            f"{document.place(('format',), '')}: format {number!r}; this version of phmctl reads format {FORMAT}: "
+            "use the version that wrote the recipe, or leave the key out"
         )
     task = document.content.get("task", "translation")
     if not isinstance(task, str) or task not in RECIPES:
@@ -169,32 +189,34 @@ def validate_recipe(document: Document) -> Recipe:
     return document.validate(RECIPES[task], RecipeError)
 
 
-def expect(recipe: Recipe, kind: type[Kind]) -> Kind:
-    if not isinstance(recipe, kind):
-        wanted = kind.model_fields["task"].default
-        raise RecipeError(f"recipe {recipe.name!r} is one of task {recipe.task!r}, not {wanted!r}")
+def expect(recipe: Recipe, recipe_type: type[RecipeType]) -> RecipeType:
+    """Return a recipe if it has the type of a task. Raises RecipeError."""
+    if not isinstance(recipe, recipe_type):
+        task = recipe_type.model_fields["task"].default
+        raise RecipeError(f"recipe {recipe.name!r} has task {recipe.task!r}; this needs task {task!r}")
     return recipe
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """Return the resolved recipe, every key with its value, as YAML."""
+    """Return a recipe as YAML, with the values of all keys."""
     return yaml.safe_dump({"format": FORMAT, **recipe.model_dump()}, sort_keys=False, allow_unicode=True)
 
 
-def differences(one: Recipe | Mapping[str, Any], other: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two recipes, or results' settings, differ, each with both values; None is none."""
-    left, right = (dict(flatten(each if isinstance(each, Mapping) else each.model_dump())) for each in (one, other))
+def differences(first: Recipe | Mapping[str, Any], second: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of the keys in which two recipes or settings differ; a missing key has the value None."""
+    left, right = _flat(first), _flat(second)
     return {key: (left.get(key), right.get(key)) for key in left | right if left.get(key) != right.get(key)}
 
 
-def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
-    """Return the values that a recipe has as it is written, by the keys that differ in the resolved one.
+def _flat(content: Recipe | Mapping[str, Any]) -> dict[str, Any]:
+    return dict(flatten(content if isinstance(content, Mapping) else content.model_dump()))
 
-    None where it is no recipe without the options.
-    """
+
+def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
+    """Return the original values of the keys that options changed; None if the recipe is invalid without options."""
     try:
-        return {key: old for key, (old, _) in differences(resolve(written), resolved).items()}
-    except RecipeError:  # options gave what it lacks
+        return {key: original for key, (original, _) in differences(resolve(written), resolved).items()}
+    except RecipeError:  # the options added missing keys
         return None
 
 
@@ -206,7 +228,7 @@ def _parse_override(text: str) -> Override:
         return Override(key.strip(), compose(value)[1], f"--set {text}")
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
-        raise RecipeError(f"--set {text}: the value is not YAML as it is read here: {problem}") from error
+        raise RecipeError(f"--set {text}: the value is not valid YAML: {problem}") from error
 
 
 def _set(document: Document, override: Override) -> None:
