@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SHIM = Path(__file__).with_name("shim.c")
-KINDS = ("kill", "torn", "full", "broken", "short")  # in the order of shim.c's `enum kind`, and then:
-OTHER = "other"  # of two processes, the one that does not write is killed when the other writes
+DISTURBANCES = ("kill", "torn", "full", "broken", "short")  # in the order of shim.c's `enum kind`, and then:
+OTHER = "other"  # kills the second of two processes, which does not write, when the first writes
 LIMIT = 300  # seconds after which a child is killed
 
 
@@ -41,10 +41,10 @@ def preloaded(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its exit code (-9: killed), what it said, and the names of its calls; and how a second did."""
+    """The end of a child: exit code (-9: killed), output, the names of its calls; and the end of a second child."""
 
     code: int
-    said: str
+    output: str
     names: tuple[str, ...] = ()
     second: "Ended | None" = None
 
@@ -59,7 +59,7 @@ def _library() -> ctypes.CDLL:
 
 
 def import_all() -> None:
-    """Import what every command does, so that no child must; what one of them needs besides, :func:`run` finds out."""
+    """Import the modules of all commands, so that no child must; :func:`run` adds modules that a child imports."""
     import datasets  # noqa: F401
     import numpy.random  # noqa: F401
     import pyarrow.ipc  # noqa: F401
@@ -82,12 +82,12 @@ def import_all() -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """The `at`-th write below a folder is disturbed; 0: none. `other`: the process that dies beside this one."""
+    """Disturb the `at`-th write below a folder; 0: none."""
 
     below: Path
     at: int = 0
-    kind: str = KINDS[0]
-    other: int = 0
+    disturbance: str = DISTURBANCES[0]
+    second_process: int = 0  # killed by disturbance OTHER
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,23 @@ class _Child:
 
 
 def run(
-    commands: Sequence[Sequence[str]], below: Path, log: Path, at: int = 0, kind: str = "kill", processes: int = 1
+    commands: Sequence[Sequence[str]],
+    below: Path,
+    log: Path,
+    at: int = 0,
+    disturbance: str = "kill",
+    processes: int = 1,
 ) -> Ended:
     """Run commands of phmctl, one after the other, in one child; the `at`-th write below `below` is disturbed.
 
     With two processes a second child runs them too, as torchrun starts it.
     """
-    gc.freeze()  # a child looks for garbage among its own objects only
+    gc.freeze()  # children then collect only their own garbage
     if processes == 1:
-        return _ended(_start(commands, Fault(below, at, kind), log, {}))
+        return _ended(_start(commands, Fault(below, at, disturbance), log, {}))
     together = _together()
     second = _start(commands, Fault(below), log.with_name("log-1"), together | {"RANK": "1", "LOCAL_RANK": "1"})
-    fault = Fault(below, at, kind, second.process)
+    fault = Fault(below, at, disturbance, second.process)
     first = _ended(_start(commands, fault, log, together | {"RANK": "0", "LOCAL_RANK": "0"}))
     return replace(first, second=_ended(second))
 
@@ -141,7 +146,7 @@ def _ended(child: _Child) -> Ended:
 
 
 def _import_too(modules: Iterable[str]) -> None:
-    """Import what a child imported, so that the next one need not."""
+    """Import the modules that a child imported, so that the next child need not."""
     for name in modules:
         with suppress(Exception):  # names in `sys.modules` that are no modules
             importlib.import_module(name)
@@ -157,8 +162,8 @@ def _be_child(commands: Sequence[Sequence[str]], fault: Fault, log: Path, report
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         library = _library()
-        library.fault_other(fault.other)
-        library.fault_arm(str(fault.below).encode(), fault.at, (*KINDS, OTHER).index(fault.kind))
+        library.fault_other(fault.second_process)
+        library.fault_arm(str(fault.below).encode(), fault.at, (*DISTURBANCES, OTHER).index(fault.disturbance))
         code = _run_all(commands)
         calls = library.fault_disarm()
         names = [library.fault_name(number).decode() for number in range(1, calls + 1)]

@@ -1,7 +1,7 @@
 """A quick part of the sweeps, in one process: ``python -m tests.faults.quick FOLDER FILE``.
 
 A kill at one write of each command and a full disk at one of two; and a sweep of code that leaves things behind, which
-must be seen. The file gets what was found, as JSON.
+must be detected. The outcomes are written to the file as JSON.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import phmctl.files
 from tests.faults.harness import import_all
-from tests.faults.sweep import Found, Sweeper, spread
+from tests.faults.sweep import Outcome, Sweeper, spread
 
 POINTS = {
     "train": ("kill",),
@@ -27,16 +27,18 @@ def main() -> int:
     """Sweep, first the code as it is, then without the clearing of leftovers."""
     import_all()
     sweeper = Sweeper(Path(sys.argv[1]))
-    found = [_middle(sweeper, name, kind) for name, kinds in POINTS.items() for kind in kinds]
+    outcomes = [
+        _middle(sweeper, name, disturbance) for name, disturbances in POINTS.items() for disturbance in disturbances
+    ]
     phmctl.files.temporaries = lambda path: []
     careless = _middle(sweeper, "export --to safetensors", "kill")
-    report = {"found": [vars(each) for each in found], "careless": vars(careless)}
+    report = {"outcomes": [vars(outcome) for outcome in outcomes], "careless": vars(careless)}
     Path(sys.argv[2]).write_text(json.dumps(report))
     return 0
 
 
-def _middle(sweeper: Sweeper, name: str, kind: str) -> Found:
-    return sweeper.sweep(name, kind, spread(len(sweeper.undisturbed(name).calls), 1))
+def _middle(sweeper: Sweeper, name: str, disturbance: str) -> Outcome:
+    return sweeper.sweep(name, disturbance, spread(len(sweeper.undisturbed(name).calls), 1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is swept: a command on a small state, how one goes on after it, and what must be the same at the end."""
+"""The scenarios of the sweeps: initial files, a command, the command that continues it, and the expected files."""
 
 import hashlib
 import importlib.util
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from phmctl.checkpoints import whole_steps
-from tests.faults.harness import KINDS, OTHER, run
+from tests.faults.harness import DISTURBANCES, OTHER, run
 
 Command = Sequence[str]
 
@@ -36,19 +36,19 @@ CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command and its surroundings."""
+    """A command with its initial files and the commands that continue it."""
 
     name: str  # for people
-    prepare: Sequence[Command]  # commands that make the state it starts from
-    command: Command  # what is disturbed
-    again: Callable[[Path], Sequence[Command]]  # what a person runs after it, given the folder
-    checkpoints: bool = False  # whether one that was whole must be left whatever happens
-    processes: int = 1  # that run the command together: one, or two of which the first does all writes
+    prepare: Sequence[Command]  # commands that make the initial files
+    command: Command  # the disturbed command
+    repeat: Callable[[Path], Sequence[Command]]  # the commands a user runs afterwards, given the folder
+    checkpoints: bool = False  # whether a complete checkpoint must survive
+    processes: int = 1  # running the command: one, or two of which the first writes
 
     @property
-    def kinds(self) -> Sequence[str]:
-        """By which it can be disturbed."""
-        return KINDS if self.processes == 1 else (*KINDS, OTHER)
+    def disturbances(self) -> Sequence[str]:
+        """The disturbances that apply."""
+        return DISTURBANCES if self.processes == 1 else (*DISTURBANCES, OTHER)
 
 
 def scenarios(work: Path) -> list[Scenario]:
@@ -86,19 +86,19 @@ def scenarios(work: Path) -> list[Scenario]:
 
 
 def _exports(work: Path, prepare: Sequence[Command]) -> list[Scenario]:
-    """Exports to each format, and one over another; what stands whole in its place is replaced by ``--force``."""
-    found = []
+    """Exports to each format, and one over another; ``--force`` replaces a complete export."""
+    exports = []
     for to in [name for name, library in EXPORTS.items() if importlib.util.find_spec(library)]:
         command = ("export", str(work / "runs" / "tiny"), "--to", to, "--output", str(work / "exported"))
         force = (*command, "--force")
 
-        def again(folder: Path, command: Command = command, force: Command = force) -> Sequence[Command]:
+        def repeat(folder: Path, command: Command = command, force: Command = force) -> Sequence[Command]:
             return [force if (folder / "exported").exists() else command]
 
-        found.append(Scenario(f"export --to {to}", prepare, command, again))
+        exports.append(Scenario(f"export --to {to}", prepare, command, repeat))
         if to == "safetensors":
-            found.append(Scenario(f"export --to {to} --force", [*prepare, command], force, lambda _, f=force: [f]))
-    return found
+            exports.append(Scenario(f"export --to {to} --force", [*prepare, command], force, lambda _, f=force: [f]))
+    return exports
 
 
 def write_inputs(work: Path) -> None:
@@ -114,22 +114,25 @@ def write_inputs(work: Path) -> None:
 
 
 def make_state(scenario: Scenario, work: Path, log: Path) -> None:
-    """Make what a scenario starts from."""
+    """Make the initial files of a scenario."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     write_inputs(work)
     ended = run(scenario.prepare, work, log)
     if ended.code:
-        raise RuntimeError(f"{scenario.name}: {ended.said}")
+        raise RuntimeError(f"{scenario.name}: {ended.output}")
 
 
 def contents(work: Path) -> dict[str, str]:
-    """Return a digest of each file, without what the clock says and what tells one start from another."""
-    found = {}
+    """Return a digest of each file, without times and other values that differ between equal runs."""
+    digests = {}
     for path in work.rglob("*"):
         name = str(path.relative_to(work))
-        found |= {f"{name}/": ""} if path.is_dir() else {name: _digest(path)}
-    return found
+        if path.is_dir():
+            digests[f"{name}/"] = ""
+        else:
+            digests[name] = _digest(path)
+    return digests
 
 
 def _digest(path: Path) -> str:
@@ -144,13 +147,19 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(re.sub(passing, b"", path.read_bytes())).hexdigest()
 
 
-def differences(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Return the names that are missing, too many or of other content."""
-    names = sorted(wanted.keys() | found.keys())
-    words = {name: "lost" if name not in found else "left" if name not in wanted else "other" for name in names}
-    return [f"{words[name]} {name}" for name in names if wanted.get(name) != found.get(name)]
+def differences(expected: dict[str, str], actual: dict[str, str]) -> list[str]:
+    """Return the names of files that are missing, left behind or have other content."""
+    problems = []
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in actual:
+            problems.append(f"lost {name}")
+        elif name not in expected:
+            problems.append(f"left {name}")
+        elif actual[name] != expected[name]:
+            problems.append(f"other {name}")
+    return problems
 
 
 def whole_checkpoints(work: Path) -> list[int]:
-    """Return the whole steps of the only run."""
+    """Return the complete steps of the only run."""
     return [step for folder in (work / "runs").glob("*/*/v*/checkpoints") for step in whole_steps(folder)]

@@ -18,47 +18,47 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from tests.faults.harness import KINDS, OTHER, Ended, compiler, import_all, preloaded, run
+from tests.faults.harness import DISTURBANCES, OTHER, Ended, compiler, import_all, preloaded, run
 from tests.faults.scenarios import Command, Scenario, contents, differences, make_state, scenarios, whole_checkpoints
 
 PART = 20  # points between two lines of progress
 
 
 @dataclass
-class Found:
-    """What a sweep of one scenario by one kind came to."""
+class Outcome:
+    """The result of sweeping a scenario with one kind of disturbance."""
 
     scenario: str
-    kind: str
+    disturbance: str
     points: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def add(self, other: "Found") -> None:
-        """Take in another part of the same sweep."""
-        self.points += other.points
-        self.ended += other.ended
-        self.wrong += other.wrong
+    def add(self, part: "Outcome") -> None:
+        """Add another part of the same sweep."""
+        self.points += part.points
+        self.ended += part.ended
+        self.wrong += part.wrong
 
     def __str__(self) -> str:
         ends = ", ".join(f"{count} {word}" for word, count in sorted(self.ended.items()))
-        return f"{self.scenario}, {self.kind}: {self.points} points ({ends}), {len(self.wrong)} wrong"
+        return f"{self.scenario}, {self.disturbance}: {self.points} points ({ends}), {len(self.wrong)} wrong"
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A scenario's start, kept in a folder, what it leaves where nothing disturbs it, and the names of its calls."""
+    """A scenario's initial files, the files after an undisturbed run, and the names of its calls."""
 
     state: Path
-    wanted: dict[str, str]
+    expected: dict[str, str]
     calls: Sequence[str]
 
 
 class Sweeper:
-    """Sweeps in a folder of its own; makes each start, and each undisturbed run, once."""
+    """Sweeps in a folder; makes the initial files and the undisturbed run of a scenario once."""
 
     def __init__(self, folder: Path) -> None:
-        """Sweep in `folder`, which is made."""
+        """Create `folder` and sweep in it."""
         self.work, self.log = folder / "work", folder / "log"
         self.work.mkdir(parents=True)
         self.scenarios = {scenario.name: scenario for scenario in scenarios(self.work)}
@@ -66,19 +66,19 @@ class Sweeper:
         self._undisturbed: dict[str, Undisturbed] = {}
 
     def undisturbed(self, name: str) -> Undisturbed:
-        """Run a scenario undisturbed. RuntimeError: it fails, or going on after it changes something."""
+        """Run a scenario undisturbed. Raises RuntimeError if it fails, or if continuing after it changes a file."""
         if name not in self._undisturbed:
             scenario = self.scenarios[name]
             state = self._state(scenario)
             _restore(state, self.work)
             ended = run([scenario.command], self.work, self.log, processes=scenario.processes)
-            wanted = contents(self.work)
-            again = run(scenario.again(self.work), self.work, self.log, processes=scenario.processes)
-            wrong = differences(wanted, contents(self.work))
+            expected = contents(self.work)
+            repeat = run(scenario.repeat(self.work), self.work, self.log, processes=scenario.processes)
+            wrong = differences(expected, contents(self.work))
             wrong += ["the second writes"] if ended.second is not None and ended.second.names else []
-            if ended.code or again.code or wrong:
-                raise RuntimeError(f"{name}: {ended.said}; again: {again.said} {wrong}")
-            self._undisturbed[name] = Undisturbed(state, wanted, ended.names)
+            if ended.code or repeat.code or wrong:
+                raise RuntimeError(f"{name}: {ended.output}; again: {repeat.output} {wrong}")
+            self._undisturbed[name] = Undisturbed(state, expected, ended.names)
         return self._undisturbed[name]
 
     def _state(self, scenario: Scenario) -> Path:
@@ -89,30 +89,30 @@ class Sweeper:
             shutil.copytree(self.work, self._states[key])
         return self._states[key]
 
-    def sweep(self, name: str, kind: str, points: Iterable[int]) -> Found:
-        """Disturb these calls of a scenario's command, one at a time, and judge what is left after going on."""
+    def sweep(self, name: str, disturbance: str, points: Iterable[int]) -> Outcome:
+        """Disturb these calls of a scenario's command, one at a time, and judge the files after continuing."""
         begin, scenario = self.undisturbed(name), self.scenarios[name]
-        found = Found(name, kind)
+        outcome = Outcome(name, disturbance)
         for at in points:
-            ended, problems = self._disturb(scenario, begin, kind, at)
-            found.points += 1
-            found.ended["killed" if ended.code == -9 else f"exit {ended.code}"] += 1
+            ended, problems = self._disturb(scenario, begin, disturbance, at)
+            outcome.points += 1
+            outcome.ended["killed" if ended.code == -9 else f"exit {ended.code}"] += 1
             if problems:
-                found.wrong.append(f"{name}, {kind} at {at} ({begin.calls[at - 1]}): {'; '.join(problems)}")
-        return found
+                outcome.wrong.append(f"{name}, {disturbance} at {at} ({begin.calls[at - 1]}): {'; '.join(problems)}")
+        return outcome
 
-    def _disturb(self, scenario: Scenario, begin: Undisturbed, kind: str, at: int) -> tuple[Ended, list[str]]:
+    def _disturb(self, scenario: Scenario, begin: Undisturbed, disturbance: str, at: int) -> tuple[Ended, list[str]]:
         _restore(begin.state, self.work)
         before = whole_checkpoints(self.work)
-        ended = run([scenario.command], self.work, self.log, at, kind, scenario.processes)
-        problems = _judge(ended, kind)
+        ended = run([scenario.command], self.work, self.log, at, disturbance, scenario.processes)
+        problems = _judge(ended, disturbance)
         if scenario.checkpoints and before and not whole_checkpoints(self.work):
             problems.append("no checkpoint is left")
         _date_back_temporaries(self.work)
-        again = run(scenario.again(self.work), self.work, self.log, processes=scenario.processes)
-        if again.code or (again.second is not None and again.second.code):
-            problems.append(f"going on ended with {again.code}: {again.said[-300:]}")
-        return ended, problems + differences(begin.wanted, contents(self.work))
+        repeat = run(scenario.repeat(self.work), self.work, self.log, processes=scenario.processes)
+        if repeat.code or (repeat.second is not None and repeat.second.code):
+            problems.append(f"going on ended with {repeat.code}: {repeat.output[-300:]}")
+        return ended, problems + differences(begin.expected, contents(self.work))
 
 
 def _date_back_temporaries(work: Path) -> None:
@@ -127,41 +127,41 @@ def _restore(state: Path, work: Path) -> None:
     shutil.copytree(state, work)
 
 
-def _judge(ended: Ended, kind: str) -> list[str]:
-    """Return what is wrong with how a disturbed command ended, or with how the process beside it did."""
-    if kind == OTHER:
+def _judge(ended: Ended, disturbance: str) -> list[str]:
+    """Return the problems with the end of a disturbed command or of its second process."""
+    if disturbance == OTHER:
         first = replace(ended, second=None)
         return [*_judge_survivor(first), *_judge_killed(ended.second or first, (-9, 0))]
-    if kind in ("kill", "torn"):
+    if disturbance in ("kill", "torn"):
         return [*_judge_killed(ended), *([] if ended.second is None else _judge_survivor(ended.second))]
-    allowed = (0,) if kind == "short" else (0, 1)
+    allowed = (0,) if disturbance == "short" else (0, 1)
     problems = [*_unforeseen(ended)]
     if ended.code not in allowed:
-        problems.append(f"exit code {ended.code}: {ended.said[-300:]}")
-    if ended.code == 1 and "error: cannot " not in ended.said:
-        problems.append(f"message: {ended.said[-300:]}")
+        problems.append(f"exit code {ended.code}: {ended.output[-300:]}")
+    if ended.code == 1 and "error: cannot " not in ended.output:
+        problems.append(f"message: {ended.output[-300:]}")
     if ended.second is not None and ended.second.code != ended.code:
-        problems.append(f"the second ended with {ended.second.code}: {ended.second.said[-300:]}")
+        problems.append(f"the second ended with {ended.second.code}: {ended.second.output[-300:]}")
     return problems
 
 
 def _judge_killed(ended: Ended, codes: Sequence[int] = (-9,)) -> list[str]:
-    return [] if ended.code in codes else [f"not killed but {ended.code}: {ended.said[-300:]}"]
+    return [] if ended.code in codes else [f"not killed but {ended.code}: {ended.output[-300:]}"]
 
 
 def _judge_survivor(ended: Ended) -> list[str]:
-    """It ends with 1 and says that another is lost; or with 0, where that one had nothing more to do for it."""
-    good = ended.code == 0 or (ended.code == 1 and "another process of this training" in ended.said)
-    return _unforeseen(ended) + ([] if good else [f"the survivor ended with {ended.code}: {ended.said[-400:]}"])
+    """The survivor ends with 1 and reports a lost process, or with 0 if it needed nothing more from it."""
+    good = ended.code == 0 or (ended.code == 1 and "another process of this training" in ended.output)
+    return _unforeseen(ended) + ([] if good else [f"the survivor ended with {ended.code}: {ended.output[-400:]}"])
 
 
 def _unforeseen(ended: Ended) -> list[str]:
-    bad = "Traceback" in ended.said or "fault of phmctl" in ended.said
-    return [f"unforeseen: {ended.said[-400:]}"] if bad else []
+    bad = "Traceback" in ended.output or "fault of phmctl" in ended.output
+    return [f"unforeseen: {ended.output[-400:]}"] if bad else []
 
 
 def spread(calls: int, points: int) -> list[int]:
-    """Return so many calls, evenly spread."""
+    """Return `points` of `calls` call numbers, evenly spread."""
     return [1 + (2 * number + 1) * calls // (2 * points + 1) for number in range(points)]
 
 
@@ -177,39 +177,42 @@ def _count(root: Path, name: str) -> int:
     return len(_sweeper(root, os.getpid()).undisturbed(name).calls)
 
 
-def _part(root: Path, task: Task) -> Found:
+def _part(root: Path, task: Task) -> Outcome:
     return _sweeper(root, os.getpid()).sweep(*task)
 
 
-def _tasks(asked: argparse.Namespace, swept: Sequence[Scenario], calls: dict[str, int]) -> list[Task]:
-    found: list[Task] = []
-    for kind in asked.kinds.split(","):  # all kills come first: a sweep that is cut off has the most telling part
-        for each in [scenario for scenario in swept if kind in scenario.kinds]:
-            count = calls[each.name]
-            points = spread(count, asked.points) if asked.points else [*range(1, count + 1, asked.every)]
-            found += [(each.name, kind, points[begin : begin + PART]) for begin in range(0, len(points), PART)]
-    return found
+def _tasks(arguments: argparse.Namespace, swept: Sequence[Scenario], calls: dict[str, int]) -> list[Task]:
+    tasks: list[Task] = []
+    for disturbance in arguments.kinds.split(","):  # kills first, as they find most
+        for scenario in [scenario for scenario in swept if disturbance in scenario.disturbances]:
+            count = calls[scenario.name]
+            points = spread(count, arguments.points) if arguments.points else [*range(1, count + 1, arguments.every)]
+            parts = [points[begin : begin + PART] for begin in range(0, len(points), PART)]
+            tasks += [(scenario.name, disturbance, part) for part in parts]
+    return tasks
 
 
-def _sweep_all(asked: argparse.Namespace, root: Path) -> list[Found]:
-    swept = [each for each in scenarios(root) if not asked.only or each.name in asked.only.split(",")]
-    names = [each.name for each in swept]
-    found: dict[tuple[str, str], Found] = {}
+def _sweep_all(arguments: argparse.Namespace, root: Path) -> list[Outcome]:
+    swept = [
+        scenario for scenario in scenarios(root) if not arguments.only or scenario.name in arguments.only.split(",")
+    ]
+    names = [scenario.name for scenario in swept]
+    outcomes: dict[tuple[str, str], Outcome] = {}
     began = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(asked.jobs) as pool:
+    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         calls = dict(zip(names, pool.map(partial(_count, root), names, chunksize=1), strict=True))
-        tasks = _tasks(asked, swept, calls)
+        tasks = _tasks(arguments, swept, calls)
         total, done = sum(len(points) for _, _, points in tasks), 0
         _say(f"{total} points: " + ", ".join(f"{name} {count} writes" for name, count in calls.items()))
         for part in pool.imap_unordered(partial(_part, root), tasks):
-            found.setdefault((part.scenario, part.kind), Found(part.scenario, part.kind)).add(part)
+            outcomes.setdefault((part.scenario, part.disturbance), Outcome(part.scenario, part.disturbance)).add(part)
             done += part.points
             _say(f"{done}/{total}, {time.perf_counter() - began:.0f} s: {part}")
-            for each in part.wrong:
-                _say(f"  {each}")
-            if asked.json:
-                asked.json.write_text(json.dumps([vars(one) for one in found.values()], indent=1))
-    return [*found.values()]
+            for problem in part.wrong:
+                _say(f"  {problem}")
+            if arguments.json:
+                arguments.json.write_text(json.dumps([vars(outcome) for outcome in outcomes.values()], indent=1))
+    return [*outcomes.values()]
 
 
 def _say(line: str) -> None:
@@ -221,26 +224,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--points", type=int, default=0)
-    parser.add_argument("--kinds", default=",".join((*KINDS, OTHER)))
+    parser.add_argument("--kinds", default=",".join((*DISTURBANCES, OTHER)))
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     if compiler() is None:
         print("no C compiler: nothing can be disturbed", file=sys.stderr)  # noqa: T201
         return 0
     if "LD_PRELOAD" not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
-            again = [sys.executable, "-m", "tests.faults.sweep", *sys.argv[1:]]
-            return subprocess.run(again, env=preloaded(Path(folder)), check=False).returncode
+            repeat = [sys.executable, "-m", "tests.faults.sweep", *sys.argv[1:]]
+            return subprocess.run(repeat, env=preloaded(Path(folder)), check=False).returncode
     import_all()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as root:
-        found = _sweep_all(asked, Path(root))
+        outcomes = _sweep_all(arguments, Path(root))
     _say("")
-    for one in found:
-        _say(str(one))
-    wrong = sum(len(one.wrong) for one in found)
-    _say(f"{sum(one.points for one in found)} points, {wrong} wrong")
+    for outcome in outcomes:
+        _say(str(outcome))
+    wrong = sum(len(outcome.wrong) for outcome in outcomes)
+    _say(f"{sum(outcome.points for outcome in outcomes)} points, {wrong} wrong")
     return 1 if wrong else 0
 
 
