@@ -1,4 +1,4 @@
-"""Every shipped recipe loads, builds its model, and says where its values come from."""
+"""Every shipped recipe loads, builds its model, and names the sources of its values."""
 
 import math
 import re
@@ -23,7 +23,7 @@ ENCODERS = [name for name in CLASSIFICATION if load_recipe(name).model.kind == "
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_recipe_is_named_after_its_file_and_says_where_its_values_come_from(name):
+def test_a_recipe_is_named_after_its_file_and_names_its_sources(name):
     recipe, text = load_recipe(name), (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     assert recipe.name == name
     assert recipe.description
@@ -61,7 +61,7 @@ def test_the_paper_s_recipes_have_the_paper_s_shape(names, layers, width, heads,
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("table2", "table3"))])
-def test_the_recipes_of_table_2_differ_in_corpus_shape_and_steps_alone(name):
+def test_the_recipes_of_table_2_differ_only_in_corpus_shape_and_steps(name):
     recipe, other = load_recipe(name), load_recipe("table2-iwslt15-en-vi")
     shape = {"width", "feed_forward", "heads", "encoder_layers", "decoder_layers"}
     assert recipe.model.model_dump(exclude=shape) == other.model.model_dump(exclude=shape)
@@ -88,8 +88,8 @@ def test_the_fast_recipe_multiplies_less_than_a_random_rule_would():
 
 
 @pytest.mark.parametrize("name", ["miniature", "multi30k-de-en"])
-def test_a_recipe_named_after_its_card_wants_what_the_card_proposes(name):
-    # So `prepare-data NAME` and `train NAME` go together with no option.
+def test_a_recipe_named_after_its_card_has_the_card_s_settings(name):
+    # so that `prepare-data NAME` and `train NAME` need no options
     assert load_recipe(name).data == choose_section(name, None, {}, ParallelSection)
 
 
@@ -107,7 +107,7 @@ NI = [name for name in NAMES if name.startswith("ni-")]
 
 
 @pytest.mark.parametrize("name", NI)
-def test_each_row_of_the_paper_is_its_recipe_and_two_settings(name):
+def test_each_row_of_the_paper_is_the_recipe_with_two_settings(name):
     for row in published_tables("ni")[0].rows:
         recipe = load_recipe(name, row.options[1::2])
         layers, heads = recipe.model.compose_layers, recipe.model.compose_heads
@@ -120,7 +120,7 @@ def test_each_row_of_the_paper_is_its_recipe_and_two_settings(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NI if "wmt14" in name])
-def test_the_models_are_those_whose_parameters_are_counted(name):
+def test_the_models_have_the_published_parameters(name):
     size, body = ("-big", 176_357_376) if name.endswith("big") else ("", 44_138_496)
     base, both = (row for row in published_tables("ni")[1].rows if row.size == size)
     plain, composed = (ledger_for_recipe(load_recipe(name, row.options[1::2])) for row in (base, both))
@@ -128,7 +128,7 @@ def test_the_models_are_those_whose_parameters_are_counted(name):
     assert composed.totals.parameters - plain.totals.parameters == both.counts[1].count - base.counts[0].count
 
 
-def test_multi30k_is_turned_round():
+def test_multi30k_is_reversed():
     data = load_recipe("ni-multi30k-en-de").data
     assert data == load_recipe("multi30k-de-en").data.model_copy(update={"direction": "reverse"})
 
@@ -165,7 +165,7 @@ def test_the_lstm_s_maps_have_the_paper_s_rate(name):
 PAPERS = ["table1-snli", "table1-mnli", "table1-quora", "table1-dialogue-nli", "table1-scitail"]
 
 
-def test_the_recipes_of_table_1_differ_in_corpus_and_length_alone():
+def test_the_recipes_of_table_1_differ_only_in_corpus_and_length():
     first, *others = map(load_recipe, PAPERS)
     lengths = {"steps", "log_every", "validate_every", "save_every"}
     for other in others:
@@ -176,7 +176,7 @@ def test_the_recipes_of_table_1_differ_in_corpus_and_length_alone():
     assert (full.data, full.training) == (first.data, first.training)
 
 
-def test_the_agreement_recipes_are_one_model():
+def test_the_agreement_recipes_have_the_same_model():
     paper, own = load_recipe("table5-agreement"), load_recipe("agreement-resplit")
     assert (paper.model, paper.training) == (own.model, own.training)
     model = paper.model

@@ -8,7 +8,7 @@ def names(count):
     return [ledger.name for ledger in count.ledgers]
 
 
-def test_the_recipe_s_own_model_or_several_n():
+def test_the_recipe_s_model_or_several_n():
     count = count_parameters("miniature")
     assert names(count) == ["miniature real"]
     assert count.published == ()
@@ -18,14 +18,14 @@ def test_the_recipe_s_own_model_or_several_n():
     assert (real, real) == (2 * two, 4 * four)
 
 
-def test_a_fixed_algebra_is_counted_once_beside_several_n():
+def test_a_fixed_algebra_is_counted_once_with_several_n():
     count = count_parameters("miniature", ns=[2, 4], algebras=["phm", "quaternion"])
     assert names(count) == ["miniature phm-n2", "miniature phm-n4", "miniature quaternion"]
     four, quaternion = count.ledgers[1:]
     assert four.totals.parameters - quaternion.totals.parameters == four.totals.rule == 22 * 4**3
 
 
-def test_a_table_takes_no_settings_and_is_no_recipe():
+def test_a_table_takes_no_settings():
     content = count_parameters("table5", paper=True).as_json()
     assert content["variants"] == []
     rows = [(row["figure"], row["candidates"][0]["count"]) for row in content["published"][0]["rows"]]
@@ -50,11 +50,8 @@ def test_recipes_of_other_tasks_are_counted_too(tmp_path):
     assert dense.sizes == {"features": 8}
 
 
-# --- printed
-
-
 def printed(*args, **kwargs):
-    """The rows of the last table, and what stands below it."""
+    """The rows of the last table, and its notes."""
     table = count_tables(count_parameters(*args, **kwargs))[-1]
     return [[str(cell) for cell in row] for row in table.rows], "\n".join(table.below)
 
@@ -72,7 +69,7 @@ def test_several_variants_print_a_comparison():
     assert rows[1] == ["phm-n4", "495,488", "41.9%", "239,488", "25.9%", "22", "0.28%"]
 
 
-def test_published_figures_stand_beside_ours():
+def test_published_figures_are_printed_with_ours():
     rows, below = printed("ceng501-de-en", ns=[16], paper=True)
     assert rows[-1] == ["PHM+ n=16", "1,844,224", "1,844,224", "yes", "n everywhere"]
     assert ["PHM+ n=2", "13,579,416", "13,579,416", "yes", "one d×d map a layer left at n = 16"] in rows

@@ -1,8 +1,6 @@
-"""The published parameter figures: the counts in ``published.yaml`` are those of real models, to the unit.
+"""The published parameter figures: the counts in ``published.yaml`` are exact counts of models.
 
-Only 64d² is no model's: the text does not say what has it.
-
-S is the sum of k·d over the linear maps, K the number of distinct rules.
+The exception is 64d², whose model the paper does not describe. K is the number of distinct rules.
 """
 
 import re
@@ -26,7 +24,7 @@ CLASSIFIERS = {"table1": "table1-snli", "table5": "table5-agreement"}
 
 
 def chosen(variant: str) -> dict[str, Any]:
-    """The algebra and n of a row's models."""
+    """The algebra and n of a variant."""
     n = re.search(r"-n(\d+)", variant)
     return {"algebra": variant.partition("-")[0], "n": int(n[1]) if n else 1}
 
@@ -37,14 +35,14 @@ def base(layers: int = 6, **changes: Any) -> Ledger:
 
 
 def of_recipe(name: str, settings: Sequence[str], vocabulary: int = 8) -> Ledger:
-    """The model of a recipe, for so many token types."""
+    """The ledger of a recipe's model for a vocabulary size."""
     sizes = dict.fromkeys(("source", "target", "vocabulary"), vocabulary) | {"classes": 2}
     return ledger_for_recipe(load_recipe(name, settings), Sizes(sizes))
 
 
 @cache
 def phm_plus(table: str, n: int, vocabulary: int) -> Ledger:
-    """CENG501's model: embeddings and generator are PHM too."""
+    """CENG501's model, whose embeddings and generator are PHM."""
     return of_recipe(table, [f"model.algebra={'real' if n == 1 else 'phm'}", f"model.n={n}"], vocabulary)
 
 
@@ -60,26 +58,26 @@ def composed(row: int = 1, width: int = D, algebra: str = "real", n: int = 1) ->
 
 
 def added(row: int, width: int = D, **choice: Any) -> int:
-    """What a row's compositions add to the model, less the output maps that they stand for."""
+    """The parameters that a row's compositions add, minus the output maps that they replace."""
     return composed(row, width, **choice).totals.parameters - composed(1, width, **choice).totals.parameters
 
 
 def compositions(row: int) -> list[Row]:
-    return [
-        each
-        for each in composed(row).rows
-        if ".composition." in each.component
-        or (".output." in each.component and not each.component.endswith("attention.output"))
-    ]
+    parts = []
+    for part in composed(row).rows:
+        in_output = ".output." in part.component and not part.component.endswith("attention.output")
+        if ".composition." in part.component or in_output:
+            parts.append(part)
+    return parts
 
 
 def weights(row: int) -> int:
-    """Of compositions alone: no biases, no norms, and nothing taken off for output maps."""
-    return sum(each.components for each in compositions(row))
+    """The weights of compositions, without biases and norms; output maps are not subtracted."""
+    return sum(part.components for part in compositions(row))
 
 
 def with_tables(rows: int, width: int) -> int:
-    """The base model with three tables of so many rows."""
+    """The parameters of the base model with three tables of `rows` rows."""
     return composed(1, width).without_embeddings.parameters + 3 * rows * width
 
 
@@ -101,14 +99,14 @@ def of_classifiers(key: str, variant: str) -> list[int]:
 
 
 def of_the_reproduction(key: str, variant: str) -> list[int]:
-    """CENG501: where n everywhere does not give the figure, one d×d map a layer was left at n = 16."""
+    """CENG501: for n = 2, 4, 8 the figure is that of a model with a d×d map in each layer at n = 16."""
     vocabulary, n = VOCABULARY[key], chosen(variant)["n"]
     ours, at_16 = phm_plus(key, n, vocabulary), phm_plus(key, 16, vocabulary)
-    left = [
-        (there if here.component.endswith(".feed_forward.contract") else here).parameters
-        for here, there in zip(ours.rows, at_16.rows, strict=True)
+    mixed = [
+        (row_at_16 if row.component.endswith(".feed_forward.contract") else row).parameters
+        for row, row_at_16 in zip(ours.rows, at_16.rows, strict=True)
     ]
-    return [*([] if n in (1, 16) else [sum(left)]), ours.totals.parameters]
+    return [*([] if n in (1, 16) else [sum(mixed)]), ours.totals.parameters]
 
 
 def of_neuron_interaction(number: int) -> list[int]:
@@ -118,7 +116,7 @@ def of_neuron_interaction(number: int) -> list[int]:
         2: [weights(2)],
         3: [weights(3), added(3)],
         4: [weights(4), added(4)],
-        5: [sum(each.parameters for each in compositions(5)), added(5)],
+        5: [sum(part.parameters for part in compositions(5)), added(5)],
         6: [64 * D**2, added(6)],
         7: [weights(7), added(7)],
         8: [64 * D**2 + weights(7), added(8)],
@@ -128,26 +126,23 @@ def of_neuron_interaction(number: int) -> list[int]:
 
 def of_its_second_table(label: str) -> list[int]:
     width, rows = (1024, (28_530, 33_087)) if label.startswith("Big") else (512, (28_556, 33_113))
-    plain = [with_tables(each, width) for each in rows]
+    plain = [with_tables(count, width) for count in rows]
     if not label.endswith("NI"):
         return plain
-    return [total for each in plain for total in (each + (64 + 54) * width**2, each + added(8, width))]
+    return [total for base in plain for total in (base + (64 + 54) * width**2, base + added(8, width))]
 
 
 @pytest.mark.parametrize(("key", "row"), ROWS)
-def test_each_count_is_that_of_a_model_and_the_first_is_the_figure(key: str, row: Any) -> None:
+def test_each_count_is_exact_and_the_first_agrees_with_the_figure(key: str, row: Any) -> None:
     if key == "ni":
         expected = of_neuron_interaction(1 + TABLES[key].rows.index(row))
     elif key == "ni-table2":
         expected = of_its_second_table(row.label)
     else:
-        kinds = dict.fromkeys(CLASSIFIERS, of_classifiers) | dict.fromkeys(VOCABULARY, of_the_reproduction)
-        expected = kinds.get(key, of_the_paper)(key, row.variant)
+        counters = dict.fromkeys(CLASSIFIERS, of_classifiers) | dict.fromkeys(VOCABULARY, of_the_reproduction)
+        expected = counters.get(key, of_the_paper)(key, row.variant)
     assert [count.count for count in row.counts] == expected
     assert row.holds(row.counts[0])
-
-
-# The identities.
 
 
 def test_tables_2_and_4_are_six_and_six_layers_not_the_four_of_the_text() -> None:
@@ -175,27 +170,24 @@ def test_at_16_the_arrangement_of_the_rules_decides(changes: dict[str, str], rul
 def test_the_reproduction_fits_no_single_vocabulary(key: str, rules: int) -> None:
     vocabulary = VOCABULARY[key]
     assert phm_plus(key, 16, vocabulary).rules == rules
-    wanted = []
+    needed = []
     for row, n in zip(TABLES[key].rows[1:4], (2, 4, 8), strict=True):
-        here, there = (phm_plus(key, n, types).totals.parameters for types in (vocabulary, vocabulary + 16))
-        wanted.append(f"{vocabulary + 16 * (value_of(row.figure) - here) / (there - here):,.1f} at n = {n}")
-    assert ", ".join(wanted) in TABLES[key].notes[-1]
-    assert not any(".0 " in each for each in wanted)
+        count, larger = (phm_plus(key, n, types).totals.parameters for types in (vocabulary, vocabulary + 16))
+        needed.append(f"{vocabulary + 16 * (value_of(row.figure) - count) / (larger - count):,.1f} at n = {n}")
+    assert ", ".join(needed) in TABLES[key].notes[-1]
+    assert not any(".0 " in size for size in needed)
 
 
-def test_what_is_added_takes_the_output_maps_off() -> None:
-    assert added(7) == weights(7) - ATTENTIONS * D**2 + ATTENTIONS * (2 * D - D)  # u and v come, the map's bias goes
+def test_compositions_replace_the_output_maps() -> None:
+    assert added(7) == weights(7) - ATTENTIONS * D**2 + ATTENTIONS * (2 * D - D)  # u and v instead of the map's bias
     assert added(8) == added(6) + added(7)
     assert added(6) == 26 * D**2 + 2 * 2 * D
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_phm_takes_one_nth_of_a_composition_and_its_rules(n: int) -> None:
-    """Two stacks of 13 maps with a rule each; u and v stay."""
+    """Two stacks of 13 maps with a rule each; u and v are unchanged."""
     assert added(6, algebra="phm", n=n) == 26 * D**2 // n + 2 * 2 * D + 2 * 13 * n**3
-
-
-# Which table, and how figures are read.
 
 
 @pytest.mark.parametrize(
@@ -212,7 +204,7 @@ def test_phm_takes_one_nth_of_a_composition_and_its_rules(n: int) -> None:
         ("nist-mine", []),
     ],
 )
-def test_a_recipe_gets_the_table_that_it_reproduces(name: str, keys: list[str]) -> None:
+def test_the_tables_of_a_name(name: str, keys: list[str]) -> None:
     assert [table.key for table in published_tables(name)] == keys
     assert set(keys) <= {*table_names(), "ni-table2"}
 
@@ -231,5 +223,5 @@ def test_a_recipe_gets_the_table_that_it_reproduces(name: str, keys: list[str]) 
 def test_agreement_is_rounding_to_the_printed_digits(
     figure: str, unit: int | None, cut: bool, least: int, most: int
 ) -> None:
-    found = [agrees(figure, count, unit, cut=cut) for count in (least - 1, least, most, most + 1)]
-    assert found == [False, True, True, False]
+    agreements = [agrees(figure, count, unit, cut=cut) for count in (least - 1, least, most, most + 1)]
+    assert agreements == [False, True, True, False]

