@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from phmctl.benchmarks.layers import bench_layer
 
 SHAPES = ((256, 256), (512, 512), (512, 2048), (1024, 1024), (1024, 4096), (2048, 2048))
-RULES: tuple[tuple[int, int | None], ...] = ((4, None), (4, 4), (8, 12))  # n, and R of factors; None: held as A
+RULES: tuple[tuple[int, int | None], ...] = ((4, None), (4, 4), (8, 12))  # n, and R of the factors or None for A
 TOKENS = (512, 4096)
 
 
 def markdown(
     shapes: Sequence[tuple[int, int]] = SHAPES, tokens: Sequence[int] = TOKENS, *, rounds: int = 9
 ) -> tuple[str, str]:
-    """Measure, and return the processor and the table; a ratio is the median (least–greatest) of the rounds."""
+    """Return the processor and the table of measured ratios: median (minimum–maximum) of the rounds."""
     columns = [(count, mode) for count in tokens for mode in ("forward+backward", "forward")]
     lines = [
         "| d → k | n | rule | execution | " + " | ".join(f"{mode}, {count} tokens" for count, mode in columns) + " |"

@@ -1,10 +1,10 @@
-"""Compare rules for the rates of A and S: the loss on valid after the last step.
+"""Compare rules for the learning rates of A and S by the validation loss after the last step.
 
     python tools/rate_rules.py miniature --n 4 --set training.steps=300 --set training.warmup=75
 
-- shipped: phmctl.nn.tuning's, each factor by its scale;
+- shipped: phmctl.nn.tuning, each factor by its scale;
 - formula: by fan-in, S √n/2 and A d/(2 n^1.5) times the dense map's rate (Qiu et al. 2024, for Kronecker sums);
-- measured: before step 1, such that a step of each factor moves the map's output as a step of the dense weight does.
+- measured: before step 1, so that a step of each factor moves the output as far as a step of the dense weight.
 """
 
 import argparse
@@ -29,9 +29,9 @@ def formula(model: nn.Module) -> dict[str, float]:
     rates = relative_rates(model)
     for name, module in model.named_modules():
         if isinstance(module, PHMLinear) and module.n > 1:
-            own, n, d = dense_rate(module.in_features), module.n, module.in_features
-            known = {f"{name}.S": own * math.sqrt(n) / 2, f"{name}.A": own * d / (2 * n**1.5)}
-            rates |= {key: rate for key, rate in known.items() if key in rates}
+            n, d = module.n, module.in_features
+            rule_rates = {f"{name}.S": math.sqrt(n) / 2, f"{name}.A": d / (2 * n**1.5)}
+            rates |= {key: rate * dense_rate(d) for key, rate in rule_rates.items() if key in rates}
     return rates
 
 
@@ -41,27 +41,29 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="its data is prepared")
+    parser.add_argument("recipe", help="recipe whose data is prepared")
     parser.add_argument("--n", type=int, default=4)
     parser.add_argument("--rates", default="4e-3,8e-3,1.6e-2")
     parser.add_argument("--rules", default="shipped,formula,measured")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--data", type=Path, default=Path("data"))
-    given = parser.parse_args()
-    base = resolve(given.recipe, common_overrides(n=given.n), ["training.schedule=linear", *given.set])
-    by_measure = measured(bench_rates(base, given.data)) if "measured" in given.rules else {}
+    options = parser.parse_args()
+    base = resolve(options.recipe, common_overrides(n=options.n), ["training.schedule=linear", *options.set])
+    measured_rates = measured(bench_rates(base, options.data)) if "measured" in options.rules else {}
     rules = {
         "shipped": relative_rates,
         "formula": formula,
-        "measured": lambda model: {name: by_measure.get(name, rate) for name, rate in relative_rates(model).items()},
+        "measured": lambda model: {
+            name: measured_rates.get(name, rate) for name, rate in relative_rates(model).items()
+        },
     }
-    for name in given.rules.split(","):
+    for name in options.rules.split(","):
         optimiser.relative_rates = rules[name]
         losses = []
-        for rate in given.rates.split(","):
+        for rate in options.rates.split(","):
             with tempfile.TemporaryDirectory() as runs:
                 settings = {"training.learning_rate": float(rate), "training.validate_bleu": False}
-                run = phmctl.train(base, settings=settings, data=given.data, runs=runs).run
+                run = phmctl.train(base, settings=settings, data=options.data, runs=runs).run
                 losses.append(f"{series(read_metrics(run.metrics_path), 'validation', 'loss')[-1][1]:.3f}")
         sys.stdout.write(f"{name}: {', '.join(losses)}\n")
         sys.stdout.flush()

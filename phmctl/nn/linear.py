@@ -345,7 +345,7 @@ class TwoFactorLinear(StructuredWeight):
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
         self.draw("xavier_uniform", in_features, out_features // splits)
 
-    @property
+    @property  # type: ignore[misc]  # read-only here
     def weight(self) -> Tensor:
         """H, (k, d), rounded as the outputs of the layer are: its bias is added and subtracted."""
         outputs: Tensor = self(torch.eye(self.in_features, device=self.R.device, dtype=self.R.dtype))  # (d, k)
