@@ -140,6 +140,12 @@ class Hub(Section):
     names: dict[str, str] = Field(default_factory=dict)
     unlabelled: tuple[str, ...] = ("-1",)
 
+    @property
+    def row_format(self) -> RowFormat:
+        return RowFormat(
+            format="jsonl", texts=self.texts, label=self.label, names=self.names, unlabelled=self.unlabelled
+        )
+
 
 class Url(Section):
     url: Annotated[str, Field(pattern=r"^https?://")]
@@ -211,9 +217,9 @@ class Card(Section):
         for key in ("texts",) if self.labelled else ("source_language", "target_language"):
             if not getattr(self, key):
                 raise ValueError(f"needs {key!r} because of 'task: {self.task}'")
-        formats: dict[str, RowFormat | Hub] = {f"layout {layout.name!r}": layout.rows for layout in self.local}
+        formats = {f"layout {layout.name!r}": layout.rows for layout in self.local}
         if self.hub:
-            formats["the hub"] = self.hub
+            formats["the hub"] = self.hub.row_format
         count = self.texts if self.labelled else 2
         for name, row_format in formats.items():
             if len(row_format.texts) != count or (row_format.label is not None) != self.labelled:

@@ -172,7 +172,7 @@ class CleanRows:
         known = ", ".join(self.labels[:8])
         if len(self.labels) > 8:
             known += f", ... ({len(self.labels)} in all)"
-        raise DataError(f"{row.describe_location()}: unknown label {row.label!r}{guess}; known: {known}")
+        raise DataError(f"{row.location}: unknown label {row.label!r}{guess}; known: {known}")
 
     def _is_kept(self, row: Row) -> bool:
         if not self.labelled and row.texts[0] == row.texts[1] != "":

@@ -11,8 +11,8 @@ from typing import Any
 from phmctl.console import note
 from phmctl.data.card import Hub
 from phmctl.data.fetch import LARGEST
-from phmctl.data.readers import field_of, join_lines, rename_label
-from phmctl.data.rows import Row, SourceFile, Splits, repeatable
+from phmctl.data.readers import parse_row
+from phmctl.data.rows import Location, Row, SourceFile, Splits, repeatable
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import clear, replacing, writing
 
@@ -20,14 +20,9 @@ from phmctl.files import clear, replacing, writing
 @repeatable
 def hub_rows(dataset: Any, hub: Hub, name: str) -> Iterator[Row]:
     """Yield the rows of a split, a ``datasets.Dataset``; error messages contain `name`."""
+    row_format = hub.row_format
     for number, record in enumerate(dataset, start=1):
-        texts = [field_of(record, column) for column in hub.texts]
-        value = None if hub.label is None else field_of(record, hub.label)
-        if not all(isinstance(text, str) for text in texts) or (hub.label is not None and value is None):
-            columns = ", ".join((*hub.texts, *filter(None, [hub.label])))
-            raise DataError(f"{name}, row {number}: expected text in {columns}; it has {str(record)[:200]}")
-        label = None if hub.label is None else rename_label(str(value), hub)
-        yield Row(tuple(map(join_lines, texts)), label, location=(name, number))
+        yield parse_row(record, [], row_format, Location(name, number))
 
 
 def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, list[SourceFile], str]:

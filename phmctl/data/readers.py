@@ -23,8 +23,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from phmctl.data.card import Column, Format, Hub, RowFormat
-from phmctl.data.rows import UNKNOWN, Row, repeatable
+from phmctl.data.card import Column, Format, RowFormat
+from phmctl.data.rows import UNKNOWN, Location, Row, repeatable
 from phmctl.errors import DataError, nearest
 
 UNREADABLE = "\0"  # replaces a line that cannot be read
@@ -204,7 +204,7 @@ def parallel_files(
                     "parallel files need one line for each pair; are both from the same release?"
                 )
             if UNREADABLE in texts:
-                yield Row(("", ""), location=(str(source), number), readable=False)
+                yield Row(("", ""), location=Location(str(source), number), readable=False)
             else:
                 yield Row(texts)
 
@@ -222,80 +222,69 @@ def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None
             header = check_columns(path, row_format)
             next(record for _, record in records if record != [UNREADABLE])
         for number, record in records:
-            location = (str(path), number)
+            location = Location(str(path), number)
             try:
-                row = _parse_row(record, header, row_format, part, location)
+                if (
+                    part is None
+                    or row_format.split is None
+                    or _text(record, header, row_format.split, location) == part
+                ):
+                    yield parse_row(record, header, row_format, location)
             except DataError:
                 if not row_format.skips_malformed:
                     raise
                 unknown = dict.fromkeys(row_format.extras, UNKNOWN)
-                row = Row(("",) * len(row_format.texts), None, unknown, location, readable=False)
-            if row is not None:
-                yield row
+                yield Row(("",) * len(row_format.texts), None, unknown, location, readable=False)
 
 
-def _parse_row(
-    record: Record, header: list[str], row_format: RowFormat, part: str | None, location: tuple[str, int]
-) -> Row | None:
-    """Return the row of a record, or None if it belongs to another part."""
-    place = f"{location[0]}, line {location[1]}"
+def parse_row(record: Record, header: list[str], row_format: RowFormat, location: Location) -> Row:
+    """Return the row of a table's cells or of a JSON object; raises DataError if a text, label or extra is invalid."""
     if header and len(record) != len(header):
+        quoting = "on" if row_format.quoted else "off"
         raise DataError(
-            f"{place}: {len(record)} columns, but the header has {len(header)}; check that quoting should be "
-            f"{'on' if row_format.quoted else 'off'}; --skip-bad-lines leaves these rows out"
+            f"{location}: {len(record)} columns, but the header has {len(header)}; check that quoting should "
+            f"be {quoting}; --skip-bad-lines leaves these rows out"
         )
-
-    def value(column: Column) -> str:
-        if isinstance(record, dict):
-            text = _field_text(record, str(column), place)
-        else:
-            text = _cell_text(record, column if isinstance(column, int) else header.index(column), place)
-        if _NOT_TEXT.search(text):
-            raise DataError(f"{place}: {column!r} contains NUL or an unpaired surrogate, which are not characters")
-        return text
-
-    if part is not None and row_format.split is not None and value(row_format.split) != part:
-        return None
-    texts = tuple(join_lines(value(column)) for column in row_format.texts)
-    extras = {name: _parse_extra(value(column), column, place) for name, column in row_format.extras.items()}
-    label = None if row_format.label is None else rename_label(value(row_format.label), row_format)
-    return Row(texts, label, extras, location)
+    texts = tuple(join_lines(_text(record, header, column, location)) for column in row_format.texts)
+    extras = {name: _extra(record, header, column, location) for name, column in row_format.extras.items()}
+    label = "" if row_format.label is None else _text(record, header, row_format.label, location).strip()
+    if not label or label in row_format.unlabelled:
+        return Row(texts, None, extras, location)
+    return Row(texts, row_format.names.get(label, label), extras, location)
 
 
-def _cell_text(cells: list[str], index: int, place: str) -> str:
-    if cells == [""]:
-        raise DataError(f"{place} is empty; remove the empty lines")
-    if index >= len(cells):
-        raise DataError(f"{place}: {len(cells)} columns, but column {index} (counted from 0) is needed")
-    return cells[index]
+def _text(record: Record, header: list[str], column: Column, location: Location) -> str:
+    """Return the text of a column of a table, or of a field of a JSON object."""
+    if isinstance(record, dict):
+        name = str(column)
+        value = field_of(record, name)
+        if value is None and name not in record:
+            guess = nearest(name, map(str, record))
+            raise DataError(f"{location}: no key {name!r}{guess}; there are {', '.join(record)}")
+        if not isinstance(value, (str, int)):
+            raise DataError(f"{location}: {name!r} holds {value!r}, but texts and integers are expected")
+        text = str(value)
+    else:
+        index = column if isinstance(column, int) else header.index(column)
+        if record == [""]:
+            raise DataError(f"{location} is empty; remove the empty lines")
+        if index >= len(record):
+            raise DataError(f"{location}: {len(record)} columns, but column {index} (counted from 0) is needed")
+        text = record[index]
+    if _NOT_TEXT.search(text):
+        raise DataError(f"{location}: {column!r} contains NUL or an unpaired surrogate, which are not characters")
+    return text
 
 
-def _field_text(record: dict[str, Any], name: str, place: str) -> str:
-    value = field_of(record, name)
-    if value is None and name not in record:
-        guess = nearest(name, map(str, record))
-        raise DataError(f"{place}: no key {name!r}{guess}; there are {', '.join(record)}")
-    if not isinstance(value, (str, int)):
-        raise DataError(f"{place}: {name!r} holds {value!r}, but texts and integers are expected")
-    return str(value)
-
-
-def _parse_extra(value: str, column: Column, place: str) -> int:
+def _extra(record: Record, header: list[str], column: Column, location: Location) -> int:
+    text = _text(record, header, column, location)
     with suppress(ValueError):
-        number = int(value)
+        number = int(text)
         if number in _EXTRA_VALUES:
             return number
     raise DataError(
-        f"{place}: column {column!r} holds {value[:40]!r}, not a 32-bit integer of at least {UNKNOWN} (not known)"
+        f"{location}: column {column!r} holds {text[:40]!r}, not a 32-bit integer of at least {UNKNOWN} (unknown)"
     )
-
-
-def rename_label(value: str, names: RowFormat | Hub) -> str | None:
-    """Return the card's name of a label as a file writes it; None for an empty cell or a value for "no label"."""
-    label = value.strip()
-    if not label or label in names.unlabelled:
-        return None
-    return names.names.get(label, label)
 
 
 def first_record(path: Path, row_format: RowFormat) -> list[str]:

@@ -19,18 +19,24 @@ _NO_EXTRAS: Mapping[str, int] = MappingProxyType({})
 P = ParamSpec("P")
 
 
+class Location(NamedTuple):
+    """The position of a row, for error messages."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}"
+
+
 class Row(NamedTuple):
     """A sentence pair or a labelled example."""
 
     texts: tuple[str, ...]
     label: str | None = None
     extras: Mapping[str, int] = _NO_EXTRAS  # integers by name, such as the number of attractors
-    location: tuple[str, int] = ("", 0)  # file and line for error messages; not set for parallel files
+    location: Location = Location("", 0)  # not set for parallel files
     readable: bool = True  # False for a malformed row, whose texts are empty
-
-    def describe_location(self) -> str:
-        file, line = self.location
-        return f"{file}, line {line}"
 
 
 RowSource = Iterable[Row]  # can be iterated any number of times
@@ -113,7 +119,7 @@ def agreement(splits: Mapping[str, RowSource]) -> Division:
 @repeatable
 def _add_attractors(rows: RowSource) -> Iterator[Row]:
     for row in rows:
-        stem, _, suffix = Path(row.location[0]).name.removesuffix(".gz").rpartition(".")
+        stem, _, suffix = Path(row.location.file).name.removesuffix(".gz").rpartition(".")
         is_numbered = stem == "numpred.test" and suffix.isdecimal()
         yield row._replace(extras={"attractors": int(suffix) if is_numbered else UNKNOWN})
 
@@ -175,7 +181,7 @@ def _cut_before_verb(rows: RowSource) -> Iterator[Row]:
         extras = dict(row.extras)
         verb = extras.pop("verb")
         if not 1 <= verb <= len(words):
-            raise DataError(f"{row.describe_location()}: verb index {verb}, but the sentence has {len(words)} words")
+            raise DataError(f"{row.location}: verb index {verb}, but the sentence has {len(words)} words")
         yield row._replace(texts=(" ".join(words[: verb - 1]),), extras=extras)
 
 

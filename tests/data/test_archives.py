@@ -245,7 +245,7 @@ def test_refetch_replaces_a_dataset_only_by_a_complete_one(tmp_path, monkeypatch
 def test_errors_of_the_library_and_rows_without_text(tmp_path, monkeypatch):
     rows = hub_rows([{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}], make(tmp_path, "jsonl"), "set")
     assert next(iter(rows)).texts == ("eins zwei ", "one")
-    with pytest.raises(DataError, match=r"set, row 2: .*de, en.*None"):
+    with pytest.raises(DataError, match=r"set, line 2: 'de' .*None"):
         list(rows)
     hub = Hub.model_construct(id=str(tmp_path / "repository"), splits={"train": "training"}, texts=("de", "en"))
     with pytest.raises(DataError, match=r"'training'.* test, train, validation"):

@@ -206,9 +206,7 @@ def labels_of(train: RowSource) -> list[str]:
         if row.label is None or row.label in found:
             continue
         if any(mark in row.label for mark in "\t\n\r"):
-            raise DataError(
-                f"{row.describe_location()}: the label {row.label!r} contains a tab or a line end; replace it"
-            )
+            raise DataError(f"{row.location}: the label {row.label!r} contains a tab or a line end; replace it")
         found.add(row.label)
     numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if numeric else None)

@@ -242,7 +242,7 @@ def _read_table(run: Run, labels: Sequence[str], table: Mapping[str, Any]) -> Ex
     for row in found:
         if row.label not in labels:
             raise DataError(
-                f"{row.describe_location()}: {run.name} knows no label {row.label or ''!r}; it has {', '.join(labels)}"
+                f"{row.location}: {run.name} knows no label {row.label or ''!r}; it has {', '.join(labels)}"
             )
     if not found:
         raise DataError(f"{table['table']} holds no example")

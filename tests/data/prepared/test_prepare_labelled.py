@@ -11,7 +11,7 @@ from phmctl.data.batches import collate, lengths_of, plan_by_count
 from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, prepared_table, trained_sizes
 from phmctl.data.prepared.prepare import choose_section, prepare
-from phmctl.data.rows import Row
+from phmctl.data.rows import Location, Row
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection
 from tests.data.helpers import put
@@ -25,7 +25,7 @@ def choose(name, recipe, given):
 
 def examples(*rows, name="file.tsv"):
     """Examples (text, label) or (first, second, label), with the attractors that their number tells."""
-    return [Row(row[:-1], row[-1], {"attractors": n % 3 - 1}, (name, n)) for n, row in enumerate(rows, start=1)]
+    return [Row(row[:-1], row[-1], {"attractors": n % 3 - 1}, Location(name, n)) for n, row in enumerate(rows, start=1)]
 
 
 TRAIN = [("the dog", "yes"), ("a cat", "no"), ("A  CAT", "no"), ("", "yes"), ("one two three four five six", "no")]
