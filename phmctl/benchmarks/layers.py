@@ -35,14 +35,8 @@ def bench_layer(
 ) -> Bench:
     """Time ``PHMLinear`` and ``nn.Linear``: forward and backward together, and the forward pass in training mode.
 
-    The arguments are the options of ``bench layer``; `compiled` applies ``torch.compile`` to all layers.
-
-    Returns:
-        a row for each n, number of tokens, mode and execution; `ratio` divides PHM's seconds by ``nn.Linear``'s.
-
-    Raises:
-        DimensionError: n does not divide a dimension.
-        UserError: an unknown algebra, dtype, device or execution, or a number of tokens below 1.
+    The rows have each n, number of tokens, mode and execution; `ratio` divides PHM's seconds by ``nn.Linear``'s.
+    `compiled` applies ``torch.compile`` to all layers. Raises UserError if an argument is invalid.
     """
     check_known("dtype", dtype, tuple(_DTYPES))
     if min(tokens, default=0) < 1:
@@ -86,15 +80,8 @@ def bench_lstm(
 ) -> Bench:
     """Time ``PHMLSTM`` and ``nn.LSTM`` on sequences of equal length in float32.
 
-    The arguments are the options of ``bench lstm``.
-
-    Returns:
-        two rows for each n: forward and backward, and `eval`, which is the dense copy without gradients; `ratio`
-        divides PHM's seconds by ``nn.LSTM``'s.
-
-    Raises:
-        DimensionError: n does not divide a dimension.
-        UserError: an unknown algebra, gates or device.
+    Each n has two rows: forward and backward, and `eval`, which is the dense copy without gradients. `ratio` divides
+    PHM's seconds by ``nn.LSTM``'s. Raises UserError if an argument is invalid.
     """
     target = pick_device(device)
     dense = nn.LSTM(d, h, batch_first=True, device=target)

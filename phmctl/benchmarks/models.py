@@ -54,16 +54,10 @@ _STEP = 1e-3  # step size relative to the weight's scale, small enough that the 
 def bench_training(
     recipe: Recipe, data: Path | None = None, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
 ) -> Bench:
-    """Time training steps on a recipe's prepared data.
+    """Time training steps on a recipe's prepared data; a sample is one step on each of the batches.
 
-    The arguments are the options of ``bench train``; a sample is one step on each of the batches.
-
-    Returns:
-        a row for each candidate; `speed` divides its tokens per second by the baseline's.
-
-    Raises:
-        DataError: the data is not prepared.
-        UserError: the baseline is not a candidate.
+    `speed` divides a candidate's tokens per second by the baseline's. Raises DataError if the data is not prepared,
+    UserError if the baseline is not a candidate.
     """
     data = data or data_root()
     training = recipe.training
@@ -81,15 +75,10 @@ def bench_training(
     if isinstance(recipe, TranslationRecipe):
         tokenizers = task.prepared.tokenizers
         vocabulary = max(tokenizers.source.size, tokenizers.target.size)
-        reference = TorchTransformer(recipe.model, vocabulary).to(device)
-        models["nn.Transformer"] = reference
-        smoothing = recipe.training.label_smoothing
-
-        def reference_loss(model: nn.Module, batch: Any) -> Tensor:
-            return model(batch.source, batch.target, smoothing)  # type: ignore[no-any-return]
-
+        reference = TorchTransformer(recipe.model, vocabulary, recipe.training.label_smoothing).to(device)
         adam = torch.optim.Adam(reference.parameters())
-        steps["nn.Transformer"] = stepper(reference, reference_loss, training, sample, device, adam)
+        models["nn.Transformer"] = reference
+        steps["nn.Transformer"] = stepper(reference, _call, training, sample, device, adam)
     check_known("candidate", baseline, list(steps))
     timings = compare("training steps", steps, rounds=rounds, baseline=baseline, device=device)
 
@@ -115,11 +104,17 @@ def bench_training(
     return Bench(title, {**about, **machine(device)}, rows)
 
 
+def _call(model: nn.Module, batch: Any) -> Tensor:
+    loss: Tensor = model(batch.source, batch.target)
+    return loss
+
+
 class TorchTransformer(nn.Module):
     """``nn.Transformer`` with a recipe's sizes, for comparison; both sides and the generator share an embedding."""
 
-    def __init__(self, section: TransformerSection, vocabulary: int) -> None:
+    def __init__(self, section: TransformerSection, vocabulary: int, smoothing: float = 0.0) -> None:
         super().__init__()
+        self.smoothing = smoothing
         depths = section.encoder_layers, section.decoder_layers
         sizes = section.width, section.heads, *depths, section.feed_forward, section.dropout
         with warnings.catch_warnings():
@@ -135,7 +130,7 @@ class TorchTransformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=1 / self.scale)
         self.positions = nn.Parameter(torch.zeros(section.width), requires_grad=False)  # costs as much as a table
 
-    def forward(self, source: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the mean label-smoothed cross-entropy for source (B, S) and target (B, T + 1), BOS to EOS."""
         padding = source == PAD  # (B, S)
         table = self.embedding.weight
@@ -149,7 +144,8 @@ class TorchTransformer(nn.Module):
             memory_key_padding_mask=padding,
         )  # (B, T, d)
         logits = F.linear(hidden, table)  # (B, T, V)
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, label_smoothing=smoothing)
+        logits, labels = logits.flatten(0, 1), labels.flatten()
+        return F.cross_entropy(logits, labels, ignore_index=PAD, label_smoothing=self.smoothing)
 
 
 def variants_of(recipe: R) -> dict[str, R]:
@@ -177,14 +173,8 @@ def bench_decoding(
 ) -> Bench:
     """Time beam search on a split of a recipe's prepared data, with the dense copies that translate.
 
-    The arguments are the options of ``bench decode``.
-
-    Returns:
-        a row for each candidate; `speed` is relative to the baseline.
-
-    Raises:
-        DataError: the data is not prepared, or does not have this split.
-        UserError: the baseline is not a candidate.
+    Raises DataError if the data is not prepared or does not have this split, UserError if the baseline is not a
+    candidate.
     """
     variants = variants_of(recipe)
     check_known("candidate", baseline, list(variants))
@@ -269,16 +259,8 @@ def bench_engines(
 ) -> Bench:
     """Time a translator's engines on the text of its run.
 
-    The arguments are the options of ``bench decode``.
-
-    Returns:
-        a row for each engine; `speed` is relative to the first engine, `same` counts translations equal to the first
-        engine's, and `bleu` is the score of the translations.
-
-    Raises:
-        UserError: an unknown engine.
-        MissingExtraError: an engine is not installed.
-        RunError: a file of the run is missing or damaged.
+    `speed` is relative to the first engine, and `same` counts the translations that equal the first engine's. Raises
+    UserError if an engine is unknown, MissingExtraError if it is not installed.
     """
     settings = run.recipe_of(TranslationRecipe).decoding
     source, target = read_text(run, split, "source"), read_text(run, split, "target")
