@@ -18,8 +18,8 @@ from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import UNK
 from phmctl.decoding.translator import TORCH, change_decoding
 from phmctl.errors import RunError, UserError, check_known
-from phmctl.export import with_engine
 from phmctl.files import write_atomic
+from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.options import LIBRARY_ONLY, Algebra, Data, Engine, N, Runs, Settings
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
@@ -31,7 +31,7 @@ from phmctl.tasks.registry import kind_of
 from phmctl.tasks.translation.kind import CODE
 from phmctl.training.initial import differing_shape_key
 from phmctl.training.train import TrainingResult, check_machine
-from phmctl.verbs import load, prepare, train
+from phmctl.verbs import prepare, train
 
 STARTS = ("nearest", "random")
 _SET_KEYS = {  # recipe keys that distil sets, by task
@@ -189,7 +189,7 @@ def _translate_training_text(
             f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
             "take a teacher with data.tokenizer: bpe"
         )
-    model = load(with_engine(run, engine, "auto").folder)
+    model = open_model(run.folder, ModelOptions(engine=engine)).model
     sources = [tokenizers.source.decode(source) for source, _ in rows]
     translations: list[str] = []
     note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")

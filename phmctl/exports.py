@@ -26,6 +26,7 @@ from phmctl.runs.run import Loaded, read_recipe
 
 CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # those that phmctl answers with
+EXACT = "float32"  # CTranslate2's type that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
 _ADVICE = "copy the export again, or make it anew with: phmctl export"
 
@@ -109,7 +110,12 @@ def decoding_of_export(section: DecodingSection) -> DecodingSection:
     return section.model_copy(update={"precision": None})
 
 
-def open_model(path: Path | str) -> Run:
-    """Open what can answer: a run, or an export of one."""
-    exported = isinstance(path, str | Path) and (Path(path) / EXPORT).is_file()
-    return Export.open(path) if exported else Run.open(path)
+def open_run_or_export(path: Path | str) -> Run:
+    is_export = isinstance(path, str | Path) and (Path(path) / EXPORT).is_file()
+    return Export.open(path) if is_export else Run.open(path)
+
+
+def check_quantize(to: str, quantize: str | None) -> None:
+    """Raise UserError for a type of another format than CTranslate2."""
+    if quantize is not None and to != CTRANSLATE2:
+        raise UserError(f"--quantize {quantize}: only ctranslate2 has types, not {to}; leave it out")

@@ -25,7 +25,7 @@ from phmctl.console import Shown, Table, note, warn
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_jobs, cores, world
 from phmctl.errors import RecipeError, RunError, UserError
-from phmctl.exports import open_model
+from phmctl.exports import open_run_or_export
 from phmctl.options import Call, combinations, split_values
 from phmctl.recipe.loading import COMMON, common_overrides, differences, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
@@ -273,7 +273,7 @@ def scoring_calls(call: Call[Any], *, every: bool) -> list[Call[Any]]:
         if every or len(names) > 1:
             raise UserError("--probing is for one run, with a probe for each task; name one run")
         return combinations(call)
-    opened = [open_model(name) for name in (select_runs(names) if every else names)]
+    opened = [open_run_or_export(name) for name in (select_runs(names) if every else names)]
     models = list({model.folder.resolve(): model for model in opened}.values())
     calls = []
     for model in models:

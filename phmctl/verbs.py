@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.console import silence
-from phmctl.errors import DataError, RunError, UserError
+from phmctl.errors import DataError, UserError
 from phmctl.options import (
     AXIS,
     LIBRARY_ONLY,
@@ -355,10 +355,8 @@ def evaluate(
         UserError: the task does not have an option, or an argument has the wrong type.
         OutputError: the run's folder cannot be written.
     """
-    from phmctl.export import with_engine
-    from phmctl.exports import open_model
-    from phmctl.tasks.base import Asked
-    from phmctl.tasks.registry import kind_of
+    from phmctl.inference.opening import ModelOptions
+    from phmctl.inference.opening import evaluate as evaluate_run
 
     options = _given(
         beam=beam,
@@ -384,17 +382,8 @@ def evaluate(
                 run, against=against, checkpoint=checkpoint, device=device, data=root, settings=_texts(settings) or ()
             )
         _refuse("belongs to", [*(["set"] if settings else []), *_given(data=data)])
-        opened = with_engine(open_model(run), engine, checkpoint, quantize, precision)
-        rival = None if against is None else open_model(against)
-        task = opened.recipe.task
-        if rival is not None and rival.recipe.task != task:
-            raise RunError(f"{rival.folder} is of task {rival.recipe.task!r}, not {task!r}: scores do not compare")
-        kind = kind_of(opened.recipe)
-        kind.require("eval", options)
-        other_text = [f"--{name}" for name in ("source", "table") if name in options]
-        if split != "test" and other_text:
-            raise UserError(f"--split {split} is for the run's own text, {other_text[0]} for other text: give one")
-        return kind.evaluate(Asked(opened, checkpoint, device, options, split=split, against=rival))
+        opening = ModelOptions(checkpoint, device, engine, quantize, task=options)
+        return evaluate_run(run, split, opening, against=against)
 
 
 def _refuse(relation: str, names: Sequence[str]) -> None:
@@ -434,20 +423,10 @@ def load(
         UserError: the run's task answers no text, threads are wanted of torch, or a precision
             of anything but a run's translator.
     """
-    from phmctl.decoding.translator import TORCH
-    from phmctl.exports import Export, open_model
+    from phmctl.inference.opening import ModelOptions, open_model
     from phmctl.runs import AUTO
-    from phmctl.tasks.base import Asked
-    from phmctl.tasks.registry import kind_of
 
     with silence():
-        run = open_model(path)
-        if threads and (run.engine if isinstance(run, Export) else TORCH) == TORCH:
-            raise UserError(
-                "threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS"
-            )
-        kind, options = kind_of(run.recipe), {} if precision is None else {"precision": precision}
-        kind.require("decode", options)
-        return run.use(
-            checkpoint or AUTO, lambda name: kind.load(Asked(run, name, device, options, threads=threads or 0))
-        )
+        task_options = {"precision": precision}
+        options = ModelOptions(checkpoint or AUTO, device, threads=threads or 0, task=task_options)
+        return open_model(path, options).model

@@ -32,8 +32,8 @@ from phmctl.decoding.beam import Seq2Seq, beam_search, pad
 from phmctl.decoding.translator import Hypothesis, Translator, load_translator, plan
 from phmctl.devices import isolated, pick_device, set_threads
 from phmctl.errors import UserError, check_known
-from phmctl.export import with_engine
 from phmctl.exports import CTRANSLATE2
+from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
@@ -272,7 +272,7 @@ def bench_engines(
         engine, _, quantize = name.partition(":")
         if quantize and engine != CTRANSLATE2:
             raise UserError(f"{name}: only ctranslate2 supports quantisation types; write {engine}")
-        opened = with_engine(run, engine, AUTO, quantize or None)
+        opened = with_engine(run, ModelOptions(engine=engine, quantize=quantize or None))
         translators[name] = load_translator(opened, AUTO, "cpu", cleaned=True, threads=torch.get_num_threads())
     texts: dict[str, list[str]] = {}
 

@@ -226,11 +226,8 @@ def decode(
         strict: Refuse over-long lines instead of cutting them.
         json: Print one JSON object for each line of input.
     """
-    from phmctl.export import with_engine
-    from phmctl.exports import open_model
-    from phmctl.inference import AnswersFile, answer, arriving_lines, in_groups, refuse_same_file
-    from phmctl.tasks.base import Asked
-    from phmctl.tasks.registry import kind_of
+    from phmctl.inference.lines import AnswersFile, answer, arriving_lines, in_groups, refuse_same_file
+    from phmctl.inference.opening import ModelOptions, open_model
 
     set_threads(threads)
     if input_ is not None and split is not None:
@@ -239,9 +236,7 @@ def decode(
         raise UserError("--resume continues a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
-    opened = open_model(run)
-    kind = kind_of(opened.recipe)
-    values = {
+    task_options = {
         "beam": beam,
         "alpha": alpha,
         "batch_tokens": batch_tokens,
@@ -249,16 +244,9 @@ def decode(
         "n_best": n_best,
         "strict": strict or None,
     }
-    options = {name: value for name, value in values.items() if value is not None}
-    kind.require("decode", options)
-    opened = with_engine(opened, engine, checkpoint, quantize, precision)
-    lines = None if split is None else kind.split_lines(opened, split)
-
-    def load(name: str) -> Any:
-        asked = Asked(opened, name, device or "auto", options, own_text=lines is not None)
-        return kind.load(asked), opened.weights(name)
-
-    model, weights = opened.use(checkpoint, load)
+    options = ModelOptions(checkpoint, device or "auto", engine, quantize, task=task_options)
+    opened = open_model(run, options, split=split)
+    model, lines = opened.model, opened.lines
     groups = arriving_lines(input_, limit=window) if lines is None else in_groups(lines, window)
     typed = lines is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     bar: AbstractContextManager[Any] = nullcontext(lambda amount: None)
@@ -266,7 +254,8 @@ def decode(
         bar = progress(model.verb, None if lines is None else len(lines), plain=False)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
-    origin = {"run": opened.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
+    weights = opened.run.weights(checkpoint)
+    origin = {"run": opened.run.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
     file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
     with file as answers, bar as advance:
         answer(model, groups, output=answers, as_json=json, advance=advance)
@@ -294,7 +283,7 @@ def evaluate(
         jobs: Number of scorings that run at once; they share the threads.
         list_: Print one command for each scoring, for a job array; score nothing.
     """
-    from phmctl.exports import open_model
+    from phmctl.exports import open_run_or_export
     from phmctl.runs.summary import difference_lines, run_differences
     from phmctl.sweeps import scoring_calls, sweep_scorings
 
@@ -307,8 +296,8 @@ def evaluate(
     document = report.as_json()
     notes = [*getattr(report, "notes", ())]
     if call["against"] is not None:
-        baseline = open_model(call["against"])
-        differences = difference_lines(run_differences(baseline, open_model(call["run"])), baseline.name)
+        baseline = open_run_or_export(call["against"])
+        differences = difference_lines(run_differences(baseline, open_run_or_export(call["run"])), baseline.name)
         document = {**document, "differences": differences}
         notes += [f"· {line}" for line in differences]
     return Shown(document, report.tables(), notes=notes)
@@ -374,13 +363,10 @@ def serve(
     """
     for module in ("starlette", "uvicorn"):
         require(module, "serve")
-    from phmctl.export import with_engine
-    from phmctl.exports import open_model
+    from phmctl.inference.opening import ModelOptions, open_model
     from phmctl.serving.batching import Service
     from phmctl.serving.server import listen, names_of, url_of
     from phmctl.serving.server import serve as run_server
-    from phmctl.tasks.base import Asked
-    from phmctl.tasks.registry import kind_of
 
     set_threads(threads)
     limits = Limits(
@@ -394,13 +380,9 @@ def serve(
         queue=max_queue,
         wait=max_wait,
     )
-    options = {} if precision is None else {"precision": precision}
+    options = ModelOptions(checkpoint, device or "auto", engine, quantize, task={"precision": precision})
     with listen(host, port) as sock:
-        opened = open_model(run)
-        kind = kind_of(opened.recipe)
-        kind.require("decode", options)
-        opened = with_engine(opened, engine, checkpoint, quantize, precision)
-        model = opened.use(checkpoint, lambda name: kind.load(Asked(opened, name, device or "auto", options)))
+        model = open_model(run, options).model
         service = Service(model, limits, workers=workers, cut=cut)
         url, names = url_of(sock), names_of(sock, allow_host or ())
 

@@ -14,13 +14,12 @@ from phmctl.data.card import load_card
 from phmctl.decoding.translator import Translator, open_engine
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
-from phmctl.export import EXACT, check_quantize
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import write_plain
 from phmctl.export.huggingface import verify_huggingface, write_huggingface
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import IDS, ExportSource, Verification, open_source, verify_classifier, verify_translator
-from phmctl.exports import CTRANSLATE2, FORMATS, HUGGINGFACE, ONNX, Export
+from phmctl.exports import CTRANSLATE2, EXACT, FORMATS, HUGGINGFACE, ONNX, Export, check_quantize
 from phmctl.files import FORMAT, replacing, restore_replaced, seal, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results

@@ -15,11 +15,12 @@ import phmctl
 from phmctl import exports
 from phmctl.decoding.translator import Hypothesis, load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
-from phmctl.export import verb, with_engine
+from phmctl.export import verb
 from phmctl.export.verb import Exported, export
 from phmctl.export.verify import open_source, verify_translator
-from phmctl.exports import Export, open_model
+from phmctl.exports import Export, open_run_or_export
 from phmctl.files import verify, write_json
+from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.models import plain
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
@@ -119,20 +120,20 @@ def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
 def test_the_export_of_a_run_for_an_engine_is_reused_until_it_is_stale(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     run = make_run(tmp_path)
-    first = with_engine(run, CT2)
+    first = with_engine(run, ModelOptions(engine=CT2))
     manifest = first.folder / "export.json"
     modified = manifest.stat().st_mtime_ns
-    assert with_engine(run, CT2).folder == first.folder
+    assert with_engine(run, ModelOptions(engine=CT2)).folder == first.folder
     assert manifest.stat().st_mtime_ns == modified
     theirs, ours = (load_translator(source).translate(SOURCES, beam=1)[0][0].text for source in (first, run))
     assert theirs == ours
     write_json(manifest, json.loads(manifest.read_text()) | {"checkpoint_sha256": "stale"})
-    assert with_engine(run, CT2).manifest["checkpoint_sha256"] == run.weights().sha256
-    last = with_engine(run, CT2, "last")
+    assert with_engine(run, ModelOptions(engine=CT2)).manifest["checkpoint_sha256"] == run.weights().sha256
+    last = with_engine(run, ModelOptions("last", engine=CT2))
     assert (last.checkpoint("last"), last.folder != first.folder) == (last.folder, True)
-    assert with_engine(run, "torch") is run
+    assert with_engine(run, ModelOptions(engine="torch")) is run
     with pytest.raises(UserError, match="--precision"):
-        with_engine(run, CT2, precision="bfloat16")
+        with_engine(run, ModelOptions(engine=CT2, task={"precision": "bfloat16"}))
 
 
 # --------------------------------------------------------------------------------------------------- verification
@@ -290,7 +291,7 @@ def test_a_damaged_export_is_refused(exported: Exported, tmp_path: Path, name: s
     else:
         path.unlink()
     with pytest.raises(RunError, match=Path(name).name):
-        load_translator(open_model(folder))
+        load_translator(open_run_or_export(folder))
 
 
 def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: Path) -> None:
@@ -298,10 +299,10 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     with (folder / "recipe.yaml").open("a") as handle:
         handle.write("#\n")
     with pytest.raises(RunError, match=r"recipe\.yaml"):
-        open_model(folder)
+        open_run_or_export(folder)
     (folder / "export.json").write_text("{}")
     with pytest.raises(RunError, match=r"export\.json"):
-        open_model(folder)
+        open_run_or_export(folder)
     manifest = exported.export.manifest
     for content, place in (
         ({"format": exports.FORMAT, "to": CT2, "files": []}, r"export\.json"),
@@ -311,7 +312,7 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     ):
         write_json(folder / "export.json", content)
         with pytest.raises(RunError, match=place):
-            open_model(folder)
+            open_run_or_export(folder)
 
 
 def test_training_does_not_take_an_export(exported: Exported) -> None:
@@ -326,12 +327,12 @@ def test_training_does_not_take_an_export(exported: Exported) -> None:
             lambda exported: load_translator(exported, decoding=DecodingSection(precision="bfloat16")),
             "precision",
         ),
-        (lambda exported: with_engine(exported, "onnx"), "--engine"),
+        (lambda exported: with_engine(exported, ModelOptions(engine="onnx")), "--engine"),
         (lambda exported: phmctl.load(exported.folder, device="cuda"), "CPU"),
         (lambda exported: phmctl.load(exported.folder, checkpoint="last"), "'last'"),
     ],
 )
 def test_what_an_export_cannot_do(exported: Exported, ask: Callable[[Export], object], place: str) -> None:
-    assert with_engine(exported.export, CT2) is exported.export
+    assert with_engine(exported.export, ModelOptions(engine=CT2)) is exported.export
     with pytest.raises(UserError, match=place):
         ask(exported.export)

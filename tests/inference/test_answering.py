@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from phmctl.inference import answer
+from phmctl.inference.lines import answer
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.errors import OutputError
-from phmctl.inference import AnswersFile
+from phmctl.inference.lines import AnswersFile
 
 ORIGIN = {"run": "a/b/v001", "beam": 5}
 LINES = [f"line {number}" for number in range(9)]

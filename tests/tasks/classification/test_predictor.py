@@ -15,7 +15,7 @@ from phmctl.decoding.model import Model
 from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.export.verb import export
-from phmctl.exports import open_model
+from phmctl.exports import open_run_or_export
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.kind import KIND, Examples, read_examples
@@ -142,7 +142,7 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
     made = export(run, to, tmp_path / "out")
     assert made.verification.texts == made.verification.equal + made.verification.ties > 50
     texts = read_examples(run, "test").texts
-    found = load_classifier(open_model(tmp_path / "out"))
+    found = load_classifier(open_run_or_export(tmp_path / "out"))
     expected = load_classifier(run, device="cpu").probabilities(texts)
     torch.testing.assert_close(found.probabilities(texts), expected, rtol=1e-4, atol=1e-5)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Open trained models, and answer lines with them."""
