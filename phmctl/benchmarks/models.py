@@ -362,7 +362,7 @@ def _changes(
 ) -> Iterator[tuple[str, float, float]]:
     """Yield each factor's name, its rate as a multiple of the recipe's, and its change.
 
-    Embeddings and an LSTM's maps, which have no recorded inputs, are measured with random inputs.
+    Embeddings and an LSTM's maps are measured with random inputs, because the hooks record only inputs of linear maps.
     """
     H = module.weight  # (k, d); the dense copy may have fewer rows
     G = nn.functional.pad(gradient, (0, 0, 0, len(H) - len(gradient)))
