@@ -94,12 +94,12 @@ def test_every_file_is_made_as_the_users_others_are(folder: Path) -> None:
 
 def _dying(moves: int) -> Callable[[Path, Path], Path]:
     """A rename of a process that dies after so many: nothing it tries later happens."""
-    original, left = Path.rename, [moves]
+    original, remaining = Path.rename, [moves]
 
     def rename(self: Path, target: Path) -> Path:
-        if not left[0]:
+        if not remaining[0]:
             raise KeyboardInterrupt
-        left[0] -= 1
+        remaining[0] -= 1
         return original(self, target)
 
     return rename
@@ -215,8 +215,8 @@ def test_nothing_is_pickled(folder: Path) -> None:
 
 def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:
     """No elements, no dimensions, views, names beyond ASCII."""
-    kinds = ("bool", "uint8", "float16", "bfloat16", "float32", "float64", "int64")
-    named = {f"{kind}.{n}": torch.arange(n).to(getattr(torch, kind)) for kind in kinds for n in (0, 5)}
+    dtypes = ("bool", "uint8", "float16", "bfloat16", "float32", "float64", "int64")
+    named = {f"{dtype}.{n}": torch.arange(n).to(getattr(torch, dtype)) for dtype in dtypes for n in (0, 5)}
     named |= {'ü"\\\n': torch.randn(2, 3), "scalar": torch.tensor(3.5), "view": torch.randn(4, 6).t()}
     save_tensors(tmp_path / "file", named, {"format": "pt"})
     read = load_file(tmp_path / "file")

@@ -29,20 +29,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_each_round_begins_with_another_call(clock: Clock) -> None:
-    told: list[int] = []
-    found = alternate({name: clock.call(name, 1.0) for name in "abc"}, rounds=3, seconds=0.5, advance=told.append)
+    advances: list[int] = []
+    samples = alternate({name: clock.call(name, 1.0) for name in "abc"}, rounds=3, seconds=0.5, advance=advances.append)
     assert clock.log == "abc" + "abc" + "bca" + "cab"
-    assert found == {name: [1.0] * 3 for name in "abc"}
-    assert sum(told) == 3 * (3 + 1)
+    assert samples == {name: [1.0] * 3 for name in "abc"}
+    assert sum(advances) == 3 * (3 + 1)
 
 
 def test_short_calls_are_repeated_to_fill_a_sample(clock: Clock) -> None:
-    found = alternate({"s": clock.call("s", 0.001)}, rounds=3, seconds=0.0095)
-    assert found["s"] == pytest.approx([0.001] * 3)
+    samples = alternate({"s": clock.call("s", 0.001)}, rounds=3, seconds=0.0095)
+    assert samples["s"] == pytest.approx([0.001] * 3)
     assert len(clock.log) == 2 + 3 * 10
 
 
 def test_a_slow_first_call_does_not_count(clock: Clock) -> None:
-    found = alternate({"s": clock.call("s", 0.008, growth=1 / 8)}, rounds=1, seconds=0.01)
+    samples = alternate({"s": clock.call("s", 0.008, growth=1 / 8)}, rounds=1, seconds=0.01)
     assert len(clock.log) == 2 + 10
-    assert found["s"][0] < 0.001
+    assert samples["s"][0] < 0.001

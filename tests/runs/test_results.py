@@ -23,11 +23,11 @@ def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(ru
     answers = SETTING.path(run, "hyp")
     answers.touch()
     path = write_result(run, SETTING, REPORT, answers)
-    (found,) = read_results(run)
+    (result,) = read_results(run)
     assert path.name.startswith("test.step-000010.beam-4.")
-    assert (found.path, found.answers) == (path, answers)
-    assert (found.settings, found.scores, found.report) == ({"beam": 4}, {"BLEU": 1.5}, REPORT)
-    assert (found.checkpoint_sha256, found.seed, found.phmctl) == ("a" * 64, 7, __version__)
+    assert (result.path, result.answers) == (path, answers)
+    assert (result.settings, result.scores, result.report) == ({"beam": 4}, {"BLEU": 1.5}, REPORT)
+    assert (result.checkpoint_sha256, result.seed, result.phmctl) == ("a" * 64, 7, __version__)
     answers.unlink()
     assert read_results(run)[0].answers is None
 
@@ -35,13 +35,13 @@ def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(ru
 def test_what_decides_a_result_decides_its_name_which_is_a_plain_file_name(run: Run) -> None:
     path = SETTING.path(run, "json")
     assert path == ScoringKey("test", WEIGHTS, {"beam": 4}, "beam-4").path(run, "json")
-    for other in (
+    for different in (
         ScoringKey("valid", WEIGHTS, {"beam": 4}, "beam-4"),
         ScoringKey("test", Weights("step-000010", "b" * 64), {"beam": 4}, "beam-4"),
         ScoringKey("test", Weights("average", "a" * 64), {"beam": 4}, "beam-4"),
         ScoringKey("test", WEIGHTS, {"beam": 5}, "beam-4"),
     ):
-        assert path != other.path(run, "json")
+        assert path != different.path(run, "json")
     odd = ScoringKey("test", Weights("step-000010 (onnx)", "a"), {}, "against.a/b/v001").path(run, "json")
     assert odd.parent == run.results_folder
     assert odd.name.startswith("test.step-000010-onnx.against.a-b-v001.")

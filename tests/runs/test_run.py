@@ -29,13 +29,13 @@ def test_versions_count_up_and_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_version_taken_in_the_last_moment_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = tmp_path / "fake/phm-n4/v001/recipe.yaml"
+    taken_path = tmp_path / "fake/phm-n4/v001/recipe.yaml"
     original = Path.rename
 
     def rename(self: Path, target: Path) -> Path:
-        if target == taken.parent and not taken.exists():
-            taken.parent.mkdir()
-            taken.touch()
+        if target == taken_path.parent and not taken_path.exists():
+            taken_path.parent.mkdir()
+            taken_path.touch()
         return original(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
@@ -68,7 +68,7 @@ def test_a_folder_and_a_note_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
     run = Run.create(tmp_path / name, make_recipe(), environment={"where": name})
     assert Run.open(run.folder).environment()["where"] == name
     (run.folder / "environment.json").read_text(encoding="utf-8")
-    assert [found.run for found in list_runs((), tmp_path / name)] == [run]
+    assert [summary.run for summary in list_runs((), tmp_path / name)] == [run]
 
 
 def test_open_takes_a_variant_a_recipe_a_name_and_a_moved_folder(

@@ -36,15 +36,15 @@ def make(root: Path, state: dict[str, Any] | None = None, log: str = "", **setti
 
 
 def test_a_trained_run(tiny_run: Run) -> None:
-    found = summarise(tiny_run.folder)
+    summary = summarise(tiny_run.folder)
     entries = read_metrics(tiny_run.metrics_path)
     loss = dict(series(entries, "validation", "loss"))
-    assert (found.state, found.reason, found.step) == ("finished", None, 6)
-    assert found.best is not None
-    assert (found.best.metric, found.best.value) == ("loss", min(loss.values()))
-    assert loss[found.best.step] == found.best.value
-    assert found.minutes == next(entry["seconds"] for entry in reversed(entries) if "seconds" in entry) / 60
-    assert found.as_json()["n"] == 4
+    assert (summary.state, summary.reason, summary.step) == ("finished", None, 6)
+    assert summary.best is not None
+    assert (summary.best.metric, summary.best.value) == ("loss", min(loss.values()))
+    assert loss[summary.best.step] == summary.best.value
+    assert summary.minutes == next(entry["seconds"] for entry in reversed(entries) if "seconds" in entry) / 60
+    assert summary.as_json()["n"] == 4
 
 
 def test_what_options_changed_is_noted(miniature_data: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -52,16 +52,16 @@ def test_what_options_changed_is_noted(miniature_data: Path, tiny_recipe: Recipe
     result = verbs.train(
         written, seed=3, settings={"model.dropout": 0.3}, steps=2, data=miniature_data, runs=tmp_path, tag="mine"
     )
-    found = summarise(result.run.folder)
-    assert found.changed == {"model.dropout": (0.1, 0.3), "training.steps": (6, 2)}
-    assert (found.tag, found.recipe.training.seed, found.unmodified_known) == ("mine", 3, True)
+    summary = summarise(result.run.folder)
+    assert summary.changed == {"model.dropout": (0.1, 0.3), "training.steps": (6, 2)}
+    assert (summary.tag, summary.recipe.training.seed, summary.unmodified_known) == ("mine", 3, True)
     assert select_runs(["mine"], tmp_path) == [result.run.folder]
 
 
 def test_states(tmp_path: Path) -> None:
     new, begun = make(tmp_path), make(tmp_path, {"step": 4, "stale": 0}, steps=10)
     patient = make(tmp_path, {"step": 4, "stale": 2}, steps=10, patience=2)
-    done, unaveraged = (make(tmp_path, {"step": 10, "stale": 0}, steps=10, average=each) for each in (0, 1))
+    done, unaveraged = (make(tmp_path, {"step": 10, "stale": 0}, steps=10, average=average) for average in (0, 1))
     states = [summarise(run.folder).state for run in (new, begun, patient, done, unaveraged)]
     assert states == ["stopped", "stopped", "finished", "finished", "stopped"]
 
@@ -98,8 +98,8 @@ def test_what_is_killed_failed(tmp_path: Path) -> None:
     code = "import os; from phmctl.runs import Run\n"
     code += f"with Run.open({str(run.folder)!r}).attempted(): os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
-    found = summarise(run.folder)
-    assert (found.state, found.reason is None) == ("failed", False)
+    summary = summarise(run.folder)
+    assert (summary.state, summary.reason is None) == ("failed", False)
 
 
 def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
         entry = {"event": "validation", "step": step, "loss": loss, "accuracy": share, "seconds": 60.0 * step}
         log += json.dumps(entry) + "\n"
     run = make(tmp_path, {"step": 4, "stale": 0, "best_step": 4, "best_score": 0.8}, log + "torn", steps=10)
-    found = summarise(run.folder)
-    assert found.best is not None
-    assert (found.best.step, found.best.metric, found.best.value) == (4, "accuracy", 0.8)
-    assert found.best.metrics == {"loss": 0.6, "accuracy": 0.8}
-    assert found.minutes == 4.0
+    summary = summarise(run.folder)
+    assert summary.best is not None
+    assert (summary.best.step, summary.best.metric, summary.best.value) == (4, "accuracy", 0.8)
+    assert summary.best.metrics == {"loss": 0.6, "accuracy": 0.8}
+    assert summary.minutes == 4.0
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,16 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
 )
 def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str]) -> None:
     recipe = load_recipe(name, options)
-    kind = kind_of(recipe)
-    model = kind.build(recipe.model, dict.fromkeys(kind.sizes(recipe).values, 40), device="cpu")
+    task_kind = kind_of(recipe)
+    model = task_kind.build(recipe.model, dict.fromkeys(task_kind.sizes(recipe).values, 40), device="cpu")
     write_checkpoint(tmp_path / "step-000001", {"model": model_tensors(model)}, {"step": 1})
     rows, _ = rows_of(model)
-    found = count_stored(tmp_path / "step-000001")
-    assert found is not None
-    assert found.total == sum(row.parameters for row in rows)
-    assert found.without_embeddings == sum(row.parameters for row in rows if row.kind not in ("embedding", "generator"))
+    summary = count_stored(tmp_path / "step-000001")
+    assert summary is not None
+    assert summary.total == sum(row.parameters for row in rows)
+    assert summary.without_embeddings == sum(
+        row.parameters for row in rows if row.kind not in ("embedding", "generator")
+    )
 
 
 def test_a_damaged_run_costs_its_own_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +148,7 @@ def test_a_damaged_run_costs_its_own_line(tmp_path: Path, capsys: pytest.Capture
     (odd.folder / "environment.json").write_text("[]")
     (tmp_path / "fake/phm-n4/notes.txt").touch()
     (tmp_path / ".cache/x/v001").mkdir(parents=True)
-    assert [found.run.folder for found in list_runs((), tmp_path)] == [good.folder]
+    assert [summary.run.folder for summary in list_runs((), tmp_path)] == [good.folder]
     lines = capsys.readouterr().err.splitlines()
     assert [str(run.folder) in line for run, line in zip((cut, gone, odd), lines, strict=True)] == [True] * 3
     assert "environment.json is damaged" in lines[2]

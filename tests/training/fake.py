@@ -93,10 +93,10 @@ class FakeTask:
 
     def collate(self, rows: Rows) -> FakeBatch:
         batch, places = int(rows[0]) // 100, rows % 100
-        whole = self.make(batch, self.rows + 2)
+        batch_of_all = self.make(batch, self.rows + 2)
         if self.poison == divmod(batch, 1000):
-            whole.inputs[0, 0] = float("nan")
-        return FakeBatch(whole.inputs[places], whole.labels[places], len(rows))
+            batch_of_all.inputs[0, 0] = float("nan")
+        return FakeBatch(batch_of_all.inputs[places], batch_of_all.labels[places], len(rows))
 
     @staticmethod
     def make(seed: int, rows: int) -> FakeBatch:

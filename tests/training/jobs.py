@@ -1,4 +1,4 @@
-"""Several processes for a test, and what they do: each runs a list of jobs together with the others.
+"""Processes for a test that run a list of jobs together.
 
 ``python -m tests.training.jobs FOLDER``, with torchrun's variables in the environment, runs the jobs of that folder.
 """
@@ -91,7 +91,7 @@ def fake(
     root: Path,
     processes: Processes | None = None,
     poison: tuple[int, int] | None = None,
-    asked: int | None = None,
+    stopped: int | None = None,
     refusing: int | None = None,
     slow: bool = False,
     **training: Any,
@@ -99,9 +99,9 @@ def fake(
     """Train the fake task; return the run, the steps and the exit code.
 
     Args:
-        asked: this rank is sent SIGTERM in its third micro-batch.
-        refusing: this rank finds its data wanting.
-        slow: slowly enough to be killed in the midst of it; each process says that it is there.
+        stopped: this rank is sent SIGTERM in its third micro-batch.
+        refusing: this rank refuses its data.
+        slow: train slowly, so that a process can be killed meanwhile; each process touches a file.
     """
     rank = processes.rank if processes else 0
 
@@ -117,7 +117,7 @@ def fake(
             if slow:
                 time.sleep(0.02)
                 (root / f"reached-{rank}").touch()
-            if rank == asked and self.calls == 3:
+            if rank == stopped and self.calls == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().loss(model, batch)
 
@@ -141,8 +141,8 @@ def start(folder: Path, jobs: Sequence[Job], count: int, *, timeout: float = 60)
     common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     started = []
     for rank in range(count):
-        own = {key: str(value) for key, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        environment = os.environ | own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        place = {key: str(value) for key, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        environment = os.environ | place | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         with (folder / f"stderr-{rank}").open("w") as errors:
             command = [sys.executable, "-m", "tests.training.jobs", str(folder)]
             started.append(subprocess.Popen(command, env=environment, cwd=ROOT, stderr=errors, text=True))
@@ -150,33 +150,30 @@ def start(folder: Path, jobs: Sequence[Job], count: int, *, timeout: float = 60)
 
 
 def run(folder: Path, jobs: Sequence[Job], count: int) -> list[list[Any]]:
-    """Return what each job returned in each process; what it raised stands there as text."""
+    """Return the results of each job by rank; an exception is represented by its text."""
     processes = start(folder, jobs, count)
     codes = [process.wait(timeout=300) for process in processes]
-    said = "".join((folder / f"stderr-{rank}").read_text() for rank in range(count))
-    if any(codes) or "Warning:" in said:
-        raise AssertionError(said)
-    found = [pickle.loads((folder / f"found-{rank}").read_bytes()) for rank in range(count)]
-    return [list(each) for each in zip(*found, strict=True)]
+    errors_text = "".join((folder / f"stderr-{rank}").read_text() for rank in range(count))
+    if any(codes) or "Warning:" in errors_text:
+        raise AssertionError(errors_text)
+    results = [pickle.loads((folder / f"found-{rank}").read_bytes()) for rank in range(count)]
+    return [list(by_rank) for by_rank in zip(*results, strict=True)]
 
 
 def _main(folder: Path) -> None:
     jobs, timeout = pickle.loads((folder / "jobs").read_bytes())
     torch.set_num_threads(1)
-    found = []
+    results = []
     with joined(timeout) as processes:
         for job, arguments in jobs:
             try:
-                found.append(job(**arguments, processes=processes))
+                results.append(job(**arguments, processes=processes))
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
-                found.append(f"{type(error).__name__}: {error}")
+                results.append(f"{type(error).__name__}: {error}")
     # One that is left may ask for Python when Python ends, and then aborts the process.
     assert not [task for task in Path("/proc/self/task").glob("*/comm") if "gloo" in task.read_text()]
-    (folder / f"found-{processes.rank}").write_bytes(pickle.dumps(found))
-
-
-# ---------------------------------------------------------------------------------------------- what they have made
+    (folder / f"found-{processes.rank}").write_bytes(pickle.dumps(results))
 
 
 def weights(folder: Path, name: str = "last") -> torch.Tensor:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 class CudaTask(FakeTask):
-    def validate(self, model, *rest):
+    def validate(self, model, *options):
         self.validations += 1
         batch = self.make(999_999, 64).to(torch.device("cuda"))
         with torch.no_grad():
@@ -37,11 +37,11 @@ class InterruptingCudaTask(Interrupting, CudaTask):
 
 def test_resuming_on_the_gpu_is_exact(fit: Fit, tmp_path: Path) -> None:
     settings = SETTINGS | {"device": "cuda"}
-    whole = fit(CudaTask(), root=tmp_path / "whole", **settings)
+    uninterrupted = fit(CudaTask(), root=tmp_path / "whole", **settings)
     stopped = fit(InterruptingCudaTask(38), root=tmp_path / "cut", **settings)
     assert stopped.steps == 13
     resumed = fit(CudaTask(), old=stopped.run, **settings)
-    assert contents(resumed.run) == contents(whole.run)
+    assert contents(resumed.run) == contents(uninterrupted.run)
 
 
 def test_a_bad_step_is_named_later_and_the_weights_stay(fit: Fit, tmp_path: Path) -> None:
@@ -70,21 +70,21 @@ def translation(data: Path, runs: Path, device: str, **training: object) -> Iter
 
 def test_translation_in_bfloat16_follows_the_cpu_in_float32(copying_data: Path, tmp_path: Path) -> None:
     """Training, validation with greedy BLEU, saving: the losses agree to the precision of bfloat16."""
-    found: dict[str, dict[str, list[float]]] = {}
+    losses: dict[str, dict[str, list[float]]] = {}
     settings = {"steps": 20, "validate_every": 10, "validate_bleu": True}
     for device, precision in (("cpu", "float32"), ("cuda", "bfloat16")):
         with translation(copying_data, tmp_path / device, device, precision=precision, **settings) as trainer:
             trainer.fit(StopRequest())
             entries = read_metrics(trainer.run.metrics_path)
-            found[device] = {
+            losses[device] = {
                 event: [entry["loss"] for entry in entries if entry["event"] == event]
                 for event in ("train", "validation")
             }
             assert trainer.run.checkpoint("last").name == "step-000020"
-    assert (len(found["cuda"]["train"]), len(found["cuda"]["validation"])) == (20, 2)
-    assert found["cuda"]["train"][-1] < found["cuda"]["train"][0] - 0.3
-    for event, values in found["cpu"].items():
-        assert found["cuda"][event] == pytest.approx(values, rel=0.02)
+    assert (len(losses["cuda"]["train"]), len(losses["cuda"]["validation"])) == (20, 2)
+    assert losses["cuda"]["train"][-1] < losses["cuda"]["train"][0] - 0.3
+    for event, values in losses["cpu"].items():
+        assert losses["cuda"][event] == pytest.approx(values, rel=0.02)
 
 
 def test_a_step_of_translation_never_waits_for_the_device(copying_data: Path, tmp_path: Path) -> None:

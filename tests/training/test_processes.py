@@ -1,4 +1,4 @@
-"""Several processes train what one process trains; where one dies or hangs, the others stop in time."""
+"""Several processes give the same model as one; if one dies or hangs, the others stop in time."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0, "rank": 4}
 
 @pytest.fixture(scope="module")
 def alone(copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What one process makes."""
+    """The runs of one process."""
     root = tmp_path_factory.mktemp("alone")
     with torch.random.fork_rng():
         return {
@@ -33,7 +33,7 @@ def alone(copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="module")
 def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """What two processes make, and what each of them returned."""
+    """The results of two processes for each job, by rank."""
     root = tmp_path_factory.mktemp("two")
 
     def translation(name: str, **changes: Any) -> jobs.Job:
@@ -42,18 +42,18 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
     def fake(name: str, **changes: Any) -> jobs.Job:
         return jobs.fake, {"root": root / name, **changes}
 
-    wanted = {
+    wanted_jobs = {
         "whole": translation("whole"),
         "divided": translation("divided", **HALF),
         "begun": translation("begun", steps=10),
         "resumed": translation("resumed", old=alone["begun"]),
         "begun on": translation("begun on", old=root / "begun/copying/phm-n4/v001", steps=15),
-        "asked": fake("asked", asked=1, accumulate=2),
+        "asked": fake("asked", stopped=1, accumulate=2),
         "poisoned": fake("poisoned", poison=(0, 3), accumulate=2),
         "refused": fake("refused", refusing=1),
         "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
     }
-    return dict(zip(wanted, jobs.run(root, list(wanted.values()), 2), strict=True))
+    return dict(zip(wanted_jobs, jobs.run(root, list(wanted_jobs.values()), 2), strict=True))
 
 
 def test_weights_and_figures_are_those_of_one_process(alone: dict[str, Path], two: dict[str, Any]) -> None:
@@ -65,10 +65,10 @@ def test_weights_and_figures_are_those_of_one_process(alone: dict[str, Path], tw
         ("validation", "step", "loss", "bleu"),
         ("average", "loss", "bleu"),
     ):
-        found, expected = curve(run, event, *keys), curve(alone["whole"], event, *keys)
-        assert len(found) == len(expected) > 0
-        for one, other in zip(found, expected, strict=True):
-            assert one == pytest.approx(other, rel=1e-6)
+        actual, expected = curve(run, event, *keys), curve(alone["whole"], event, *keys)
+        assert len(actual) == len(expected) > 0
+        for row, expected_row in zip(actual, expected, strict=True):
+            assert row == pytest.approx(expected_row, rel=1e-6)
     assert Run.open(run).environment()["processes"] == 2
 
 
@@ -129,9 +129,11 @@ def test_what_the_first_process_cannot_write_stops_all(two: dict[str, Any]) -> N
 def test_four_processes(alone: dict[str, Path], copying_data: Path, tmp_path: Path) -> None:
     """Four micro-batches for four; and one that is divided."""
     changes: dict[str, dict[str, Any]] = {"whole": {}, "divided": HALF}
-    wanted = [(jobs.translate, {"data": copying_data, "root": tmp_path / name, **changes[name]}) for name in changes]
-    for name, found in zip(changes, jobs.run(tmp_path, wanted, 4), strict=True):
-        torch.testing.assert_close(weights(found[0][0]), weights(alone[name]), rtol=0, atol=1e-10)
+    wanted_jobs = [
+        (jobs.translate, {"data": copying_data, "root": tmp_path / name, **changes[name]}) for name in changes
+    ]
+    for name, actual in zip(changes, jobs.run(tmp_path, wanted_jobs, 4), strict=True):
+        torch.testing.assert_close(weights(actual[0][0]), weights(alone[name]), rtol=0, atol=1e-10)
 
 
 # ------------------------------------------------------------- a process is lost; nothing is saved half
@@ -158,7 +160,7 @@ def _lose(folder: Path, number: signal.Signals) -> Path:
 
 
 def _goes_on(run: Path, tmp_path: Path) -> None:
-    """All that is saved is whole, and a training from there ends as one that nobody disturbed."""
+    """Check that all checkpoints are complete and that a resumed training equals an undisturbed one."""
     steps = saved_steps(Run.open(run).checkpoints_folder)
     for step in steps:
         read_checkpoint(Run.open(run).checkpoint(str(step)), ["model", "optimizer"])

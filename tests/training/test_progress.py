@@ -85,11 +85,11 @@ def test_resuming_drops_what_lies_beyond_the_checkpoint(path: Path) -> None:
 
 
 def test_a_last_line_without_its_break_is_whole_or_dropped(path: Path) -> None:
-    whole = path.read_bytes()
-    for cut in range(1, len(whole.splitlines()[-1]) + 1):
-        path.write_bytes(whole[:-cut])
+    complete = path.read_bytes()
+    for cut in range(1, len(complete.splitlines()[-1]) + 1):
+        path.write_bytes(complete[:-cut])
         assert _steps(path) == [5, 10][: 2 if cut == 1 else 1]
-    path.write_bytes(whole + b"\0" * 64)  # what a power cut may leave
+    path.write_bytes(complete + b"\0" * 64)  # what a power cut may leave
     assert _steps(path) == [5, 10]
 
 

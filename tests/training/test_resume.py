@@ -38,8 +38,8 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run that nobody interrupts. Shared: do not change it."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An uninterrupted run. Shared: do not change it."""
     return train_task(FakeTask(), make_recipe(**SETTINGS), tmp_path_factory.mktemp("whole"), quiet=True).run
 
 
@@ -66,25 +66,25 @@ class Interrupting(FakeTask):
 
 
 def contents(run: Run) -> dict[str, str]:
-    """The manifests (sizes, SHA-256 of every byte) of all checkpoints, and where the pointers point."""
+    """Return the manifests (sizes, SHA-256) of all checkpoints, and the pointers."""
     folder = run.checkpoints_folder
-    found = {path.parent.name: path.read_text() for path in folder.glob(f"*/{MANIFEST}")}
-    return found | {name: (folder / name).read_text() for name in ("last", "best")}
+    result = {path.parent.name: path.read_text() for path in folder.glob(f"*/{MANIFEST}")}
+    return result | {name: (folder / name).read_text() for name in ("last", "best")}
 
 
 def _figures(run: Run) -> list[dict[str, Any]]:
-    """The metrics without what the clock says."""
+    """Return the log without times."""
     clock = ("second", "seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
     return [{k: v for k, v in entry.items() if k not in clock} for entry in read_metrics(run.metrics_path)]
 
 
-def assert_equal(run: Run, other: Run) -> None:
-    assert contents(run) == contents(other)
-    assert _figures(run) == _figures(other)
+def assert_equal(run: Run, expected: Run) -> None:
+    assert contents(run) == contents(expected)
+    assert _figures(run) == _figures(expected)
 
 
 def _everything(run: Run) -> dict[str, bytes]:
-    """All files of a run but its lock, and what is in them."""
+    """Return the content of all files of a run except its lock."""
     files = (path for path in run.folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(run.folder)): path.read_bytes() for path in files}
 
@@ -102,7 +102,7 @@ def _refused(run: Run, place: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("step", [0, 8, 10, 40])
-def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, whole: Run, step: int) -> None:
+def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, uninterrupted: Run, step: int) -> None:
     """Dropout, moments, position in the epoch, loss window, best, patience, average: zero tolerance."""
     stopped = fit(Interrupting(max(3 * step - 1, 0)), **SETTINGS)
     assert (stopped.steps, stopped.exit_code) == (step, 130)
@@ -110,16 +110,16 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(fit: Fit, whole: Run, st
     torch.rand(17)
     resumed = fit(old=stopped.run, **SETTINGS)
     assert resumed.run.folder == stopped.run.folder
-    assert_equal(resumed.run, whole)
+    assert_equal(resumed.run, uninterrupted)
 
 
 def test_a_run_stopped_at_every_step_equals_an_uninterrupted_one(fit: Fit, tmp_path: Path) -> None:
     settings = SETTINGS | {"steps": 12, "accumulate": 1, "validate_every": 3, "save_every": 4}
-    whole = fit(root=tmp_path / "whole", **settings)
+    uninterrupted = fit(root=tmp_path / "whole", **settings)
     result = fit(Interrupting(1), root=tmp_path / "cut", **settings)
     while result.exit_code:
         result = fit(Interrupting(1), old=result.run, **settings)
-    assert_equal(result.run, whole.run)
+    assert_equal(result.run, uninterrupted.run)
 
 
 class InterruptedInValidation(FakeTask):
@@ -140,7 +140,7 @@ class InterruptedInValidation(FakeTask):
 
 @pytest.mark.parametrize(("validation", "step"), [(1, 8), (3, 24), (5, 40)])
 def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
-    fit: Fit, whole: Run, validation: int, step: int
+    fit: Fit, uninterrupted: Run, validation: int, step: int
 ) -> None:
     """At step 40 a checkpoint is due as well."""
     task = InterruptedInValidation(validation)
@@ -148,27 +148,27 @@ def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
     assert task.reached == 3
     assert (stopped.steps, stopped.exit_code) == (step, 143)
     assert stopped.run.checkpoint("last").name == step_name(step)
-    assert_equal(fit(old=stopped.run, **SETTINGS).run, whole)
+    assert_equal(fit(old=stopped.run, **SETTINGS).run, uninterrupted)
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(fit: Fit, whole: Run, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(fit: Fit, uninterrupted: Run, tmp_path: Path) -> None:
     run = Run.create(tmp_path, make_recipe(**SETTINGS))
     run.metrics_path.write_text('{"event": "train", "step": 3, "loss": 1}\n')
-    assert_equal(fit(old=run, **SETTINGS).run, whole)
+    assert_equal(fit(old=run, **SETTINGS).run, uninterrupted)
 
 
 def test_more_steps_continue_a_finished_run(fit: Fit, tmp_path: Path) -> None:
     settings = SETTINGS | {"average": 0}
-    whole = fit(root=tmp_path / "whole", **settings)
+    uninterrupted = fit(root=tmp_path / "whole", **settings)
     short = fit(root=tmp_path / "short", **(settings | {"steps": 20}))
     longer = fit(old=short.run, **settings)
     name = "step-000040"
-    assert contents(longer.run)[name].split("state.json")[0] == contents(whole.run)[name].split("state.json")[0]
+    assert contents(longer.run)[name].split("state.json")[0] == contents(uninterrupted.run)[name].split("state.json")[0]
     assert Run.open(longer.run.folder).recipe.training.steps == 40
 
 
 @pytest.mark.parametrize("further", [{"checkpoint": "step-000020"}, {"steps": 50}], ids=["earlier", "more"])
-def test_training_on_drops_the_average_of_the_former_end(fit: Fit, whole: Run, further: dict[str, Any]) -> None:
+def test_training_on_drops_the_average_of_the_former_end(fit: Fit, uninterrupted: Run, further: dict[str, Any]) -> None:
     """While it trains nobody may take the old average for the new one; at the end there is the new one."""
 
     class Watching(FakeTask):
@@ -182,7 +182,7 @@ def test_training_on_drops_the_average_of_the_former_end(fit: Fit, whole: Run, f
     steps = longer.steps
     assert averaged_steps(done.run.checkpoints_folder) == [steps - 20, steps - 10, steps]
     if steps == 40:
-        assert contents(longer.run) == contents(whole)
+        assert contents(longer.run) == contents(uninterrupted)
 
 
 # ------------------------------------------------------------------------------------------- nothing left to train
@@ -288,9 +288,9 @@ def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: 
     for (name, value), folder in runs.items():
         recipe = make_recipe(steps=9, keep=4, **{name: value})
         for needed in (True, False):
-            found = run_to_resume(tmp_path, recipe, required=needed)
-            assert found is not None
-            assert found.folder == folder
+            result = run_to_resume(tmp_path, recipe, required=needed)
+            assert result is not None
+            assert result.folder == folder
     with pytest.raises(RecipeError, match=r"v003(.*\n)+  training.clip: 0.5 .*0.25"):
         run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=True)
     assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=False) is None
@@ -304,7 +304,7 @@ FREE += [("training.log_every", 2), ("decoding.beam", 2)]
 def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -> None:
     """The weights are those of the unchanged training, and the run notes the change."""
     settings = {"steps": 20, "keep": 3}
-    whole = fit(**settings).run
+    uninterrupted = fit(**settings).run
     run = fit(**(settings | {"steps": 12})).run
     section, _, name = key.partition(".")
     content = make_recipe(**settings).model_dump()
@@ -312,7 +312,9 @@ def test_what_changes_no_step_may_be_changed(fit: Fit, key: str, value: float) -
     recipe = type(run.recipe).model_validate(content)
     check_resumable(run, recipe)
     train_task(FakeTask(), recipe, Path("unused"), old=run)
-    ends = [read_checkpoint(trained.checkpoint("last"), ("model", "optimizer")).tensors for trained in (whole, run)]
+    ends = [
+        read_checkpoint(trained.checkpoint("last"), ("model", "optimizer")).tensors for trained in (uninterrupted, run)
+    ]
     for group, tensors in ends[0].items():
         for tensor_name, tensor in tensors.items():
             assert torch.equal(tensor, ends[1][group][tensor_name])
@@ -333,7 +335,7 @@ def test_a_recipe_that_differs_is_refused_with_every_key(fit: Fit) -> None:
     assert "device" not in message
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, whole: Run, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, uninterrupted: Run, tmp_path: Path) -> None:
     """A crash between two checkpoints loses what lies between, and no metric is doubled."""
 
     class Crashing(FakeTask):
@@ -345,7 +347,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(fit: Fit, whole: Run, tmp
     with pytest.raises(MemoryError):
         fit(Crashing(), **SETTINGS)
     run = Run.open(tmp_path / "fake/phm-n4")
-    assert_equal(fit(old=run, **SETTINGS).run, whole)
+    assert_equal(fit(old=run, **SETTINGS).run, uninterrupted)
 
 
 def test_a_sole_checkpoint_that_a_crash_left_aside_is_resumed(fit: Fit) -> None:
@@ -382,10 +384,10 @@ def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, co
 def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
     run = fit(steps=10).run
     folder, name = run.checkpoint("last"), f"{moment}.last.bias"
-    found = read_checkpoint(folder, ["model", "optimizer"])
-    del found.tensors["optimizer"][name]
-    found.tensors["optimizer"] |= {} if shape is None else {name: torch.zeros(shape)}
-    write_checkpoint(folder, found.tensors, found.state)  # SHA-256 is right then
+    result = read_checkpoint(folder, ["model", "optimizer"])
+    del result.tensors["optimizer"][name]
+    result.tensors["optimizer"] |= {} if shape is None else {name: torch.zeros(shape)}
+    write_checkpoint(folder, result.tensors, result.state)  # SHA-256 is right then
     with _refused(run, rf"{moment}\.last\.bias"):
         fit(old=run, steps=20)
 
@@ -394,8 +396,8 @@ def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finis
     finished = fit(steps=5).run
     begun = Run.create(tmp_path, make_recipe(steps=5))
     before = _everything(finished)
-    found = run_to_resume(tmp_path, make_recipe(steps=5), required=True)
-    assert found is not None
-    assert found.folder == begun.folder
+    result = run_to_resume(tmp_path, make_recipe(steps=5), required=True)
+    assert result is not None
+    assert result.folder == begun.folder
     assert fit(old=begun, steps=5).steps_now == 5
     assert _everything(finished) == before

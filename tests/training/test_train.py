@@ -66,8 +66,8 @@ def test_rates_of_another_model_are_refused(tmp_path: Path) -> None:
     run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
     path = run.folder / measured.RATES
     kept = json.loads(path.read_text())
-    others = {name: 1.4 * rate for name, rate in kept.items()}  # those of another n
-    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:]), others):
+    scaled = {name: 1.4 * rate for name, rate in kept.items()}  # those of another n
+    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:]), scaled):
         path.write_text(json.dumps(wrong))
         with pytest.raises(RunError, match=r"rates\.json"):
             train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
@@ -98,12 +98,12 @@ def test_minutes_become_steps_that_a_resumed_training_keeps(
     assert training.steps == first.steps >= 1
     assert (training.minutes, first.run.environment()["minutes"]) == (0, 0.02)
     monkeypatch.setattr(measured, "stepper", lambda *_: pytest.fail("the run says how many steps there are"))
-    again = _train(_timed(0.02), copying_data, tmp_path, resume=True)
-    assert (again.run.folder, again.steps_now) == (first.run.folder, 0)
+    resumed = _train(_timed(0.02), copying_data, tmp_path, resume=True)
+    assert (resumed.run.folder, resumed.steps_now) == (first.run.folder, 0)
     assert newest_of(_timed(0.02), tmp_path) is not None  # a sweep leaves it alone
-    for other in (_timed(0.04), copying_recipe(n=2, steps=0, minutes=0.02)):
+    for changed in (_timed(0.04), copying_recipe(n=2, steps=0, minutes=0.02)):
         with pytest.raises(RecipeError):
-            _train(other, copying_data, tmp_path, resume=True)
+            _train(changed, copying_data, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("settings", [["training.minutes=5"], ["training.steps=0"]])

@@ -34,11 +34,11 @@ CPU = torch.device("cpu")
 @given(before=st.integers(0, 20), after=st.integers(1, 10))
 @settings(max_examples=25, deadline=None)
 def test_a_stream_goes_on_from_any_position(before: int, after: int) -> None:
-    whole = BatchStream(FakeTask())
-    whole.next(before)
-    resumed = BatchStream(FakeTask(), whole.epoch, whole.position)
-    assert [rows.tolist() for rows in resumed.next(after)] == [rows.tolist() for rows in whole.next(after)]
-    assert (resumed.epoch, resumed.position) == (whole.epoch, whole.position)
+    stream = BatchStream(FakeTask())
+    stream.next(before)
+    resumed = BatchStream(FakeTask(), stream.epoch, stream.position)
+    assert [rows.tolist() for rows in resumed.next(after)] == [rows.tolist() for rows in stream.next(after)]
+    assert (resumed.epoch, resumed.position) == (stream.epoch, stream.position)
 
 
 def _plan(*sizes: int) -> list[np.ndarray]:
@@ -69,8 +69,8 @@ def test_dropout_depends_on_seed_step_micro_batch_and_piece_alone() -> None:
     first = _draw(1, 7, 2)
     torch.rand(13)
     assert _draw(1, 7, 2) == first
-    others = [(2, 7, 2), (1, 8, 2), (1, 7, 3), (1, 2, 7), (1, 7, 2, 1)]
-    assert len({first, *(_draw(*other) for other in others)}) == 6
+    different = [(2, 7, 2), (1, 8, 2), (1, 7, 3), (1, 2, 7), (1, 7, 2, 1)]
+    assert len({first, *(_draw(*arguments) for arguments in different)}) == 6
 
 
 # ------------------------------------------------------------------------------------------------------ gradients
@@ -106,13 +106,13 @@ def test_a_step_of_unequal_batches_has_the_gradient_of_the_one_big_batch(
     assert len({task.cost(part).items / len(part) for part in parts}) == len(sizes)
     total, count = task.loss(trainer.model, collate(split, rows))
     gradients = torch.autograd.grad(total / count, list(trainer.model.parameters()))
-    whole = torch.cat([gradient.flatten() for gradient in gradients])
-    assert whole.dtype == torch.float64
-    assert whole.norm() > 1e-3
+    expected = torch.cat([gradient.flatten() for gradient in gradients])
+    assert expected.dtype == torch.float64
+    assert expected.norm() > 1e-3
     for plan in ([rows], parts):
-        assert (_gradient(trainer, *plan) - whole).norm() <= 1e-10 * whole.norm()
+        assert (_gradient(trainer, *plan) - expected).norm() <= 1e-10 * expected.norm()
     means = sum(_gradient(trainer, part) for part in parts) / len(parts)
-    assert (means - whole).norm() > 1e-3 * whole.norm()
+    assert (means - expected).norm() > 1e-3 * expected.norm()
 
 
 def test_clipping_limits_the_norm_and_reports_the_one_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,7 +120,9 @@ def test_clipping_limits_the_norm_and_reports_the_one_before(monkeypatch: pytest
     norm, after = _gradient(trainer, trainer.task.plan(0)[0]).norm().item(), []
     trainer.optimiser.zero_grad()
     gradients = list(trainer.model.parameters())
-    monkeypatch.setattr(trainer.optimiser, "step", lambda: after.extend(each.grad.flatten() for each in gradients))
+    monkeypatch.setattr(
+        trainer.optimiser, "step", lambda: after.extend(parameter.grad.flatten() for parameter in gradients)
+    )
     trainer._step()
     assert trainer._norm.item() == pytest.approx(norm, rel=1e-5)
     assert torch.cat(after).norm().item() == pytest.approx(0.01, rel=1e-3)
@@ -160,8 +162,8 @@ def test_intervals(fit: Fit) -> None:
 
 def _scored(*scores: float) -> FakeTask:
     """A task whose validations have these scores."""
-    task, rest = FakeTask(), iter(scores)
-    task.score = lambda metrics: next(rest)  # type: ignore[method-assign]
+    task, remaining = FakeTask(), iter(scores)
+    task.score = lambda metrics: next(remaining)  # type: ignore[method-assign]
     return task
 
 
@@ -209,9 +211,9 @@ def test_validation_sees_no_dropout_and_training_does(fit: Fit) -> None:
             modes.append(("train", model.training))
             return super().loss(model, batch)
 
-        def validate(self, model, *rest):
+        def validate(self, model, *options):
             modes.append(("validate", model.training))
-            return super().validate(model, *rest)
+            return super().validate(model, *options)
 
     fit(Watching(), steps=3, validate_every=1)
     assert modes == [("train", True), ("validate", False)] * 3
