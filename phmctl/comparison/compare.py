@@ -73,12 +73,12 @@ class Comparison:
 
     def differences(self) -> Iterator[str]:
         """Yield the differences of the variants from the baseline other than n, algebra and seed."""
-        others = [variant for variant in self.variants if variant is not self.baseline]
+        systems = [variant for variant in self.variants if variant is not self.baseline]
         lines = []
-        for variant in others:
+        for variant in systems:
             changes = differences(self.baseline.first, variant.first)
             lines.append((variant.label, difference_lines(changes)))
-        yield from merge_lines(lines, len(others))
+        yield from merge_lines(lines, len(systems))
 
     def notes(self) -> Iterator[str]:
         """Yield limitations of the comparison, such as single seeds, unfinished runs and unequal trials."""
@@ -338,18 +338,18 @@ def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) 
     """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label."""
     kind = kind_of(baseline.first.run.recipe)
     comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
-    others = [variant for variant in variants if variant is not baseline and variant.answers]
+    systems = [variant for variant in variants if variant is not baseline and variant.answers]
     if comparer is None or not baseline.answers:
         return {}
-    tests: dict[str, list[SignificanceTest]] = {variant.label: [] for variant in others}
-    with progress("drawing samples", len(others) * len(metrics)) as advance:
+    tests: dict[str, list[SignificanceTest]] = {variant.label: [] for variant in systems}
+    with progress("drawing samples", len(systems) * len(metrics)) as advance:
         for metric in metrics:
             uncorrected = []
-            for variant in others:
+            for variant in systems:
                 uncorrected.append(compare_answers(comparer, metric, baseline.answers, variant.answers, margin))
                 advance(1)
             corrected = holm([test.estimate.p_value for test in uncorrected])
-            for variant, test, p_holm in zip(others, uncorrected, corrected, strict=True):
+            for variant, test, p_holm in zip(systems, uncorrected, corrected, strict=True):
                 tests[variant.label].append(replace(test, p_holm=p_holm))
     return tests
 

@@ -137,8 +137,7 @@ class Variant:
 
     def values(self, metric: Metric) -> list[float]:
         """Return the metric of each seed that has it, scaled for display."""
-        scores = [result.scores for result in self.results]
-        return [metric.scale * values[metric.name] for values in scores if metric.name in values]
+        return [metric.scale * result.scores[metric.name] for result in self.results if metric.name in result.scores]
 
     @property
     def parameters(self) -> Parameters | None:
@@ -177,18 +176,18 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return f"{center:{form}}" if deviation is None else f"{center:{form}} ± {deviation:{form}}"
 
 
-def conditions(variants: Iterable[Variant]) -> list[str]:
+def conditions(variants: Sequence[Variant]) -> list[str]:
     """Return the conditions of the scores: metric signatures, then decoding, checkpoints, seeds and dates."""
-    scored = [member for variant in variants for member in variant.scored]
-    results = [member.result for member in scored if member.result is not None]
+    members = [member for variant in variants for member in variant.scored]
+    results = [result for variant in variants for result in variant.results]
     scores = [score for result in results for score in result.report.get("scores", ())]
     signatures = [f"{score['name']}: {score['signature']}" for score in scores]
     decoding = [result.settings.get("decoding") or {} for result in results]
     facts = {
         "beam": {str(settings["beam"]) for settings in decoding if "beam" in settings},
         "alpha": {f"{settings['alpha']:g}" for settings in decoding if "alpha" in settings},
-        "checkpoint": {member.checkpoint or "" for member in scored},
-        "seed": {str(member.seed) for member in scored},
+        "checkpoint": {member.checkpoint or "" for member in members},
+        "seed": {str(member.seed) for member in members},
         "scored on": {result.date for result in results if result.date},
     }
     parts = []

@@ -373,8 +373,8 @@ def draw_rule(rule: Tensor, aligned: Tensor, known: Tensor) -> "Figure":
         values = tensor.detach().double().numpy()
         band = np.full((height * (n + 1), width * (n + 1)), np.nan)
         for index, matrix in enumerate(values / (np.abs(values).max() or 1.0)):
-            top, left = (n + 1) * (index // width), (n + 1) * (index % width)
-            band[top : top + n, left : left + n] = matrix
+            row, column = (n + 1) * (index // width), (n + 1) * (index % width)
+            band[row : row + n, column : column + n] = matrix
         bands.append(band)
     figure = _figure(0.6 + 0.62 * width, 0.1 + 0.62 * height * len(bands))
     axes = figure.add_subplot()
