@@ -23,7 +23,7 @@ from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import PhmctlError, UserError
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
-from phmctl.nn.structures import RuleSum
+from phmctl.nn.structures import KroneckerSum
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
 
@@ -50,7 +50,7 @@ class Kronecker(nn.Module):
     def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
         super().__init__()
         check_algebra(algebra, n)
-        self.structure = RuleSum(n, algebra)
+        self.structure = KroneckerSum(n, algebra)
         self.parts, self.zero_row = parts, zero_row
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Kronecker(nn.Module):
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return the A and S nearest to a weight (k, d), or the nearest S under a fixed rule."""
         # A tuple also if S is alone: torch would write a bare tensor into the weight itself.
-        nearest = [tuple(self.structure.nearest(part).values()) for part in weight.chunk(self.parts)]
+        nearest = [tuple((self.structure.nearest(part) or {}).values()) for part in weight.chunk(self.parts)]
         return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
 
     def extra_repr(self) -> str:

@@ -20,7 +20,7 @@ from phmctl.nn.structures import (
     NEEDS_FACTORS,
     RULE_NAMES,
     FactorSum,
-    KroneckerStructure,
+    KroneckerSum,
     Structure,
     ThinFactors,
     phm_structure,
@@ -123,7 +123,7 @@ class KroneckerWeight(StructuredWeight):
     @property
     def A(self) -> Tensor:
         """The rule, (n, n, n): a parameter, a constant, or computed from the factors. Absent with n = 1."""
-        if not isinstance(self.structure, KroneckerStructure):
+        if not isinstance(self.structure, KroneckerSum):
             raise AttributeError("n = 1: the weight is dense, without a rule A")
         return self.structure.rule(self.tensors())
 
@@ -139,7 +139,7 @@ class KroneckerWeight(StructuredWeight):
     @property
     def factors(self) -> Factors | None:
         """The factors of the rule: parameters, or constants (complex, quaternion); None for other rules."""
-        return self.structure.factors(self.tensors()) if isinstance(self.structure, KroneckerStructure) else None
+        return self.structure.factors(self.tensors()) if isinstance(self.structure, KroneckerSum) else None
 
     def share_rule(self, other: "KroneckerWeight") -> None:
         """Use the learned rule of another weight: its A, or its factors, become parameters of both."""

@@ -3,8 +3,8 @@
 | structure | parameters | H |
 |---|---|---|
 | :class:`Dense` | weight | weight |
-| :class:`RuleSum` | A and S, or S under a fixed rule | Σᵢ kron(A[i], S[i]) |
-| :class:`FactorSum` | W, U, V and S | the same, with ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]`` |
+| :class:`KroneckerSum` | A and S, or S under a fixed rule | Σᵢ kron(A[i], S[i]) |
+| :class:`FactorSum` | W, U, V and S | the same; A is made of factors |
 | :class:`ThinFactors` | R and L | L P R, block-diagonal R and L, a permutation P |
 
 A structure holds sizes only. The parameters belong to a module, which passes them by name: modules can share them, and
@@ -13,10 +13,10 @@ A structure holds sizes only. The parameters belong to a module, which passes th
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,7 @@ from phmctl.dimension import FIXED_DIMENSION, WITH_FACTORS
 from phmctl.errors import RankError, UserError
 
 Tensors = Mapping[str, Tensor]
+T = TypeVar("T")
 RULE_NAMES = ("A", "W", "U", "V")  # parameters of a learned rule, in either form
 PARAMETER_NAMES = ("weight", *RULE_NAMES, "S")  # of dense weights and Kronecker sums
 NEEDS_FACTORS = (
@@ -95,22 +96,29 @@ class Dense(Structure):
         initialise_dense_(tensors["weight"], scheme, fan_in, fan_out)
 
 
-class KroneckerStructure(Structure):
-    """``H = Σᵢ kron(A[i], S[i])`` with a rule A in any form."""
+@dataclass(frozen=True)
+class KroneckerSum(Structure):
+    """``H = Σᵢ kron(A[i], S[i])`` with a rule A that is a parameter, or the constant of a fixed algebra."""
 
+    gain = 2.0
     n: int
+    algebra: str
 
-    @abstractmethod
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        return ("A",) if self.algebra == LEARNED else ()
+
+    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (self.n, self.n, self.n))
+        return rule | {"S": (self.n, rows // self.n, columns // self.n)}
+
     def rule(self, tensors: Tensors) -> Tensor:
         """Return A, (n, n, n)."""
+        return tensors["A"] if self.algebra == LEARNED else _constant(fixed_rule, self.algebra, tensors["S"])
 
-    @abstractmethod
     def factors(self, tensors: Tensors) -> Factors | None:
         """Return the factors of the rule, or None if only a decomposition would find them."""
-
-    @abstractmethod
-    def initialise_rule_(self, tensors: Tensors) -> None:
-        """Draw a learned rule in place."""
+        return _constant(fixed_factors, self.algebra, tensors["S"]) if self.algebra in WITH_FACTORS else None
 
     def dense(self, tensors: Tensors) -> Tensor:
         return kronecker_sum(self.rule(tensors), tensors["S"])
@@ -126,40 +134,14 @@ class KroneckerStructure(Structure):
         self.initialise_rule_(tensors)
         initialise_components_(tensors["S"], self.rule(tensors), scheme, fan_in, fan_out)
 
-    def scale(self, tensors: Tensors) -> float:
-        return math.sqrt(self.n) * rms(self.rule(tensors)) * rms(tensors["S"])
-
-
-@dataclass(frozen=True)
-class RuleSum(KroneckerStructure):
-    """A Kronecker sum with A itself: a parameter, or the constant of a fixed algebra."""
-
-    gain = 2.0
-    n: int
-    algebra: str
-
-    @property
-    def rule_names(self) -> tuple[str, ...]:
-        return ("A",) if self.algebra == LEARNED else ()
-
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
-        n = self.n
-        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (n, n, n))
-        return rule | {"S": (n, rows // n, columns // n)}
-
-    def rule(self, tensors: Tensors) -> Tensor:
-        if self.algebra == LEARNED:
-            return tensors["A"]
-        return _fixed(self.algebra, tensors["S"]).A
-
-    def factors(self, tensors: Tensors) -> Factors | None:
-        return _fixed(self.algebra, tensors["S"]).factors if self.algebra in WITH_FACTORS else None
-
     def initialise_rule_(self, tensors: Tensors) -> None:
         if self.algebra == LEARNED:
             initialise_rule_(tensors["A"])
 
-    def nearest(self, weight: Tensor) -> dict[str, Tensor]:
+    def scale(self, tensors: Tensors) -> float:
+        return math.sqrt(self.n) * rms(self.rule(tensors)) * rms(tensors["S"])
+
+    def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
         A, S, _ = nearest_sum(weight, self.n, self.algebra)
         return dict.fromkeys(self.rule_names, A) | {"S": S}
 
@@ -170,11 +152,10 @@ class RuleSum(KroneckerStructure):
 
 
 @dataclass(frozen=True)
-class FactorSum(KroneckerStructure):
-    """A Kronecker sum whose learned rule is held as factors of rank R."""
+class FactorSum(KroneckerSum):
+    """A Kronecker sum whose learned rule is held as factors, ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``."""
 
     gain = 0.5
-    n: int
     rank: int
 
     @property
@@ -193,6 +174,9 @@ class FactorSum(KroneckerStructure):
 
     def initialise_rule_(self, tensors: Tensors) -> None:
         initialise_factors_(tensors["W"], tensors["U"], tensors["V"])
+
+    def nearest(self, weight: Tensor) -> None:
+        return None
 
     def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
         if "A" not in rule or len(rule["A"]) != self.n:
@@ -254,7 +238,7 @@ def phm_structure(n: int, algebra: str, rank: int | None = None) -> Structure:
         )
     if n == 1:
         return Dense()
-    return RuleSum(n, algebra) if rank is None else FactorSum(n, rank)
+    return KroneckerSum(n, algebra) if rank is None else FactorSum(n, algebra, rank)
 
 
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
@@ -266,10 +250,10 @@ def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
         return Dense() if "weight" in tensors else None
     n = len(tensors["S"])
     if "W" in tensors:
-        return FactorSum(n, rank=tensors["W"].shape[1])
+        return FactorSum(n, LEARNED, tensors["W"].shape[1])
     if "A" in tensors:
-        return RuleSum(n, LEARNED)
-    return RuleSum(n, algebra) if FIXED_DIMENSION.get(algebra) == n else None
+        return KroneckerSum(n, LEARNED)
+    return KroneckerSum(n, algebra) if FIXED_DIMENSION.get(algebra) == n else None
 
 
 def rms(tensor: Tensor) -> float:
@@ -277,27 +261,18 @@ def rms(tensor: Tensor) -> float:
     return tensor.detach().double().square().mean().sqrt().item()
 
 
-class _FixedRule(NamedTuple):
-    A: Tensor
-    factors: Factors | None
-
-
-def _fixed(algebra: str, S: Tensor) -> _FixedRule:
-    """Return the rule of a fixed algebra on the device and in the dtype of S.
+def _constant(build: Callable[..., T], algebra: str, S: Tensor) -> T:
+    """Return the rule or the factors of a fixed algebra, on the device and in the dtype of S.
 
     Compilers, transformations and dispatch modes get new tensors, because a cached one would outlive them.
     """
     if needs_plain_operations() or torch._C._len_torch_dispatch_stack():
-        return _build_fixed(algebra, S.device, S.dtype)
-    return _cached_fixed(algebra, S.device, S.dtype)
-
-
-def _build_fixed(algebra: str, device: torch.device, dtype: torch.dtype) -> _FixedRule:
-    factors = fixed_factors(algebra, device=device, dtype=dtype) if algebra in WITH_FACTORS else None
-    return _FixedRule(fixed_rule(algebra, device=device, dtype=dtype), factors)
+        return build(algebra, device=S.device, dtype=S.dtype)
+    constant: T = _cached(build, algebra, S.device, S.dtype)
+    return constant
 
 
 @cache
 @torch.inference_mode(False)  # autograd does not save inference tensors
-def _cached_fixed(algebra: str, device: torch.device, dtype: torch.dtype) -> _FixedRule:
-    return _build_fixed(algebra, device, dtype)
+def _cached(build: Callable[..., T], algebra: str, device: torch.device, dtype: torch.dtype) -> T:
+    return build(algebra, device=device, dtype=dtype)

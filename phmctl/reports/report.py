@@ -23,7 +23,7 @@ from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic
 from phmctl.metrics.classification import part_name, parts
-from phmctl.nn.structures import PARAMETER_NAMES, KroneckerStructure, structure_of
+from phmctl.nn.structures import PARAMETER_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs.results import read_metrics, series
 from phmctl.tasks.registry import kind_of
@@ -215,7 +215,7 @@ def learned_rules(member: ComparedRun) -> list[LearnedRule]:
         prefix = name.removesuffix("S")
         tensors = {part: saved[f"{prefix}{part}"] for part in PARAMETER_NAMES if f"{prefix}{part}" in saved}
         structure = structure_of(tensors, LEARNED) if prefix != name else None
-        if isinstance(structure, KroneckerStructure):
+        if isinstance(structure, KroneckerSum):
             A = structure.rule(tensors)
             shape = "×".join(str(size * len(A)) for size in tensors["S"].shape[1:])
             rules.append(LearnedRule(prefix.removesuffix(".") or "the map", A, shape, nearest_known(A)))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
 from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
-from phmctl.nn.structures import PARAMETER_NAMES, RULE_NAMES, KroneckerStructure, structure_of
+from phmctl.nn.structures import PARAMETER_NAMES, RULE_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 
@@ -140,7 +140,7 @@ def _copy_nearest_sums(
     """
     all_rules = all(name in copied for name in names if name.rpartition(".")[2] in RULE_NAMES)
     for name, module in model.named_modules():
-        if not isinstance(module, KroneckerWeight) or not isinstance(module.structure, KroneckerStructure):
+        if not isinstance(module, KroneckerWeight) or not isinstance(module.structure, KroneckerSum):
             continue
         rule = {part for part in RULE_NAMES if f"{name}.{part}" in names}
         source_rule = {part for part in RULE_NAMES if f"{name}.{part}" in source}

@@ -83,9 +83,9 @@ def test_computed_tensors_and_unknown_executions_are_not_set(name: str, value: A
         setattr(PHMLinear(8, 8, n=4, parametrization="factors"), name, value)
 
 
-def test_a_cached_fixed_rule_is_a_plain_tensor_after_modes_and_transformations() -> None:
+def test_a_cached_rule_is_a_plain_tensor_after_modes_and_transformations() -> None:
     layer, x = PHMLinear(16, 16, n=16, algebra="sedenion"), torch.randn(2, 16)
-    structures._cached_fixed.cache_clear()
+    structures._cached.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         layer(x)
     torch.func.grad(lambda x: layer(x).sum())(x)
