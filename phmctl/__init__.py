@@ -1,6 +1,6 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
-The public surface is small: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
+Public names: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
 ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
 :class:`Kronecker`), :func:`to_dense` goes back; :func:`tune` measures and sets the faster execution;
 :func:`parameter_groups` fits learning rates to the structure. :func:`load` makes a :class:`Model` of a run, to ask from

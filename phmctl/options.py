@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 AXIS = "axis"  # marks an option of which several values make a sweep
 LIBRARY_ONLY = "library only"  # marks an argument that the command line does not have
-_SIMILAR = {float: int, tuple: list}  # types that are accepted in place of another
+_SIMILAR = {float: int, tuple: list}  # further types accepted for a type
 
 _RECIPE = typer.Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")
 RecipeName = Annotated[str, _RECIPE]
@@ -139,25 +139,26 @@ class Call(Generic[R]):
 
     function: Callable[..., R]
     command: Any  # the command of the command line: a TyperCommand
-    given: Mapping[str, Any]  # arguments by name; options that were not given are left to the function's defaults
+    arguments: Mapping[str, Any]  # by name; without the options that the user omitted
     label: str = "all values"  # the values that distinguish a call of a sweep
 
     def __call__(self, **arguments: Any) -> R:
-        return self.function(**{**self.given, **arguments})
+        return self.function(**{**self.arguments, **arguments})
 
     def __getitem__(self, name: str) -> Any:
-        """Return an argument, or its default if it is not given."""
-        return self.given.get(name, inspect.signature(self.function).parameters[name].default)
+        """Return an argument, or the function's default."""
+        return self.arguments.get(name, inspect.signature(self.function).parameters[name].default)
 
-    def given_of(self, names: Iterable[str]) -> dict[str, Any]:
-        return {name: self.given[name] for name in names if name in self.given}
+    def select(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the arguments with these names that the user gave."""
+        return {name: self.arguments[name] for name in names if name in self.arguments}
 
-    def with_given(self, **arguments: Any) -> "Call[R]":
-        return replace(self, given={**self.given, **arguments})
+    def with_arguments(self, **arguments: Any) -> "Call[R]":
+        return replace(self, arguments={**self.arguments, **arguments})
 
     def command_line(self, **options: Any) -> list[str]:
         """Return the arguments of ``phmctl`` that make this call, with further options of the command."""
-        values = {**self.given, **options}
+        values = {**self.arguments, **options}
         words = [self.command.name]
         for parameter in self.command.params:
             words += _words(parameter, values.get(parameter.name))
@@ -183,32 +184,32 @@ def combinations(call: Call[R]) -> list[Call[R]]:
     """
     axes = []
     for name, parameter in inspect.signature(call.function).parameters.items():
-        if AXIS in markers(parameter.annotation) and name in call.given:
-            axes += _axes(name, parameter.annotation, call.given[name])
+        if AXIS in markers(parameter.annotation) and name in call.arguments:
+            axes += _axes(name, parameter.annotation, call.arguments[name])
     calls = []
     for values in product(*(axis.items() for axis in axes)):
-        given = dict(call.given)
-        given |= {name: [] for _, (name, value) in values if name == "settings"}
-        for _, (name, value) in values:
-            given[name] = [*given[name], value] if name == "settings" else value
+        arguments = {**call.arguments, **dict(argument for _, argument in values)}
+        settings = [value for _, (name, value) in values if name == "settings"]
+        if settings:
+            arguments["settings"] = settings
         label = " ".join(label for axis, (label, _) in zip(axes, values, strict=True) if len(axis) > 1)
-        calls.append(replace(call, given=given, label=label or call.label))
+        calls.append(replace(call, arguments=arguments, label=label or call.label))
     return calls
 
 
-def _axes(name: str, annotation: Any, given: Any) -> list[dict[str, tuple[str, Any]]]:
+def _axes(name: str, annotation: Any, argument: Any) -> list[dict[str, tuple[str, Any]]]:
     """Return the axes of an option: the argument's name and each of its values, by label."""
     if name == "settings":
         axes = []
-        for setting in given:
+        for setting in argument:
             key, equals, text = setting.partition("=")
             short = key.strip().rpartition(".")[2]
             axes.append({f"{short}={value}": (name, f"{key}{equals}{value}") for value in split_values(text)})
         return axes
-    if not isinstance(given, str):  # a positional argument
-        return [{str(value): (name, value) for value in given}]
+    if isinstance(argument, list):  # positional
+        return [{str(value): (name, value) for value in argument}]
     read = value_type(annotation)
-    return [{f"{name}={text}": (name, parse_number(name, text, read)) for text in split_values(given)}]
+    return [{f"{name}={text}": (name, parse_number(name, text, read)) for text in split_values(argument)}]
 
 
 def split_values(text: str) -> list[str]:

@@ -108,7 +108,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, changed: Callable[[Job, str | No
 
 
 class _Runner:
-    """Runs jobs in processes of their own, one for each thread that calls :meth:`run`."""
+    """Runs jobs, each in its own process; several threads may call :meth:`run`."""
 
     def __init__(self, at_once: int, changed: Callable[[Job, str | None], None]) -> None:
         self.errors: list[Exception] = []
@@ -184,7 +184,7 @@ class _Runner:
 
 
 def sweep_trainings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: bool) -> Shown:
-    """Train each combination in a process of its own, or list the commands that train them.
+    """Train each combination in its own process, or list the commands.
 
     Raises UserError, RunError, DataError.
     """
@@ -217,7 +217,7 @@ def training_jobs(calls: Sequence[Call[Any]]) -> list["TrainingJob"]:
     jobs: dict[str, TrainingJob] = {}
     for call in calls:
         try:
-            recipe = resolve(call["recipe"], common_overrides(**call.given_of(COMMON)), call["settings"])
+            recipe = resolve(call["recipe"], common_overrides(**call.select(COMMON)), call["settings"])
         except RecipeError as error:
             raise type(error)(f"{error}\n(with {call.label})" if len(calls) > 1 else str(error)) from error
         key = recipe.model_dump_json()
@@ -228,7 +228,7 @@ def training_jobs(calls: Sequence[Call[Any]]) -> list["TrainingJob"]:
         summary = newest_of(recipe, root)
         resumed = call
         if summary is not None:  # a tag names new runs only
-            resumed = call.with_given(tag=None, resume=summary.run.folder)
+            resumed = call.with_arguments(tag=None, resume=summary.run.folder)
         job = TrainingJob(call.label, resumed.command_line(), call.command_line(jobs=1), recipe=recipe, root=root)
         if summary is not None:
             if summary.state in ("finished", "running"):
@@ -277,12 +277,12 @@ def scoring_calls(call: Call[Any], *, every: bool) -> list[Call[Any]]:
     models = list({model.folder.resolve(): model for model in opened}.values())
     calls = []
     for model in models:
-        of_model = call.with_given(run=[model.folder])
+        of_model = call.with_arguments(run=[model.folder])
         if call["source"] is None and call["table"] is None:
             splits = [name for part in split_values(call["split"]) for name in requested_splits([model], part)]
             split = ",".join(dict.fromkeys(splits))
             if split != call["split"]:
-                of_model = of_model.with_given(split=split)
+                of_model = of_model.with_arguments(split=split)
         scorings = combinations(of_model)
         for scoring in scorings:
             label = f"{model.folder} {scoring.label}" if len(scorings) > 1 else str(model.folder)
@@ -291,7 +291,7 @@ def scoring_calls(call: Call[Any], *, every: bool) -> list[Call[Any]]:
 
 
 def sweep_scorings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: bool, threads: int) -> Shown:
-    """Score each run and combination in a process of its own, or list the commands that score them."""
+    """Score each combination in its own process, or list the commands."""
     check_jobs(jobs or 1)
     scorings = []
     for call in calls:

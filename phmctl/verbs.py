@@ -120,7 +120,7 @@ def prepare(
         the prepared data: its ``folder`` and its ``manifest``, which counts the rows read, kept and dropped.
 
     Raises:
-        DataError: there is no such card, or files are missing or malformed.
+        DataError: the card is unknown, or files are missing or malformed.
         RecipeError: a setting is out of range.
         UserError: an argument has the wrong type.
         OutputError: the folder cannot be written.
@@ -134,15 +134,15 @@ def prepare(
             "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
         )
     groups = {split: _file_groups(split_files) for split, split_files in (files or {}).items()}
-    section = _given(tokenizer=tokenizer, vocabulary=vocabulary, joint=joint, max_tokens=max_tokens)
+    section = _without_none(tokenizer=tokenizer, vocabulary=vocabulary, joint=joint, max_tokens=max_tokens)
     section |= {"direction": "reverse"} if reverse else {}
     section |= {"copies": True} if copies else {}
-    cleaning = _given(lowercase=lowercase, normalise=normalise, entities=entities, max_ratio=max_ratio)
-    cleaning |= _given(min_count=min_count)
-    reading = _given(columns=_comma_separated(columns), languages=_comma_separated(languages))
-    reading |= _given(table=_texts(table), text=_texts(text), label=None if label is None else str(label))
-    reading |= _given(header=header, quoting=quoting, extra=_texts(extra), skip_bad_lines=skip_bad_lines or None)
-    reading |= _given(vectors=None if vectors is None else Path(vectors))
+    cleaning = _without_none(lowercase=lowercase, normalise=normalise, entities=entities, max_ratio=max_ratio)
+    cleaning |= _without_none(min_count=min_count)
+    reading = _without_none(columns=_comma_separated(columns), languages=_comma_separated(languages))
+    reading |= _without_none(table=_texts(table), text=_texts(text), label=None if label is None else str(label))
+    reading |= _without_none(header=header, quoting=quoting, extra=_texts(extra), skip_bad_lines=skip_bad_lines or None)
+    reading |= _without_none(vectors=None if vectors is None else Path(vectors))
     if refetch and (source or files or table):
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)
@@ -163,7 +163,7 @@ def prepare(
         )
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _without_none(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -228,9 +228,9 @@ def train(
         settings: Set any recipe key: training.clip=1.0; in a program also ``{"training.clip": 1.0}``.
         data: Data folder (default: $PHMCTL_DATA or ./data).
         runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
-        resume: Continue RUN, or RECIPE's newest run; auto: start a run if there is none.
+        resume: Continue RUN, or RECIPE's newest run; auto: start a run if no run exists.
         checkpoint: With --resume: checkpoint to continue from: last (default), best or step-N.
-        tag: Name of the new run; commands accept it in place of a folder.
+        tag: Name of the new run; commands accept it like a folder.
         quiet: Print nothing on stderr.
 
     Returns:
@@ -338,9 +338,9 @@ def evaluate(
         data: Data folder (default: $PHMCTL_DATA or ./data).
         lowercase: Score BLEU and chrF in lower case (default: as the corpus).
         tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).
-        source: Source text to score in place of a split.
+        source: Source text to score instead of a split.
         reference: Reference translations of --source.
-        table: Labelled text to score a classifier on in place of a split.
+        table: Labelled text to score a classifier on instead of a split.
         text: Column of the text in --table; twice for pairs.
         label: Column of the label in --table.
         device: auto, cpu, cuda or cuda:N.
@@ -358,7 +358,7 @@ def evaluate(
     from phmctl.inference.opening import ModelOptions
     from phmctl.inference.opening import evaluate as evaluate_run
 
-    options = _given(
+    options = _without_none(
         beam=beam,
         alpha=alpha,
         batch_tokens=batch_tokens,
@@ -375,13 +375,13 @@ def evaluate(
         if probing:
             from phmctl.probes import probe
 
-            given = _given(engine=engine, quantize=quantize, split=None if split == "test" else split)
-            _refuse("has no part in", [*options, *given])
+            other = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
+            _refuse("has no part in", [*options, *other])
             root = None if data is None else Path(data)
             return probe(
                 run, against=against, checkpoint=checkpoint, device=device, data=root, settings=_texts(settings) or ()
             )
-        _refuse("belongs to", [*(["set"] if settings else []), *_given(data=data)])
+        _refuse("belongs to", [*(["set"] if settings else []), *_without_none(data=data)])
         opening = ModelOptions(checkpoint, device, engine, quantize, task=options)
         return evaluate_run(run, split, opening, against=against)
 
@@ -401,27 +401,26 @@ def load(
     threads: int | None = None,
     precision: str | None = None,
 ) -> "Model":
-    """Load a trained model, ready to translate, to score, to classify or to encode texts.
+    """Load a trained model that translates, scores, classifies or encodes texts.
 
-    Nothing is printed and nothing global is changed: no random numbers are drawn, no threads are set, no signal is
-    taken, nothing is written. The model may be used by many threads at once.
+    Prints and writes nothing, and does not change global state: random numbers, torch's threads, signal handlers.
+    Several threads may use the model at once.
 
     Args:
-        path: a run's folder wherever it was copied, a folder of versions (the newest with a checkpoint is taken), or a
-            name below ``$PHMCTL_RUNS`` or ``runs``; or an export's folder.
+        path: Folder of a run or an export, folder of versions (its newest run with a checkpoint is used), or a name
+            below ``$PHMCTL_RUNS`` or ``runs``.
         checkpoint: ``best``, ``last``, ``average``, ``step-000200`` or ``200``; by default the average if the recipe
-            asks for one and it is made, else ``best``, before the first validation ``last``.
+            asks for one and it exists, otherwise ``best``, or ``last`` before the first validation.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        threads: CPU threads of an engine that has its own. torch's are the whole process's: set them yourself, by
-            ``torch.set_num_threads``.
-        precision: ``bfloat16`` keeps a run's weights in it where the device has it; ``float32`` does not. None is what
-            the recipe says. A translator's.
+        threads: Number of CPU threads of an engine other than torch. Set torch's with ``torch.set_num_threads``.
+        precision: Translation: ``bfloat16`` stores the weights in bfloat16 if the device supports it; ``float32`` does
+            not; None follows the recipe.
 
     Raises:
-        RunError: there is no run (the message names the nearest), or something of it is missing or damaged.
-        RecipeError: there is no such device here.
-        UserError: the run's task answers no text, threads are wanted of torch, or a precision
-            of anything but a run's translator.
+        RunError: the run is not found (the message names the nearest), or a file is missing or damaged.
+        RecipeError: this machine does not have the device.
+        UserError: the task does not answer texts, `threads` is given for torch, or `precision` is given for a model
+            that is not a run's translator.
     """
     from phmctl.inference.opening import ModelOptions, open_model
     from phmctl.runs import AUTO

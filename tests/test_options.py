@@ -144,7 +144,7 @@ def test_the_last_axis_changes_fastest_and_repeated_values_count_once() -> None:
     assert calls[1].command_line() == [
         *("train", "--n", "2", "--seed", "1", "--set", "model.dropout=0.3", "--set", "training.clip=1", "--tag", "a,b")
     ]
-    assert [call.given for call in combinations(call_of("train", phmctl.train, {}))] == [{}]
+    assert [call.arguments for call in combinations(call_of("train", phmctl.train, {}))] == [{}]
 
 
 @pytest.mark.parametrize(("name", "text"), [("n", "1,,2"), ("seed", "1,x"), ("n", "-1")])

@@ -1,7 +1,7 @@
-"""The reference of recipe keys and command options, made from the schema and the command line.
+"""Generate the reference of recipe keys (from the schema) and of commands (from the command line).
 
-A hook of mkdocs puts it where a page says ``<!-- recipe keys -->`` or ``<!-- commands -->``. By hand:
-``python tools/reference.py keys`` or ``python tools/reference.py commands`` prints it.
+As a hook of mkdocs it replaces ``<!-- recipe keys -->`` and ``<!-- commands -->`` in pages. To print a reference:
+``python tools/reference.py keys`` or ``python tools/reference.py commands``.
 """
 
 import ast
@@ -41,21 +41,23 @@ def keys() -> str:
     for task, recipe in RECIPES.items():
         parts.append(f"## task: {task}\n\n{inspect.getdoc(recipe)}")
         for name, field in recipe.model_fields.items():
-            found = sections(field.annotation)
-            parts += [_table(name, section, len(found) > 1) for section in found]
+            members = sections(field.annotation)
+            parts += [_table(name, section, is_union=len(members) > 1) for section in members]
     return "\n\n".join(parts)
 
 
 def sections(annotation: Any) -> list[type[BaseModel]]:
-    """Return the sections that a recipe's field may hold; none of `name` and the like."""
+    """Return the sections that a recipe's field may hold; an empty list for a field such as `name`."""
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, BaseModel) else []
-    return [found for each in get_args(annotation) for found in sections(each)]
+    return [section for alternative in get_args(annotation) for section in sections(alternative)]
 
 
-def _table(name: str, section: type[BaseModel], one_of_several: bool) -> str:
-    kind = f" (kind: {get_args(section.model_fields['kind'].annotation)[0]})" if one_of_several else ""
-    rows = [f"### {name}{kind}\n\n{inspect.getdoc(section)}\n\n| key | default | values | meaning |\n|---|---|---|---|"]
+def _table(name: str, section: type[BaseModel], *, is_union: bool) -> str:
+    suffix = f" (kind: {get_args(section.model_fields['kind'].annotation)[0]})" if is_union else ""
+    rows = [
+        f"### {name}{suffix}\n\n{inspect.getdoc(section)}\n\n| key | default | values | meaning |\n|---|---|---|---|"
+    ]
     for key, field in section.model_fields.items():
         default = "required" if field.default is PydanticUndefined else f"`{_yaml(field.default)}`"
         cells = [f"`{name}.{key}`", default, _values(field.annotation), meaning(section, key)]
@@ -64,7 +66,9 @@ def _table(name: str, section: type[BaseModel], one_of_several: bool) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else f"{value}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def _values(annotation: Any) -> str:
@@ -76,30 +80,31 @@ def _values(annotation: Any) -> str:
 
 
 def meaning(section: type[BaseModel], key: str) -> str:
-    """Return what the schema's source says of a key: the comment on its line, or the lines of comment above it."""
-    for each in section.__mro__:
-        if each is not BaseModel and issubclass(each, BaseModel) and (found := _comments(each).get(key)):
-            return found
+    """Return the comment of a key in the schema's source: the lines above it and the end of its line."""
+    for base in section.__mro__:
+        if base is not BaseModel and issubclass(base, BaseModel) and key in _comments(base):
+            return _comments(base)[key]
     return ""
 
 
 @cache
 def _comments(section: type[BaseModel]) -> dict[str, str]:
     source = inspect.getsource(section)
-    comments, lines = {}, source.splitlines()
+    lines = source.splitlines()
+    comments = {}  # by line number
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             comments[token.start[0]] = token.string.lstrip("# ")
-    found = {}
+    by_key = {}
     for field in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            own = [comments[line] for line in range(field.lineno, field.end_lineno + 1) if line in comments]
-            above, line = [], field.lineno - 1
-            while line in comments and lines[line - 1].lstrip().startswith("#"):
-                above.insert(0, comments[line])
-                line -= 1
-            found[field.target.id] = " ".join(above + own)
-    return found
+            first = field.lineno
+            while first - 1 in comments and lines[first - 2].lstrip().startswith("#"):
+                first -= 1
+            texts = [comments[line] for line in range(first, field.end_lineno + 1) if line in comments]
+            if texts:
+                by_key[field.target.id] = " ".join(texts)
+    return by_key
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def bench_layer(
         tokens: Numbers of tokens, separated by commas.
         execution: dense, rank or dense,rank (default: dense, with factors also rank).
         parametrization: rule (A) or factors of a learned rule; --rank implies factors.
-        rank: Number of factors R (default: that of a random rule).
+        rank: Number of factors R (default: the rank of a random rule).
         dtype: float32, float64, bfloat16 or float16.
     """
     from phmctl.benchmarks.layers import bench_layer
@@ -125,7 +125,7 @@ def bench_train(
 ) -> Shown:
     """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
 
-    A composed model is measured beside its base too.
+    A composed model is also measured without its compositions.
 
     Args:
         batches: Number of different batches in a sample.
@@ -145,7 +145,7 @@ def bench_rates(
     settings: Settings = (),
     data: Data = None,
 ) -> Shown:
-    """Learning rates of each map's factors, and how far a step of each moves the output, beside a dense weight."""
+    """Learning rates of each map's factors, and the change of the output by a step relative to a dense weight's."""
     from phmctl.benchmarks.models import bench_rates, rates_table
 
     resolved = _resolve(recipe, n, algebra, device, settings)
@@ -170,7 +170,7 @@ def bench_decode(
 ) -> Shown:
     """Beam search against the dense twin; both translate by their dense copies.
 
-    A composed model is measured beside its base too.
+    A composed model is also measured without its compositions.
     With --engine, RECIPE is a trained run; its engines are compared on its own text.
 
     Args:

@@ -145,14 +145,14 @@ def _build(name: str, function: Callable[..., Shown | None], target: Callable[..
     optional = {key for key, parameter in library.items() if {bool, str} <= {*allowed_types(parameter.annotation)}}
 
     def callback(context: typer.Context, **values: Any) -> None:
-        given = {key: value for key, value in values.items() if _is_given(context, key)}
-        given |= {key: True for key in optional if given.get(key) == NEWEST}
-        arguments = {key: value for key, value in given.items() if key in declared}
+        arguments = {key: value for key, value in values.items() if _was_set(context, key)}
+        arguments |= {key: True for key in optional if arguments.get(key) == NEWEST}
+        presentation = {key: value for key, value in arguments.items() if key in declared}
         if target is None:
-            output = function(**arguments)
+            output = function(**presentation)
         else:
-            call = Call(target, context.command, {key: value for key, value in given.items() if key in library})
-            output = function(call, **arguments)
+            call = Call(target, context.command, {key: value for key, value in arguments.items() if key in library})
+            output = function(call, **presentation)
         if output is not None:
             output.show("json" if values["json"] else "table")
             if output.code:
@@ -195,6 +195,6 @@ def _parameter(parameter: inspect.Parameter, descriptions: dict[str, str], sweep
     return parameter.replace(kind=_KEYWORD, default=None, annotation=Annotated[value | None, option])
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def _was_set(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"

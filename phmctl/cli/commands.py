@@ -105,7 +105,7 @@ def _card_cells(card: dict[str, Any]) -> list[str]:
         state = "prepared"
     elif card["fetched"]:
         state = "fetched"
-    elif not {"hub", "urls"} & {*card["origins"]}:  # there is nothing to fetch
+    elif not {"hub", "urls"} & {*card["origins"]}:  # local files only
         state = "–"
     return [card["name"], content, " / ".join(sizes) or "not known", licence, ", ".join(card["origins"]), state]
 
@@ -157,7 +157,7 @@ def train(
 def _training_plan(call: Call["TrainingResult"]) -> Shown:
     """Show the recipe and the parameters of a training.
 
-    The sizes are those of the prepared data; if there is none, those that the recipe asks for.
+    Vocabulary sizes come from the prepared data if it exists, otherwise from the recipe.
     """
     from phmctl.accounting.counting import ledger_table
     from phmctl.accounting.ledger import ledger_for_recipe
@@ -170,7 +170,7 @@ def _training_plan(call: Call["TrainingResult"]) -> Shown:
     if world().size > 1:
         raise UserError("--dry-run works in one process; start it without torchrun")
     written, _ = recipe_to_train(call["recipe"], call["resume"], call["tag"], call["runs"])
-    recipe = resolve(written, common_overrides(**call.given_of(COMMON)), call["settings"])
+    recipe = resolve(written, common_overrides(**call.select(COMMON)), call["settings"])
     root = data_root() if call["data"] is None else Path(call["data"])
     kind = kind_of(recipe)
     task = None
@@ -219,7 +219,7 @@ def decode(
     Args:
         input_: Text file with one sentence in each line (default: stdin).
         output: Write the answers to this file as they come (default: stdout).
-        resume: Continue an incomplete --output; begin it if there is none.
+        resume: Continue an incomplete --output file, or start it.
         split: Decode this split of the run's own text: test or valid.
         n_best: Number of hypotheses to print for each line: its number, rank, score, text.
         window: Largest number of lines that are answered together.
@@ -276,7 +276,7 @@ def evaluate(
 
     Several runs or values (--beam 1,4 --checkpoint best,average) are scored one by one.
 
-    --probing trains a probe for each probing task prepared in --data, each once: its answers are kept there.
+    --probing trains a probe for each probing task prepared in --data; a probe is trained once and its answers are kept.
 
     Args:
         every: Score every run that RUN names, not only the newest.
@@ -307,8 +307,8 @@ def evaluate(
 def distil(call: Call["TrainingResult"]) -> Shown:
     """Train a small model on a trained model's answers; print the student's run directory at the end.
 
-    A translator translates its training text by beam search, once for all its students; a classifier's probabilities
-    are learned beside the labels.
+    A translator translates its training text by beam search, once for all its students; a student of a classifier
+    learns the classifier's probabilities and the labels.
     """
     result = call(quiet=False)
     return Shown(result.as_json(), text=f"{result.run.folder}\n", code=result.exit_code)

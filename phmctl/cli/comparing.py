@@ -45,7 +45,7 @@ def _compared(call: Call[list["Comparison"]]) -> Shown:
 def _compared_with_paper(call: Call[list["Comparison"]], paper: str) -> Shown:
     from phmctl.comparison.papers import compare_papers
 
-    if call.given.keys() - {"names", "recipe", "checkpoint", "runs"}:
+    if call.arguments.keys() - {"names", "recipe", "checkpoint", "runs"}:
         raise UserError("--baseline, --best-of, --budget, --eval, --margin and --split cannot be given with --paper")
     runs = None if call["runs"] is None else Path(call["runs"])
     papers = compare_papers(paper, call["names"], root=runs, recipe=call["recipe"], checkpoint=call["checkpoint"])
@@ -85,7 +85,7 @@ def report(
         recipe: Compare all runs of this recipe.
         baseline: Run or variant to compare with (default: the dense model).
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
-        score: Score the runs that have no result.
+        score: First score the runs without a result.
         output: HTML file to write.
     """
     from phmctl.reports.report import write_report

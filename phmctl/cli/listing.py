@@ -58,13 +58,13 @@ def count_params(
     paper: bool = False,
     settings: Settings = (),
 ) -> Shown:
-    """Count a recipe's parameters by component, beside its dense twin's; nothing is allocated.
+    """Count the parameters of a recipe and of its dense twin by component, without allocating them.
 
     Args:
         recipe: Recipe: a path or a shipped name; with --paper also table1, table2, table4, table5 or ni.
         n: A value of n, or several to compare: 1,2,4,8,16.
         algebra: An algebra, or several to compare: phm,quaternion.
-        paper: Print the published figures beside ours.
+        paper: Print the published figures and ours.
     """
     from phmctl.accounting.counting import count_parameters, count_tables
 

@@ -25,11 +25,11 @@ from phmctl.errors import PhmctlError, UserError
 from phmctl.training.signals import follow_named
 
 _DEBUG = "PHMCTL_DEBUG"
-_LONGEST = 4000  # characters of a line of an error: it may quote a file
+_MAX_LINE = 4000  # characters of a line of an error, which may quote a file
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"phmctl {__version__}")
         raise typer.Exit
 
@@ -53,32 +53,32 @@ app.add_typer(bench, name="bench", short_help=SUMMARY)
 
 
 def run() -> None:
-    # Looking for pydantic's plugins reads the metadata of every installed package.
+    # Without this, pydantic reads the metadata of every installed package to find plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_closed_streams()
-    _hear_signals()
+    _install_signal_handlers()
     follow_named()
     try:
         app()
     except PhmctlError as error:
         if isinstance(error, UserError) and world().rank > 0:
-            sys.exit(error.exit_code)  # it is every process's, and the first one says it
+            sys.exit(error.exit_code)  # rank 0 reports the error of all processes
         _fail(str(error), error.exit_code)
     except Exception as error:
-        _fail_unforeseen(error)
+        _fail_unexpected(error)
 
 
 def _open_closed_streams() -> None:
-    """Give a process that was started with stdout or stderr closed (``>&-``) one: the next file would be it."""
+    """Open the null device for a closed stdout or stderr (``>&-``); otherwise the next file would get its number."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
-def _hear_signals() -> None:
-    """Let what asks this process to end do so by way of all that cleans up. What was told to be ignored stays so.
+def _install_signal_handlers() -> None:
+    """Turn SIGTERM, SIGHUP and SIGUSR1 into an exception, so that cleanup code runs. Ignored signals stay ignored.
 
-    A second signal ends it at once. A training listens by itself, to save first.
+    A second signal ends the process at once. Training installs its own handlers, which save first.
     """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
@@ -91,16 +91,16 @@ def _hear_signals() -> None:
             signal.signal(number, end)
 
 
-def _fail_unforeseen(error: Exception) -> None:
+def _fail_unexpected(error: Exception) -> None:
     place = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, OSError) and place.name == "echo":  # Typer's own output: help, the version, completion
         refused = stdout_refused(error)
         _fail(str(refused), refused.exit_code)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        _fail(f"{str(error.filename)[:100]}...: no file can have so long a name; choose a shorter one", 2)
+        _fail(f"{str(error.filename)[:100]}...: the file name is too long", 2)
     _fail(
         f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno})\n"
-        f"this is a fault of phmctl or of the machine; {_DEBUG}=1 in the environment shows the full traceback",
+        f"this is an error in phmctl or of the machine; {_DEBUG}=1 in the environment shows the full traceback",
         1,
     )
 
@@ -109,5 +109,5 @@ def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get(_DEBUG):
         traceback.print_exc()
     else:
-        note("error: " + "\n".join(line[:_LONGEST] for line in message.split("\n")))
+        note("error: " + "\n".join(line[:_MAX_LINE] for line in message.split("\n")))
     sys.exit(code)

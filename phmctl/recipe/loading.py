@@ -50,10 +50,10 @@ def common_overrides(
     steps: int | None = None,
     init: str | Path | None = None,
 ) -> list[Override]:
-    """Return the overrides of the options in :data:`COMMON`; options that are None are skipped.
+    """Return the overrides of the options in :data:`COMMON`, except options that are None.
 
-    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. An algebra without a learned rule implies
-    that the rule has no factors.
+    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. A fixed algebra
+    implies a rule without factors.
     """
     values = {
         "n": n,
