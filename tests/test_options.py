@@ -140,7 +140,7 @@ def test_the_last_axis_changes_fastest_and_repeated_values_count_once() -> None:
         "n=4 dropout=0.3",
     ]
     settings = ["model.dropout=0.3", "training.clip=1"]
-    assert calls[1].given == {"n": 2, "seed": 1, "settings": settings, "tag": "a,b"}
+    assert calls[1].arguments == {"n": 2, "seed": 1, "settings": settings, "tag": "a,b"}
     assert calls[1].command_line() == [
         *("train", "--n", "2", "--seed", "1", "--set", "model.dropout=0.3", "--set", "training.clip=1", "--tag", "a,b")
     ]
