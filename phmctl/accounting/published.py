@@ -44,8 +44,8 @@ class Row(_Data):
 
     def as_json(self) -> dict[str, Any]:
         candidates = [{**count._asdict(), "holds": self.holds(count), "off": self.off(count)} for count in self.counts]
-        held = any(map(self.holds, self.counts))
-        return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": held}
+        agreement = any(map(self.holds, self.counts))
+        return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": agreement}
 
 
 class Column(_Data):

@@ -219,7 +219,7 @@ def _cells(
 
 
 def _find_variant(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
-    """Return the runs of a cell's recipe or of its first stand-in that has runs: those with most scored seeds."""
+    """Return a cell's runs: those of its recipe or else of the first trained stand-in, with most scored seeds."""
     for name in (column.recipe + row.size, *column.stand_ins):
         matches = []
         for variant in variants:

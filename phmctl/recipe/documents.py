@@ -85,7 +85,7 @@ def _shorten(value: Any) -> str:
 def _locate(problem: Any, schema: type[BaseModel]) -> tuple[KeyPath, type[BaseModel]]:
     """Return the path of the invalid key, and the model of the section that contains it.
 
-    After a key whose value is one of several models pydantic's location has the tag of the model, which is no key.
+    If a key's value can be one of several models, pydantic's location also contains the tag of the model.
     """
     section = schema
     models = [schema]  # possible models of the value at the path
