@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -370,23 +370,21 @@ def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list
     if all(len({trial.value for trial in model}) == 1 for model in models):
         raise RunError(f"--best-of {key}: no two runs differ only in this key and the seed")
     choices = [_choose_value(model, key) for model in models]
-    tried = [trial.summary for by_value, _, _ in choices for seeds in by_value.values() for trial in seeds.values()]
+    tried = [trial.summary for by_value, _ in choices for seeds in by_value.values() for trial in seeds.values()]
     unfinished = [summary.run.name for summary in tried if summary.state != "finished"]
     if unfinished:
         warn(f"unfinished runs may still change the best values: {', '.join(unfinished)}")
-    kept = [[trial.summary for trial in by_value[best].values()] for by_value, _, best in choices]
+    kept = [[trial.summary for trial in by_value[trials.best].values()] for by_value, trials in choices]
     labels = _labels([ComparedRun(runs[0], None) for runs in kept])
-    trials = []
-    for label, model, (_, scores, best) in zip(labels, models, choices, strict=True):
-        trials.append(Trials(label, key, scores, model[0].best.metric, best))
-    return [summary for runs in kept for summary in runs], trials
+    labelled = [replace(trials, model=label) for label, (_, trials) in zip(labels, choices, strict=True)]
+    return [summary for runs in kept for summary in runs], labelled
 
 
 _ByValue = dict[float | str, dict[int, _Trial]]  # one trial per value and seed
 
 
-def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, dict[float | str, float], float | str]:
-    """Return the trials by value and seed, the mean score of each value, and the best value."""
+def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, Trials]:
+    """Return the trials of one model by value and seed, and their scores without the model's label."""
     by_value: _ByValue = {}
     order = sorted(trials, key=lambda trial: (isinstance(trial.value, str), trial.value, _is_finished(trial)))
     for trial in order:  # a finished run replaces an unfinished one of its value and seed
@@ -398,8 +396,9 @@ def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, dict[fl
     scores = {}
     for value, seeds in by_value.items():
         scores[value] = statistics.fmean(trial.best.value for seed, trial in seeds.items() if seed in (common or seeds))
-    choose = min if trials[0].best.metric == "loss" else max
-    return by_value, scores, choose(scores, key=scores.__getitem__)
+    metric = trials[0].best.metric
+    choose = min if metric == "loss" else max
+    return by_value, Trials("", key, scores, metric, best=choose(scores, key=scores.__getitem__))
 
 
 def _is_finished(trial: _Trial) -> bool:
