@@ -27,6 +27,8 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
+    """Parameter counts of a model or a part of it."""
+
     dense: int = 0  # parameters of the dense twin, biases included
     components: int = 0  # S of the maps; the weight of a dense map; both factors of a thin map
     rule: int = 0  # learned rules; a shared rule is counted at its first map
@@ -50,6 +52,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class Row(Totals):
+    """Parameter counts of one module, or of equal modules of several layers."""
+
     component: str  # module name; ``encoder.0-3.`` in a folded row of equal layers
     kind: Kind
     shape: tuple[int, ...]  # shape of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
@@ -58,6 +62,8 @@ class Row(Totals):
 
 @dataclass(frozen=True)
 class Ledger:
+    """Parameter counts of a model, module by module."""
+
     name: str  # title in tables
     settings: LinearSection
     sizes: Mapping[str, int]  # sizes that the data decides: ``source`` and ``target`` token types
@@ -112,24 +118,24 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    kind = kind_of(recipe)
-    sizes = sizes or kind.sizes(recipe)
-    ledger = ledger_for(kind, recipe.model, sizes.values, name=f"{recipe.name} {recipe.variant}")
+    task = kind_of(recipe)
+    sizes = sizes or task.sizes(recipe)
+    ledger = ledger_for(task, recipe.model, sizes.values, name=f"{recipe.name} {recipe.variant}")
     notes = () if sizes.trained or not sizes.note else (sizes.note,)
     return replace(ledger, notes=(*notes, *ledger.notes))
 
 
 def ledger_for(
-    kind: TaskKind[Any], settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model"
+    task: TaskKind[Any], settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model"
 ) -> Ledger:
     """Return the ledger of a model of any task, without allocating its weights.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    rows, rules = rows_of(kind.build(settings, sizes, device="meta"))
-    notes = [*kind.notes(settings, sizes)]
-    tables = kind.tables(settings, sizes)
+    rows, rules = rows_of(task.build(settings, sizes, device="meta"))
+    notes = [*task.notes(settings, sizes)]
+    tables = task.tables(settings, sizes)
     for row in rows:
         token_types = tables.get(row.component, row.shape[0])
         if row.shape[0] != token_types:
@@ -137,7 +143,7 @@ def ledger_for(
     if isinstance(settings, StackSection) and settings.upsize > 1:
         # The dense model that a † row is compared with: the same widths, before they are doubled.
         base = settings.dense_twin.model_copy(update={"upsize": 1})
-        unscaled = ledger_for(kind, base, sizes).totals.parameters
+        unscaled = ledger_for(task, base, sizes).totals.parameters
         notes.append(
             f"upsize {settings.upsize}: the dense twin has the doubled widths too; "
             f"the dense model without upsize has {unscaled:,} parameters"
@@ -172,11 +178,11 @@ def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
     match module:
         case PHMLinear() | TwoFactorLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
-            kind: Kind = "generator" if name == "generator" else "map"
+            map_kind: Kind = "generator" if name == "generator" else "map"
             dense = math.prod(shape) + bias
             if name.endswith("embedding.map"):  # the map of a narrow table
                 return Row(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
-            return Row(name, kind, shape, dense=dense, components=components, rule=rule, bias=bias)
+            return Row(name, map_kind, shape, dense=dense, components=components, rule=rule, bias=bias)
         case PHMEmbedding() | nn.Embedding():
             shape = (module.num_embeddings, module.embedding_dim)
             return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)

@@ -155,8 +155,8 @@ def begin_as_base(composition: LinearComposition | BilinearComposition) -> None:
         for part in composition.U.maps:
             _diagonal(part, 0)  # type: ignore[arg-type]
     if len(linear.widths) > 1:  # type: ignore[arg-type]
-        *others, last = linear.maps  # type: ignore[misc]
-        for part in others:
+        *earlier, last = linear.maps  # type: ignore[misc]
+        for part in earlier:
             _diagonal(part, 0)
         _diagonal(last, 1)
 

@@ -141,11 +141,11 @@ class KroneckerWeight(StructuredWeight):
         """The factors of the rule: parameters, or constants (complex, quaternion); None for other rules."""
         return self.structure.factors(self.tensors()) if isinstance(self.structure, KroneckerSum) else None
 
-    def share_rule(self, other: "KroneckerWeight") -> None:
+    def share_rule(self, source: "KroneckerWeight") -> None:
         """Use the learned rule of another weight: its A, or its factors, become parameters of both."""
         for name in self.structure.rule_names:
-            setattr(self, name, getattr(other, name))
-        self.owns_rule = self is other
+            setattr(self, name, getattr(source, name))
+        self.owns_rule = self is source
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         saved = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}

@@ -86,6 +86,8 @@ class Structure(ABC):
 
 @dataclass(frozen=True)
 class Dense(Structure):
+    """H is the parameter."""
+
     def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
         return {"weight": (rows, columns)}
 
