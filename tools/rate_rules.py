@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 import phmctl
-from phmctl.benchmarks.models import bench_rates
+from phmctl.benchmarks.rates import bench_rates
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.tuning import dense_rate, relative_rates
 from phmctl.recipe.loading import common_overrides, resolve

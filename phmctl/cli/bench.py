@@ -146,7 +146,7 @@ def bench_rates(
     data: Data = None,
 ) -> Shown:
     """Learning rates of each map's factors, and the change of the output by a step relative to a dense weight's."""
-    from phmctl.benchmarks.models import bench_rates, rates_table
+    from phmctl.benchmarks.rates import bench_rates, rates_table
 
     resolved = _resolve(recipe, n, algebra, device, settings)
     rows = bench_rates(resolved, _folder(data))

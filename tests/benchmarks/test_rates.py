@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.benchmarks.models import bench_rates
+from phmctl.benchmarks.rates import bench_rates
 from phmctl.recipe.loading import load_recipe
 from tests.conftest import TINY
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import phmctl
-from phmctl.benchmarks.models import bench_rates
+from phmctl.benchmarks.rates import bench_rates
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.batches import collate
 from phmctl.data.card import RowFormat
