@@ -1,10 +1,10 @@
-"""Prepared data on disk: Arrow files that are mapped, not read, with their tokenizers and a manifest.
+"""Prepared data on disk: memory-mapped Arrow files, tokenizers and a manifest.
 
-A prepared folder holds ``manifest.json``, ``tokenizer.json`` (or one a side), an Arrow file a split, which
-``datasets.Dataset.from_file`` opens, and ``vectors.safetensors`` where word vectors were given. The columns are token
-ids, ``source`` and ``target`` of parallel text, ``first`` and, for pairs, ``second`` of labelled text; with labels
-``label`` (the number of the class) and the extras (whole numbers, -1 where they are not known); and for all splits but
-train the texts themselves. The manifest has each file's SHA-256, which is compared before the file is used.
+A prepared folder contains ``manifest.json``, ``tokenizer.json`` (or one for each side), an Arrow file for each split,
+which ``datasets.Dataset.from_file`` can open, and optionally ``vectors.safetensors`` with word vectors. The columns are
+token ids (``source`` and ``target`` of parallel text, ``first`` and ``second`` of labelled text), ``label`` (the number
+of the class), the extras (integers, -1 if unknown), and in all splits but train the texts. The manifest records the
+SHA-256 of each file, which is verified before the file is used.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,11 +35,11 @@ MANIFEST = "manifest.json"
 
 
 class _Manifest(BaseModel):
-    """What is asked of a manifest, whatever the task. There is more in it."""
+    """The keys of a manifest that every task reads."""
 
     model_config = ConfigDict(strict=True)
 
-    format: Literal[1]
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     settings: dict[str, Any]
     token_types: dict[str, PositiveInt]
     splits: dict[str, dict[str, Any]]
@@ -51,66 +51,76 @@ class _Manifest(BaseModel):
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder that is otherwise complete: the content, and size and SHA-256 of each file."""
+    """Write the manifest of a complete folder: the content, and the size and SHA-256 of each file."""
     with writing(folder):
         seal(folder, MANIFEST, {"format": FORMAT, **content})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a prepared folder's manifest; raises DataError where there is none, or it is damaged."""
+    """Return a prepared folder's manifest; raises DataError if it is missing or invalid."""
     path = folder / MANIFEST
     refuse_pipes(folder, DataError)
     manifest = read_seal(path, DataError, "prepare the data again with --force")
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
-        wrong = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
+        keys = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
         raise DataError(
-            f"{path} is damaged, or of another version: look at {wrong}; prepare the data again with --force"
+            f"{path} is damaged or from another version of phmctl: invalid {keys}; prepare the data again with --force"
         ) from error
     return manifest
 
 
-TASK = "classification"  # what the manifest of labelled text calls its task
+TASK = "classification"  # "task" in the manifest of labelled text
 VECTORS_FILE = "vectors.safetensors"
 
 Section = ParallelSection | LabelledSection
 
 
 def data_root() -> Path:
-    """Return the folder for raw and prepared data: ``$PHMCTL_DATA``, or ``data`` in the current folder."""
+    """Return the folder of raw and prepared data: ``$PHMCTL_DATA``, or ``data`` in the current folder."""
     return Path(os.environ.get("PHMCTL_DATA") or "data")
 
 
 def prepared_folder(data: Section, root: Path) -> Path:
-    """Return where the data of these settings lies once prepared; raises DataError for a name that is no folder's."""
-    name = f"{data.tokenizer}-{data.vocabulary}"
+    """Return the folder in which data with these settings is prepared; raises DataError for an invalid corpus name."""
+    parts = [data.tokenizer, str(data.vocabulary)]
     if isinstance(data, LabelledSection):
-        name = f"labelled-{name}-{data.max_tokens}"
+        parts = ["labelled", *parts, str(data.max_tokens)]
     else:
-        turned, doubled = "-reverse" * (data.direction == "reverse"), "-copies" * data.copies
-        name = f"{name}{'-joint' * data.joint}-{data.max_tokens}{turned}{doubled}"
-    return root / "prepared" / corpus_name(data.card) / name
+        if data.joint:
+            parts.append("joint")
+        parts.append(str(data.max_tokens))
+        if data.direction == "reverse":
+            parts.append("reverse")
+        if data.copies:
+            parts.append("copies")
+    return root / "prepared" / corpus_name(data.card) / "-".join(parts)
 
 
 def prepare_command(data: Section, root: Path | None = None) -> str:
-    """Return the command that prepares the data of these settings in a data folder, by default the default one."""
-    words = ["phmctl prepare-data", shlex.quote(data.card)]
-    words += [f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"]
-    own = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
-    if not isinstance(data, LabelledSection):
-        words.append("--joint" if data.joint else "--separate")
-        own = "--train SRC TGT --valid SRC TGT --test SRC TGT"
-    words.append(f"--max-tokens {data.max_tokens}")
-    words += ["--reverse"] if getattr(data, "direction", "") == "reverse" else []
-    words += ["--copies"] if getattr(data, "copies", False) else []
-    words += [] if is_card(data.card) else [own]
-    words += [] if root is None or root == data_root() else [f"--data {shlex.quote(str(root))}"]
-    return " ".join(words)
+    """Return the command that prepares data with these settings in the data folder `root`."""
+    parts = [
+        f"phmctl prepare-data {shlex.quote(data.card)} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"
+    ]
+    own_files = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+    if isinstance(data, ParallelSection):
+        parts.append("--joint" if data.joint else "--separate")
+        own_files = "--train SRC TGT --valid SRC TGT --test SRC TGT"
+    parts.append(f"--max-tokens {data.max_tokens}")
+    if isinstance(data, ParallelSection) and data.direction == "reverse":
+        parts.append("--reverse")
+    if isinstance(data, ParallelSection) and data.copies:
+        parts.append("--copies")
+    if not is_card(data.card):
+        parts.append(own_files)
+    if root is not None and root != data_root():
+        parts.append(f"--data {shlex.quote(str(root))}")
+    return " ".join(parts)
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
-    """Return the sizes of the vocabularies, (source, target), or of one and the label set; None if not prepared."""
+    """Return the vocabulary sizes of source and target, or of the text and the label set; None if not prepared."""
     folder = prepared_folder(data, root)
     if not (folder / MANIFEST).exists():
         return None
@@ -122,22 +132,23 @@ def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
 # ------------------------------------------------------------------------------------------------- Arrow files
 
 Ints = npt.NDArray[np.int64]
-ROWS = 1 << 18  # of a record batch
+ROWS = 1 << 18  # rows of a record batch
 PARALLEL, LABELLED = ("source", "target"), ("first", "second")  # columns of token ids
 Tokens = npt.NDArray[np.int32]
 
-_NONE: Tokens = np.empty(0, np.int32)
+_NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class Ragged:
-    """N sequences of token ids, held flat: of chunks of consecutive rows, values and offsets."""
+    """N sequences of token ids, stored in chunks of consecutive rows; each chunk has flat values and offsets."""
 
     def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
         self._values = [values for values, _ in chunks]
-        sizes = [np.diff(offsets.astype(np.int64)) for _, offsets in chunks]
-        if any((each < 0).any() or each.sum() > len(values) for each, (values, _) in zip(sizes, chunks, strict=True)):
-            raise ValueError("its lists do not lie within its values")
-        self.lengths: Ints = np.concatenate([np.empty(0, np.int64), *sizes])
+        lengths = [np.diff(offsets.astype(np.int64)) for _, offsets in chunks]
+        for chunk_lengths, values in zip(lengths, self._values, strict=True):
+            if (chunk_lengths < 0).any() or chunk_lengths.sum() > len(values):
+                raise ValueError("the offsets of its lists are invalid")
+        self.lengths: Ints = np.concatenate([np.empty(0, np.int64), *lengths])
         self.offsets: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
         self._bounds: Ints = np.cumsum([0, *(len(values) for values in self._values)], dtype=np.int64)
 
@@ -149,27 +160,28 @@ class Ragged:
 
     @cached_property
     def values(self) -> Tokens:
-        """All tokens in one array; mapped when the file has one chunk (up to 262,144 rows), otherwise a copy."""
-        return self._values[0] if len(self._values) == 1 else np.concatenate([_NONE, *self._values])
+        """All tokens in one array: memory-mapped if the file has one chunk (up to 262,144 rows), otherwise a copy."""
+        return self._values[0] if len(self._values) == 1 else np.concatenate([_NO_TOKENS, *self._values])
 
     def gather(self, rows: npt.NDArray[np.integer[Any]]) -> Tokens:
+        """Return the concatenated tokens of some rows."""
         lengths = self.lengths[rows]
         total = int(lengths.sum())
-        before = np.cumsum(lengths) - lengths  # tokens of the rows in front
-        places = np.repeat(self.offsets[:-1][rows] - before, lengths) + np.arange(total)
+        starts = np.cumsum(lengths) - lengths  # position of each row in the result
+        positions = np.repeat(self.offsets[:-1][rows] - starts, lengths) + np.arange(total)
         if len(self._values) == 1:
-            return self._values[0][places]
+            return self._values[0][positions]
         tokens = np.empty(total, np.int32)
-        owner = np.searchsorted(self._bounds, places, side="right") - 1
-        for chunk in np.unique(owner):
-            here = owner == chunk
-            tokens[here] = self._values[chunk][places[here] - self._bounds[chunk]]
+        chunks = np.searchsorted(self._bounds, positions, side="right") - 1
+        for chunk in np.unique(chunks):
+            mask = chunks == chunk
+            tokens[mask] = self._values[chunk][positions[mask] - self._bounds[chunk]]
         return tokens
 
 
 @contextmanager
 def reading_arrow(path: Path) -> Iterator[None]:
-    """Turn what comes of an Arrow file that is missing, damaged or without the right columns into a DataError."""
+    """Turn errors of reading a missing, damaged or unsuitable Arrow file into a DataError."""
     import pyarrow as pa
 
     try:
@@ -186,10 +198,10 @@ def write_split(
     *,
     with_text: bool,
 ) -> None:
-    """Write one split's Arrow file in record batches of :data:`ROWS` rows, so that memory stays bounded.
+    """Write the Arrow file of a split in record batches of :data:`ROWS` rows, so that memory stays bounded.
 
-    A row is each text's ids (in the `columns`), the label and the extras (the `numbers`), and, `with_text`, the texts;
-    what stands behind the last column is left.
+    A row contains the token ids for the `columns`, the integers for the `numbers`, and the texts, which are only
+    written `with_text`.
     """
     import datasets
     import pyarrow as pa
@@ -200,15 +212,15 @@ def write_split(
     schema = datasets.Features(features).arrow_schema
 
     def batches() -> Iterator[Any]:
-        waiting: list[Any] = []
+        pending: list[Any] = []
         for rows in chunks:
-            arrays = [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(schema.types)]
-            waiting.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-            if sum(batch.num_rows for batch in waiting) >= ROWS:
-                yield pa.Table.from_batches(waiting).combine_chunks()
-                waiting = []
-        if waiting:
-            yield pa.Table.from_batches(waiting).combine_chunks()
+            arrays = [pa.array([row[index] for row in rows], dtype) for index, dtype in enumerate(schema.types)]
+            pending.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            if sum(batch.num_rows for batch in pending) >= ROWS:
+                yield pa.Table.from_batches(pending).combine_chunks()
+                pending = []
+        if pending:
+            yield pa.Table.from_batches(pending).combine_chunks()
 
     with writing(path), path.open("wb") as handle, pa.ipc.new_stream(handle, schema) as stream:
         for table in batches():
@@ -216,7 +228,7 @@ def write_split(
 
 
 class Split:
-    """One split of prepared text, mapped from its Arrow file: token ids of each text, labels (N,), extras (N,) each."""
+    """A split of prepared text, memory-mapped from its Arrow file: token ids of each side, labels and extras (N,)."""
 
     def __init__(self, path: Path, extras: list[str] | None = None) -> None:
         self.path = path
@@ -245,18 +257,23 @@ class Split:
 
     @cached_property
     def texts(self) -> tuple[list[str], ...]:
-        """The lines of each side of valid or test, cased. Train keeps none (DataError)."""
+        """The cleaned lines of each side of valid or test. Raises DataError for train, whose text is not stored."""
         if f"{self._columns[0]}_text" not in self._table.column_names:
-            raise DataError(f"{self.path.name} keeps no text, only tokens; text is kept of valid and test")
+            raise DataError(f"{self.path.name} contains only tokens; text is stored for valid and test")
         with reading_arrow(self.path):
             columns = [self._table.column(f"{name}_text") for name in self._columns]
             for column in columns:
-                column.validate(full=True)  # a text that begins outside the file would end the process
+                column.validate(full=True)  # reading a text with an offset outside the file would crash the process
             return tuple(column.to_pylist() for column in columns)
 
     def _lists(self, column: str) -> Ragged:
-        parts = ((chunk.values, chunk.offsets) for chunk in self._table.column(column).chunks)
-        return Ragged([tuple(each.to_numpy(zero_copy_only=True) for each in both) for both in parts])
+        chunks = self._table.column(column).chunks
+        return Ragged(
+            [
+                (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
+                for chunk in chunks
+            ]
+        )
 
     def _numbers(self, column: str) -> Ints:
         numbers: Ints = self._table.column(column).to_numpy().astype(np.int64)
@@ -264,7 +281,7 @@ class Split:
 
 
 class PreparedData:
-    """A prepared corpus; `command` prepares it, for messages. Both tokenizers of labelled text are one object."""
+    """A prepared corpus. Error messages name the `command` that prepares it."""
 
     def __init__(self, folder: Path, command: str = "phmctl prepare-data NAME") -> None:
         self.folder = folder
@@ -278,22 +295,28 @@ class PreparedData:
 
     @classmethod
     def find(cls, data: Section, root: Path) -> "PreparedData":
-        """Open the data of a recipe's section; raises DataError if it is damaged, of another task, or not prepared."""
-        folder, command = prepared_folder(data, root), prepare_command(data, root)
+        """Open the data of a recipe's section; raises DataError if it is not prepared, damaged, or of another task."""
+        folder = prepared_folder(data, root)
+        command = prepare_command(data, root)
         if not (folder / MANIFEST).exists():
-            others = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
-            known = [*(path.name for path in (root / "prepared").glob("[!.]*")), *shipped_names("cards")]
-            there = f" (it is in {', '.join(others)}, for other settings or another task)" if others else ""
-            there = there or ("" if is_card(data.card) else nearest(data.card, known))
-            raise DataError(f"{data.card} is not prepared in {folder}{there}; run: {command}")
+            prepared_names = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
+            hint = ""
+            if prepared_names:
+                hint = f" (it is prepared in {', '.join(prepared_names)}, for other settings or another task)"
+            elif not is_card(data.card):
+                hint = nearest(
+                    data.card, [*(path.name for path in (root / "prepared").glob("[!.]*")), *shipped_names("cards")]
+                )
+            raise DataError(f"{data.card} is not prepared in {folder}{hint}; run: {command}")
         prepared = cls(folder, command)
-        if isinstance(data, LabelledSection) != (prepared.manifest.get("task") == TASK):
-            kind = "labelled text" if isinstance(data, LabelledSection) else "parallel text"
-            raise DataError(f"{folder} holds no {kind}: it was prepared for another task")
+        labelled = isinstance(data, LabelledSection)
+        if labelled != (prepared.manifest.get("task") == TASK):
+            expected = "labelled" if labelled else "parallel"
+            raise DataError(f"{folder} does not contain {expected} text: it was prepared for another task")
         return prepared
 
     def _verify(self, *names: str) -> None:
-        """Raise a DataError if the manifest lists one of these files and it is another now."""
+        """Raise DataError if one of these files, as far as the manifest lists them, has changed."""
         verify(self.folder, self.manifest["files"], DataError, f"run: {self.command} --force", names)
 
     @property
@@ -310,7 +333,7 @@ class PreparedData:
 
     @cached_property
     def vectors(self) -> "Tensor | None":
-        """The word vectors, (vocabulary, width) float32; None where the data was prepared without."""
+        """The word vectors, (vocabulary, width) float32; None if the data was prepared without."""
         if not self.manifest.get("vectors"):
             return None
         from safetensors.torch import load_file
@@ -321,7 +344,7 @@ class PreparedData:
 
     @property
     def coverage(self) -> str:
-        """In words, what of the text has word vectors; empty where the data was prepared without."""
+        """A description of the share of the text with word vectors; empty if the data was prepared without."""
         if not (vectors := self.manifest.get("vectors")):
             return ""
         tokens = ", ".join(f"{share:.1%} of {split}" for split, share in vectors["tokens"].items())
@@ -331,18 +354,20 @@ class PreparedData:
         )
 
 
-# ------------------------------------------------------------------------------------- what people are shown of it
+# ------------------------------------------------------------------------------------- the table of prepare-data
 
 
 def prepared_table(manifest: Mapping[str, Any]) -> Table:
-    """Return each split's counts, as the manifest has them."""
-    splits, labelled = manifest["splits"], "labels" in manifest
+    """Return a table of each split's counts."""
+    splits = manifest["splits"]
+    labelled = "labels" in manifest
     sides = ("text",) if labelled else PARALLEL
     dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
     noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
     titles = ["split", "read", *(f"− {reason}" for reason in dropped), "kept"]
     titles += [f"kept, {reason}" for reason in noted]
-    titles += ["commonest label"] if labelled else []
+    if labelled:
+        titles.append("commonest label")
     titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in sides]
     rows = []
     for name, counts in splits.items():
@@ -353,19 +378,21 @@ def prepared_table(manifest: Mapping[str, Any]) -> Table:
             label = max(counts["labels"], key=counts["labels"].__getitem__)
             row.append(f"{label} {counts['labels'][label] / counts['kept']:.1%}")
         for side in sides:
-            tokens, unknown = counts[side]["tokens"], counts[side]["unknown"] / max(counts[side]["tokens"], 1)
-            row.append(f"{tokens:,}" + (f" ({unknown:.1%} unknown)" if unknown else ""))
+            tokens = counts[side]["tokens"]
+            unknown = counts[side]["unknown"] / max(tokens, 1)
+            row.append(f"{tokens:,} ({unknown:.1%} unknown)" if unknown else f"{tokens:,}")
         rows.append(row)
     return Table(f"{manifest['corpus']}: {_title(manifest)}", [title.replace("_", " ") for title in titles], rows)
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
-    kind, sizes = manifest["settings"]["tokenizer"], manifest["token_types"]
+    tokenizer = manifest["settings"]["tokenizer"]
+    sizes = manifest["token_types"]
     if "labels" in manifest:
         labels = manifest["labels"]
         classes = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels"
         texts = "pairs" if manifest["texts"] == 2 else "texts"
-        return f"{texts}; {classes}; {kind} vocabulary of {sizes['text']:,}"
+        return f"{texts}; {classes}; {tokenizer} vocabulary of {sizes['text']:,}"
     if manifest["settings"]["joint"]:
-        return f"joint {kind} vocabulary of {sizes['source']:,}"
-    return f"{kind} vocabularies of {sizes['source']:,} and {sizes['target']:,}"
+        return f"joint {tokenizer} vocabulary of {sizes['source']:,}"
+    return f"{tokenizer} vocabularies of {sizes['source']:,} and {sizes['target']:,}"

@@ -67,9 +67,9 @@ def test_what_is_counted_and_stored(tmp_path):
     assert test.texts == (["Seen  in test", "", "one two three four five six seven"],)
     assert len(test.sides) == 1
     assert test.sides[0].lengths.tolist()[1:] == [0, 5]
-    with pytest.raises(DataError, match=r"train.arrow keeps no text"):
+    with pytest.raises(DataError, match=r"train\.arrow"):
         _ = train.texts
-    with pytest.raises(DataError, match=r"no split 'tset' \(did you mean 'test'\?\)"):
+    with pytest.raises(DataError, match=r"'tset' \(.*'test'"):
         data.split("tset")
     assert trained_sizes(SECTION, tmp_path) == (data.tokenizers.source.size, 2)
     assert trained_sizes(SECTION.model_copy(update={"vocabulary": 61}), tmp_path) is None
@@ -215,14 +215,14 @@ def test_finding(tmp_path):
     assert PreparedData.find(SECTION, tmp_path).folder == folder
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"task": "translation"}))
-    with pytest.raises(DataError, match="holds no labelled text"):
+    with pytest.raises(DataError, match="labelled"):
         PreparedData.find(SECTION, tmp_path)
 
 
 def test_sections():
     with pytest.raises(DataError, match="--vocabulary 1"):
         choose("own", None, {"vocabulary": 1})
-    with pytest.raises(RecipeError, match="'miniature' is one of task 'translation', not 'classification'"):
+    with pytest.raises(RecipeError, match=r"'translation'.*'classification'"):
         choose("own", "miniature", {})
     probe = choose("probing-subj-number", "probe", {"max_tokens": 50})  # a section of labelled text, with a key more
     assert (probe.card, probe.vocabulary, probe.max_tokens) == ("probing-subj-number", 30_000, 50)
