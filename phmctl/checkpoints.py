@@ -90,11 +90,8 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors that share no storage as a safetensors file. Raises OSError.
-
-    Unlike ``safetensors.torch.save_file``, the file gets the usual permissions and errors get an errno.
-    """
-    from safetensors.torch import save
+    """Write tensors that share no storage as a safetensors file. Raises OSError."""
+    from safetensors.torch import save  # save_file gives the file unusual permissions and errors without an errno
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.write_bytes(save(contiguous, metadata))
@@ -109,11 +106,7 @@ def prune(folder: Path, keep: set[int]) -> None:
 
 
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
-    """Return the state and the given groups of tensors of a checkpoint.
-
-    Raises:
-        RunError: a file is missing, or its size or SHA-256 is not the recorded one.
-    """
+    """Return the state and the given groups of tensors of a checkpoint. Raises RunError if a file is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -178,11 +171,7 @@ def _first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
 def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], path: Path, device: "torch.device") -> None:
     """Load tensors of :func:`model_tensors` into a model, which may be on ``meta``.
 
-    Args:
-        path: the file or folder of the tensors, for error messages.
-
-    Raises:
-        RunError: a name, shape or type differs.
+    Raises RunError, which names the `path` of the tensors, if a name, shape or type differs.
     """
     import torch
     from torch import nn

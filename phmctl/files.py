@@ -50,15 +50,9 @@ def writing(path: Path) -> Iterator[None]:
 def lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
     """Hold an exclusive lock on a file, which is created if it is missing and stays afterwards.
 
-    The lock ends with the process. On a file system without locks (some of Lustre, NFS and FUSE) a warning is printed
-    and the block runs unlocked.
-
-    Args:
-        timeout: seconds to wait for another process; a negative number waits without limit.
-
-    Raises:
-        LockedError: another process still holds the lock after `timeout` seconds.
-        OutputError: the file cannot be created.
+    The lock ends with the process. Raises LockedError if another process still holds it after `timeout` seconds; a
+    negative number waits without limit. On a file system without locks (some of Lustre, NFS and FUSE) a warning is
+    printed and the block runs unlocked.
     """
     from filelock import FileLock, Timeout  # imports asyncio, which takes longer than most commands
 
@@ -165,7 +159,8 @@ def _hidden_name(path: Path, suffix: str) -> Path:
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a new hidden folder next to `path`; it is removed at the end unless the block renames it."""
     temporary = _hidden_name(path, "tmp")
-    temporary.mkdir()
+    with writing(path):
+        temporary.mkdir()
     try:
         yield temporary
     finally:
@@ -182,9 +177,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder)
-        temporary = _hidden_name(folder, "tmp")
-        temporary.mkdir()
-    try:
+    with temporary_folder(folder) as temporary:
         yield temporary
         with writing(folder):
             sync(temporary)
@@ -199,8 +192,6 @@ def replacing(folder: Path) -> Iterator[Path]:
                 raise
             sync(folder.parent)
             shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def clear(path: Path) -> None:

@@ -63,12 +63,9 @@ def claim_version(temporary: Path, parent: Path) -> Path:
 
 
 def find_run(name: Path | str, root: Path | None = None) -> Path:
-    """Return the folder of the run with a path, a name below `root`, or a tag.
+    """Return the folder of the run with a path, a name below `root`, or a tag. Raises RunError.
 
     Of several versions the newest with a checkpoint is returned, and a note says so.
-
-    Raises:
-        RunError: the name matches no run, several variants, or several tagged runs.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise UserError(f"a run is named by its folder (after a training: result.run.folder), not by {name!r}")
@@ -93,11 +90,7 @@ def find_run(name: Path | str, root: Path | None = None) -> Path:
 
 
 def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
-    """Return the folders of the named runs, or of all runs below `root`; each once, by recipe, variant and version.
-
-    Raises:
-        RunError: a name matches no run.
-    """
+    """Return the folders of the named runs, or of all below `root`; each once, in natural order. Raises RunError."""
     root = root or runs_root()
     runs = [] if names else list(_runs_below(root))
     for name in names:

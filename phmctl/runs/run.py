@@ -30,7 +30,6 @@ from phmctl.checkpoints import (
     AVERAGE,
     MANIFEST,
     folder_name,
-    read_state,
     saved_steps,
     step_name,
     step_of,
@@ -89,8 +88,6 @@ class Run:
 
     folder: Path
     recipe: Recipe
-
-    # ------------------------------------------------------------------------------------------ create and open
 
     @classmethod
     def create(
@@ -166,8 +163,6 @@ class Run:
                 return self.recipe.model_copy(update={"training": training.model_copy(update=update)})
         return self.recipe
 
-    # ---------------------------------------------------------------------------------------------------- files
-
     @property
     def tokenizer_folder(self) -> Path:
         return self.folder / "tokenizer"
@@ -207,8 +202,6 @@ class Run:
         """Return the splits whose text is in the run."""
         return sorted({path.stem for path in self.text_folder.glob("*.*")})
 
-    # ---------------------------------------------------------------------------------------------- checkpoints
-
     def checkpoint_names(self) -> list[str]:
         """Return the names that :meth:`checkpoint` accepts: ``last``, ``best``, ``average`` and steps, if present."""
         folder = self.checkpoints_folder
@@ -227,8 +220,7 @@ class Run:
     def checkpoint(self, name: str = "best") -> Path:
         """Return the folder of a checkpoint: ``auto``, ``best``, ``last``, ``average``, ``step-000200`` or ``200``.
 
-        Raises:
-            RunError: the checkpoint does not exist; the message lists the existing ones.
+        Raises RunError, which lists the existing checkpoints, if it does not exist.
         """
         if name == AUTO:
             name = self.auto_checkpoint()
@@ -244,9 +236,9 @@ class Run:
         if is_pointer:
             problem = "is damaged" if target is None else f"names {target!r}, which does not exist"
             raise RunError(f"{folder / name} {problem}; use another: --checkpoint {' or '.join(existing)}")
-        hint = f" ({self._why_no_best()})" if name == "best" else nearest(name, names)
         raise RunError(
-            f"{self.folder} has no checkpoint {name!r}{hint}; it has {', '.join(names)}: use --checkpoint {names[0]}"
+            f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}: "
+            f"use --checkpoint {names[0]}"
         )
 
     def _no_checkpoint(self) -> RunError:
@@ -280,15 +272,9 @@ class Run:
     def _note_substitute(self, folder: Path) -> None:
         name = self.auto_checkpoint()
         if name == "last":
-            note(f"{self.folder} has no best checkpoint: {self._why_no_best()}; last is taken, {folder.name}")
+            note(f"{self.folder} has no best checkpoint; last is taken, {folder.name}")
         elif name == "best" and self.recipe.training.average:
             note(f"{self.folder} is not trained to its end and has no average yet; best is taken, {folder.name}")
-
-    def _why_no_best(self) -> str:
-        step = None
-        with suppress(RunError):
-            step = read_state(self.checkpoint("last")).get("best_step")
-        return "no validation has chosen one yet" if step is None else f"step {step} is missing or damaged"
 
     def weights(self, name: str = "best") -> Weights:
         """Return the identity of a checkpoint's weights. Raises RunError."""
@@ -305,8 +291,6 @@ class Run:
                 path.unlink(missing_ok=True)
         elif _read_pointer(path) != step_name(step):
             write_atomic(path, step_name(step) + "\n")
-
-    # ------------------------------------------------------------------------------------------------- training
 
     @property
     def resume_command(self) -> str:
@@ -367,12 +351,9 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe of a run.
+    """Return the recipe of a run. Raises RunError if the file is damaged or its folder contains a pipe or device.
 
     Every key must be present: in a truncated file a default could replace a setting of the run.
-
-    Raises:
-        RunError: the file is damaged, or its folder contains a pipe, socket or device.
     """
     refuse_pipes(path.parent, RunError)
     try:

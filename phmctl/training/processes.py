@@ -51,11 +51,7 @@ class Processes(Share):
         self.many = self.count > 1
 
     def device(self, name: str) -> torch.device:
-        """Return this process's device. Several processes on a machine use different GPUs.
-
-        Raises:
-            RecipeError: the machine lacks the device, or has fewer GPUs than processes.
-        """
+        """Return this process's device; several processes on a machine use different GPUs. Raises RecipeError."""
         device, local_processes = pick_device(name), self._world.local_size
         if device.type == "cpu" or not self.many:
             return device
@@ -68,10 +64,7 @@ class Processes(Share):
         return torch.device("cuda", self._world.local_rank)
 
     def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Wrap a model in DistributedDataParallel, which averages gradients during the backward pass.
-
-        All processes get the parameters of rank 0. A single process gets the model itself.
-        """
+        """Wrap a model in DistributedDataParallel, which copies rank 0's parameters and averages gradients."""
         if not self.many:
             return model
         # Our buffers never change, so they are not synchronised. Newer torch versions renamed the argument.
@@ -171,11 +164,7 @@ class Processes(Share):
 
 @contextmanager
 def joined(timeout: float) -> Iterator[Processes]:
-    """Connect the processes that ``torchrun`` started, if any; disconnect at the end.
-
-    Raises:
-        PeerError: another process did not start, ended, or did not answer within `timeout` seconds.
-    """
+    """Connect the processes that ``torchrun`` started, if any. Raises PeerError if one ends or does not answer."""
     this = world()
     if this.size == 1:
         yield Processes()
@@ -226,9 +215,6 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
     The code comes from the first failing process; it is 1 if a signal killed that process. A request to stop is passed
     on, and the code is 130 or 143. Unless ``OMP_NUM_THREADS`` is set, the processes share the machine's cores.
-
-    Raises:
-        UserError: ``torchrun`` started this process, or there are far too many processes.
     """
     if world().size > 1:
         raise UserError("--processes: torchrun has started several processes already; leave the option out")

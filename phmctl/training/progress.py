@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 class Throughput:
-    """Measures tokens per second between log lines.
-
-    Args:
-        seconds: training time of earlier processes.
-    """
+    """Measures tokens per second between log lines; `seconds` is the training time of earlier processes."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._origin = time.perf_counter() - seconds

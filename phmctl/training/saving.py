@@ -67,11 +67,7 @@ class TrainingState(BaseModel):
 
     @classmethod
     def from_json(cls, values: dict[str, Any], checkpoint: Path) -> Self:
-        """Return the state that a checkpoint stores; unknown keys are ignored.
-
-        Raises:
-            RunError: a counter has the wrong type, or the checkpoint has another format.
-        """
+        """Return the state that a checkpoint stores, without unknown keys. Raises RunError if it cannot be resumed."""
         if values.get("format") != FORMAT:
             raise RunError(
                 f"{checkpoint} has format {values.get('format')!r}, and this phmctl resumes format {FORMAT}: "
@@ -166,15 +162,10 @@ def averaged_steps(folder: Path) -> list[int]:
     return []
 
 
-# -------------------------------------------------------------------------------------------------------- resuming
-
-
 def run_to_resume(root: Path, recipe: Recipe, *, required: bool) -> Run | None:
     """Return the newest run that a recipe can resume, with or without a checkpoint, or None.
 
-    Raises, if a run is required:
-        RecipeError: the newest run of this variant was trained with other settings.
-        RunError: this variant has never been trained.
+    If a run is required, RecipeError names the settings that prevent it, or RunError the empty folder.
     """
     for run in Run.versions(root, recipe):
         if not changes_preventing_resume(run, recipe):
@@ -226,10 +217,7 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
     """Return the checkpoint to resume from, or None before the first checkpoint. No checkpoint is changed.
 
-    ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill.
-
-    Raises:
-        RunError: the run was trained on other data, or the checkpoint cannot be resumed.
+    ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill. Raises RunError.
     """
     task.check_run(run)
     folder = run.checkpoints_folder
@@ -253,11 +241,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
     """Prepare a run's folder for training with a recipe from a checkpoint; all other checks must have passed.
 
     Later checkpoints and the average are removed, since training writes them again. The run's environment gets a record
-    of the resumption.
-
-    Raises:
-        RunError: the environment is damaged, or the teacher of a student has been trained further.
-        OutputError: the folder cannot be written.
+    of the resumption. Raises RunError and OutputError.
     """
     record = run.environment()
     if record.get("teacher_sha256") not in (None, environment.get("teacher_sha256")):

@@ -178,12 +178,8 @@ class Trainer:
     The model starts from the tensors `initial`, and at random where these are missing, or from a `checkpoint`, whose
     tensors only rank 0 needs. Each of several processes has a trainer; rank 0 writes. Call :meth:`join_processes`
     before the first step.
-
-    Args:
-        rates: each parameter's learning rate as a multiple of the recipe's; by default those that the run stores.
-
-    Raises:
-        RunError: the checkpoint or the stored rates do not fit the model, or the log cannot be read.
+    `rates` are multiples of the recipe's learning rate, by parameter; by default those that the run stores. Raises
+    RunError if the checkpoint or the stored rates do not fit the model.
     """
 
     def __init__(
@@ -255,10 +251,7 @@ class Trainer:
     def fit(self, stop: StopRequest) -> bool:
         """Train until finished or asked to stop, save, and return whether the training was asked to stop.
 
-        Raises:
-            NonFiniteError: a loss or a gradient is NaN or infinite.
-            PhmctlError: the device's memory is too small.
-            OutputError: the run's folder cannot be written.
+        Raises NonFiniteError, OutputError, and PhmctlError if the device's memory is too small.
         """
         try:
             with suppress(ValidationStoppedError):
