@@ -147,8 +147,8 @@ def prepare(
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)
     with silence(quiet):
-        kind = kind_for_corpus(name, recipe_name, [*groups, *reading])
-        return kind.prepare(
+        task_kind = kind_for_corpus(name, recipe_name, [*groups, *reading])
+        return task_kind.prepare(
             name,
             recipe=recipe_name,
             settings=section,
@@ -375,8 +375,8 @@ def evaluate(
         if probing:
             from phmctl.probes import probe
 
-            other = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
-            _refuse("has no part in", [*options, *other])
+            further = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
+            _refuse("has no part in", [*options, *further])
             root = None if data is None else Path(data)
             return probe(
                 run, against=against, checkpoint=checkpoint, device=device, data=root, settings=_texts(settings) or ()

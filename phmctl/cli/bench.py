@@ -9,7 +9,7 @@ from phmctl.cli.build import Group, command
 from phmctl.console import Shown
 from phmctl.devices import set_threads
 from phmctl.errors import UserError
-from phmctl.options import Algebra, Data, Device, N, RecipeName, Settings, Threads, parse_number
+from phmctl.options import Algebra, Call, Data, Device, N, RecipeName, Settings, Threads, parse_number
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
@@ -111,13 +111,18 @@ def bench_lstm(
     return _shown(result)
 
 
-@command(bench, "train")
+def resolved_recipe(
+    recipe: RecipeName, n: N = None, algebra: Algebra = None, device: Device = None, settings: Settings = ()
+) -> "Recipe":
+    """Return the recipe that is measured."""
+    from phmctl.recipe.loading import common_overrides, resolve
+
+    return resolve(recipe, common_overrides(n=n, algebra=algebra, device=device), settings)
+
+
+@command(bench, "train", target=resolved_recipe)
 def bench_train(
-    recipe: RecipeName,
-    n: N = None,
-    algebra: Algebra = None,
-    device: Device = None,
-    settings: Settings = (),
+    call: Call["Recipe"],
     data: Data = None,
     batches: Positive = 4,
     against: Against = "dense",
@@ -132,35 +137,23 @@ def bench_train(
     """
     from phmctl.benchmarks.models import bench_training
 
-    resolved = _resolve(recipe, n, algebra, device, settings)
-    return _shown(bench_training(resolved, _folder(data), batches=batches, rounds=rounds, baseline=against))
+    return _shown(bench_training(call(), _folder(data), batches=batches, rounds=rounds, baseline=against))
 
 
-@command(bench, "rates")
-def bench_rates(
-    recipe: RecipeName,
-    n: N = None,
-    algebra: Algebra = None,
-    device: Device = None,
-    settings: Settings = (),
-    data: Data = None,
-) -> Shown:
+@command(bench, "rates", target=resolved_recipe)
+def bench_rates(call: Call["Recipe"], data: Data = None) -> Shown:
     """Learning rates of each map's factors, and the change of the output by a step relative to a dense weight's."""
     from phmctl.benchmarks.rates import bench_rates, rates_table
 
-    resolved = _resolve(recipe, n, algebra, device, settings)
+    resolved = call()
     rows = bench_rates(resolved, _folder(data))
     document = {"recipe": resolved.name, "learning_rate": resolved.training.learning_rate, "rows": rows}
     return Shown(document, [rates_table(resolved, rows)])
 
 
-@command(bench, "decode")
+@command(bench, "decode", target=resolved_recipe)
 def bench_decode(
-    recipe: RecipeName,
-    n: N = None,
-    algebra: Algebra = None,
-    device: Device = None,
-    settings: Settings = (),
+    call: Call["Recipe"],
     data: Data = None,
     split: str = "test",
     sentences: Positive = 1000,
@@ -182,18 +175,18 @@ def bench_decode(
         from phmctl.benchmarks.models import bench_engines
         from phmctl.runs import Run
 
-        options = {"n": n, "algebra": algebra, "device": device, "set": settings, "data": data, "against": against}
-        ignored = {"device": ("auto", "cpu"), "against": ("dense",)}
-        wrong = [f"--{name}" for name, value in options.items() if value and value not in ignored.get(name, ())]
+        options = {**call.arguments, "data": data, "against": against}
+        usual = {"recipe": (call["recipe"],), "device": ("auto", "cpu"), "against": ("dense",), "data": (None,)}
+        wrong = [f"--{name}" for name, value in options.items() if value not in usual.get(name, ())]
         if wrong:
             raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
-        return _shown(bench_engines(Run.open(recipe), engine, split=split, sentences=sentences, rounds=rounds))
+        return _shown(bench_engines(Run.open(call["recipe"]), engine, split=split, sentences=sentences, rounds=rounds))
     from phmctl.benchmarks.models import bench_decoding
     from phmctl.recipe.loading import expect
     from phmctl.recipe.schema import TranslationRecipe
     from phmctl.tasks.registry import kind_of
 
-    resolved = _resolve(recipe, n, algebra, device, settings)
+    resolved = call()
     kind_of(resolved).require("bench decode")
     translation = expect(resolved, TranslationRecipe)
     result = bench_decoding(
@@ -204,12 +197,6 @@ def bench_decode(
 
 def _shown(result: "Bench") -> Shown:
     return Shown(result.as_json(), [result.table()])
-
-
-def _resolve(recipe: str, n: int | None, algebra: str | None, device: str | None, settings: Settings) -> "Recipe":
-    from phmctl.recipe.loading import common_overrides, resolve
-
-    return resolve(recipe, common_overrides(n=n, algebra=algebra, device=device), settings or ())
 
 
 def _folder(path: str | Path | None) -> Path | None:

@@ -108,11 +108,19 @@ class _Command(TyperCommand):
         return arguments
 
 
-def command(app: typer.Typer, name: str, *, library: str = "", sweeps: bool = False) -> Callable[[F], F]:
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    library: str = "",
+    target: Callable[..., Any] | None = None,
+    sweeps: bool = False,
+) -> Callable[[F], F]:
     """Register a function as a command: its docstring is the help, its parameters are the options.
 
-    With `library` the command also has the options of that function of ``phmctl``; the function gets them first, as a
-    :class:`~phmctl.options.Call`. With `sweeps` several values may be given for an axis; they arrive as text.
+    With `library`, a function of ``phmctl``, or with another function `target`, the command also has the options of
+    that function, and the registered function gets a :class:`~phmctl.options.Call` of it first. With `sweeps` an axis
+    takes several values, which arrive as text.
 
     The function returns its output. ``--json`` is added unless the function has a parameter of that name.
     """
@@ -122,7 +130,7 @@ def command(app: typer.Typer, name: str, *, library: str = "", sweeps: bool = Fa
 
         @app.command(name, short_help=summary)
         def build() -> Any:
-            return _build(name, function, getattr(phmctl, library) if library else None, sweeps)
+            return _build(name, function, getattr(phmctl, library) if library else target, sweeps)
 
         return function
 

@@ -172,13 +172,13 @@ def _training_plan(call: Call["TrainingResult"]) -> Shown:
     written, _ = recipe_to_train(call["recipe"], call["resume"], call["tag"], call["runs"])
     recipe = resolve(written, common_overrides(**call.select(COMMON)), call["settings"])
     root = data_root() if call["data"] is None else Path(call["data"])
-    kind = kind_of(recipe)
+    task_kind = kind_of(recipe)
     task = None
     if recipe.training.initialise_from:
         with suppress(DataError):  # the data is not prepared: the run to start from is checked alone
-            task = kind.open(recipe, root)
+            task = task_kind.open(recipe, root)
     start = find_start(recipe, task, None if call["runs"] is None else Path(call["runs"]))
-    sizes = kind.sizes(recipe, root)
+    sizes = task_kind.sizes(recipe, root)
     ledger = ledger_for_recipe(recipe, sizes)
     notes = [sizes.note] if sizes.trained else []
     if start is not None:

@@ -8,7 +8,7 @@ import typer
 from phmctl.cli.build import app, command
 from phmctl.console import Shown
 from phmctl.errors import UserError, check_known
-from phmctl.options import Call, Json, Runs, Split
+from phmctl.options import Call, Json
 
 if TYPE_CHECKING:
     from phmctl.comparison.compare import Comparison
@@ -36,10 +36,11 @@ def compare(
 
 def _compared(call: Call[list["Comparison"]]) -> Shown:
     comparisons = call()
-    documents = [comparison.as_json() for comparison in comparisons]
-    records = [{"split": document["split"], **row} for document in documents for row in document["variants"]]
-    document = documents[0] if len(documents) == 1 else {"comparisons": documents}
-    return _comparison_output(comparisons, document, records, "without a result yet (or add --eval):")
+    records = []
+    for comparison in comparisons:
+        document = comparison.as_json()
+        records += [{"split": document["split"], **row} for row in document["variants"]]
+    return _comparison_output(comparisons, _document(comparisons), records, "without a result yet (or add --eval):")
 
 
 def _compared_with_paper(call: Call[list["Comparison"]], paper: str) -> Shown:
@@ -65,41 +66,23 @@ def _comparison_output(comparisons: list[Any], document: Any, records: list[Any]
     return Shown(document, tables, records, notes=notes)
 
 
-@command(app, "report")
+@command(app, "report", library="compare")
 def report(
-    names: Annotated[list[str] | None, typer.Argument(metavar="RUN")] = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME")] = None,
-    baseline: Annotated[str | None, typer.Option(metavar="RUN|VARIANT")] = None,
-    split: Split = "test",
-    checkpoint: str | None = None,
-    score: Annotated[bool, typer.Option("--eval")] = False,
-    output: Annotated[Path, typer.Option("--output", "-o")] = Path("report.html"),
-    runs: Runs = None,
+    call: Call[list["Comparison"]], output: Annotated[Path, typer.Option("--output", "-o")] = Path("report.html")
 ) -> Shown:
     """Write one HTML page about runs and the rules they learned.
 
     The page has scores, curves, parameters, samples, rules and differences; its path is printed. Needs phmctl[report].
 
     Args:
-        names: Runs, folders of runs, or tags.
-        recipe: Compare all runs of this recipe.
-        baseline: Run or variant to compare with (default: the dense model).
-        checkpoint: Use only results of this checkpoint: best, last, average or step-N.
-        score: First score the runs without a result.
         output: HTML file to write.
     """
     from phmctl.reports.report import write_report
 
-    comparisons = write_report(
-        names or (),
-        output,
-        recipe=recipe,
-        runs=None if runs is None else Path(runs),
-        split=split,
-        checkpoint=checkpoint,
-        baseline=baseline,
-        score=score,
-    )
-    documents = [comparison.as_json() for comparison in comparisons]
-    document = documents[0] if len(documents) == 1 else {"comparisons": documents}
+    document = _document(write_report(call, output))
     return Shown({"report": str(output), **document}, text=f"{output}\n")
+
+
+def _document(comparisons: list["Comparison"]) -> dict[str, Any]:
+    documents = [comparison.as_json() for comparison in comparisons]
+    return documents[0] if len(documents) == 1 else {"comparisons": documents}

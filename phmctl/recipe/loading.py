@@ -204,8 +204,9 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def differences(first: Recipe | Mapping[str, Any], second: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return both values of the keys in which two recipes or settings differ; a missing key has the value None."""
-    left, right = _flat(first), _flat(second)
-    return {key: (left.get(key), right.get(key)) for key in left | right if left.get(key) != right.get(key)}
+    old_values, new_values = _flat(first), _flat(second)
+    values = {key: (old_values.get(key), new_values.get(key)) for key in old_values | new_values}
+    return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
 def _flat(content: Recipe | Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
 from phmctl.algebra.kronecker import LEARNED
 from phmctl.checkpoints import read_checkpoint
-from phmctl.comparison.compare import Comparison, compare
+from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import ComparedRun, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
@@ -61,24 +61,12 @@ _MATPLOTLIB_STYLE = {
 }
 
 
-def write_report(
-    names: Sequence[str | Path],
-    output: Path,
-    *,
-    recipe: str | None = None,
-    runs: Path | None = None,
-    split: str = "test",
-    checkpoint: str | None = None,
-    baseline: str | None = None,
-    score: bool = False,
-) -> list[Comparison]:
-    """Compare runs, write the page, and return the comparisons; see :func:`phmctl.compare` for the arguments."""
+def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path) -> list[Comparison]:
+    """Make the comparisons, write their page, and return them."""
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # fails before the comparison if matplotlib is missing
-        comparisons = compare(
-            names, recipe=recipe, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
-        )
+        comparisons = make_comparisons()
         write_atomic(output, render(*comparisons))
     return comparisons
 

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import phmctl
 from phmctl.errors import MissingExtraError, OutputError
 from phmctl.reports.report import learned_rules, render, style, write_report
 from tests.calls import call
@@ -160,7 +161,7 @@ def test_without_matplotlib_or_a_file_to_write_nothing_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=re.escape("phmctl[report]")):
-        write_report([root], tmp_path / "page.html")
+        write_report(lambda: phmctl.compare([root]), tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError):
-        write_report([root], tmp_path)
+        write_report(lambda: phmctl.compare([root]), tmp_path)
