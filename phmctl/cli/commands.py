@@ -226,7 +226,7 @@ def decode(
         strict: Refuse over-long lines instead of cutting them.
         json: Print one JSON object for each line of input.
     """
-    from phmctl.inference.lines import AnswersFile, answer, arriving_lines, in_groups, refuse_same_file
+    from phmctl.inference.lines import answer, arriving_lines, in_groups, open_answers, refuse_same_file
     from phmctl.inference.opening import ModelOptions, open_model
 
     set_threads(threads)
@@ -254,9 +254,7 @@ def decode(
         bar = progress(model.verb, None if lines is None else len(lines), plain=False)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
-    weights = opened.run.weights(checkpoint)
-    origin = {"run": opened.run.name, "checkpoint": weights.name, "weights": weights.sha256, **model.origin()}
-    file = nullcontext() if output is None else AnswersFile(output, origin, resume=resume)
+    file = nullcontext() if output is None else open_answers(output, resume=resume, numbered=n_best is not None)
     with file as answers, bar as advance:
         answer(model, groups, output=answers, as_json=json, advance=advance)
 

@@ -145,10 +145,6 @@ class Model:
         """
         raise self._lacks("encode")
 
-    def origin(self) -> dict[str, Any]:
-        """Return what of its settings decides the answers, as JSON values: not what only changes the speed."""
-        return {}
-
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
         """Return the answer to each line, for ``decode``; `first` is the first one's number. What is cut is told."""
         raise self._lacks("answer")

@@ -23,7 +23,7 @@ from phmctl.devices import pick_device, takes_bfloat16
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.exports import Export
 from phmctl.recipe.documents import change
-from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
+from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
 
@@ -143,9 +143,6 @@ class Translator(Model):
             text = best[0].text if self.n_best is None else "\n".join(ranked)
             answers.append((text, as_json(best)))
         return answers
-
-    def origin(self) -> dict[str, Any]:
-        return {**self.settings.model_dump(exclude=keys_changing(self.settings, NOTHING)), "n_best": self.n_best}
 
     def _translate(
         self,

@@ -70,7 +70,7 @@ def scenarios(work: Path) -> list[Scenario]:
         return [(*train, "--resume") if any((folder / "runs").glob("*/*/v*")) else train]
 
     def decode_again(folder: Path) -> Sequence[Command]:
-        return [(*decode, "--resume") if (folder / "out.resume.jsonl").exists() else decode]
+        return [(*decode, "--resume")]
 
     return [
         Scenario("train", [prepare], train, go_on),
