@@ -29,8 +29,12 @@ def sections(kind: type[LinearSection], shape: dict[str, object], **choices: lis
     reach = st.sampled_from(["separate", "sublayer", "model"])
     drawn = {"rules": reach, "bias": st.booleans(), **{key: st.sampled_from(values) for key, values in choices.items()}}
     return st.builds(
-        lambda choice, held, rest: kind(
-            **shape, algebra=choice[0], n=choice[1], parametrization=held if choice[0] == "phm" else "rule", **rest
+        lambda choice, form, options: kind(
+            **shape,
+            algebra=choice[0],
+            n=choice[1],
+            parametrization=form if choice[0] == "phm" else "rule",
+            **options,
         ),
         st.sampled_from(algebras),
         st.sampled_from(["rule", "factors"]),
@@ -49,16 +53,16 @@ MODELS |= sections(PairClassifierSection, PAIR, gates=["separate", "fused"], com
 
 @settings(max_examples=120, deadline=None)
 @given(MODELS, st.sampled_from([16, 24, 17]), st.sampled_from([16, 24, 39]))
-def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(section, one, other):
+def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(section, source_size, target_size):
     translator = isinstance(section, TransformerSection)
     kind = task_kind("translation" if translator else "classification")
-    sizes = {"source": one, "target": other} if translator else {"vocabulary": one, "classes": 3}
+    sizes = {"source": source_size, "target": target_size} if translator else {"vocabulary": source_size, "classes": 3}
     ledger = ledger_for(kind, section, sizes)
     assert ledger.totals.parameters == real_count(kind.build(section, sizes))
-    if not translator or one % 8 == other % 8 == 0:  # n divides both vocabularies
+    if not translator or source_size % 8 == target_size % 8 == 0:  # n divides both vocabularies
         assert ledger.totals.dense == real_count(kind.build(section.dense_twin, sizes))
     if not translator:
-        assert ledger.totals.embedding == one * (8 if section.kind == "lstm-pair" else 16)
+        assert ledger.totals.embedding == source_size * (8 if section.kind == "lstm-pair" else 16)
         assert ledger.without_embeddings.parameters == ledger.totals.parameters - ledger.totals.embedding
 
 

@@ -60,9 +60,9 @@ def test_an_lstm(lengths: Tensor | None, cell: Any) -> None:
     model = PHMLSTM(8, 4, n=2, cell=cell).double()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     x = torch.randn(3, 3, 8, dtype=torch.float64, requires_grad=True)
-    found, wanted = compiled(x, lengths), model(x, lengths)
-    torch.testing.assert_close(found, wanted, **CLOSE)
-    torch.testing.assert_close(gradients(model, x, found[0]), gradients(model, x, wanted[0]), **CLOSE)
+    actual, expected = compiled(x, lengths), model(x, lengths)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+    torch.testing.assert_close(gradients(model, x, actual[0]), gradients(model, x, expected[0]), **CLOSE)
 
 
 def test_an_lstm_is_exported_for_any_batch() -> None:
@@ -82,9 +82,9 @@ def test_a_transformer_and_its_loss(embeddings: str, mode: bool) -> None:
     model = transformer(embeddings=embeddings).train(mode)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     source, target = torch.tensor([[4, 5, 3, 0], [4, 4, 6, 3]]), torch.tensor([[2, 7, 9], [2, 5, 0]])
-    found, wanted = compiled(source, target, target, 0.1), model(source, target, target, 0.1)
-    torch.testing.assert_close(found, wanted, **CLOSE)
-    ours, theirs = (torch.autograd.grad(loss[0], list(model.parameters())) for loss in (found, wanted))
+    actual, expected = compiled(source, target, target, 0.1), model(source, target, target, 0.1)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+    ours, theirs = (torch.autograd.grad(loss[0], list(model.parameters())) for loss in (actual, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
@@ -92,8 +92,8 @@ def test_a_transformer_is_exported_for_any_batch() -> None:
     model = transformer().eval()
     inputs = torch.randint(4, 24, (2, 5)), torch.randint(4, 24, (2, 6))
     exported = torch.export.export(model, inputs, dynamic_shapes=({0: DYNAMIC}, {0: DYNAMIC}))
-    more = torch.randint(4, 24, (7, 5)), torch.randint(4, 24, (7, 6))
-    torch.testing.assert_close(exported.module()(*more), model(*more), **CLOSE)
+    larger = torch.randint(4, 24, (7, 5)), torch.randint(4, 24, (7, 6))
+    torch.testing.assert_close(exported.module()(*larger), model(*larger), **CLOSE)
 
 
 @pytest.mark.slow
@@ -107,8 +107,8 @@ def test_onnx_with_a_dynamic_batch(options: dict[str, Any], tmp_path: Any) -> No
     torch.onnx.export(layer, (torch.randn(3, 12),), path, dynamo=True, dynamic_shapes=({0: DYNAMIC},))
     session = onnxruntime.InferenceSession(path)
     x = torch.randn(7, 12)
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), layer(x).detach(), **CLOSE)
+    (actual,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(actual), layer(x).detach(), **CLOSE)
 
 
 @pytest.mark.slow
@@ -144,8 +144,8 @@ def test_transforms_of_every_default(options: dict[str, Any], tokens: int) -> No
     torch.testing.assert_close(each_row(parameters, x)["S"].sum(dim=0), layer.S.grad, rtol=1e-3, atol=1e-3)
     _, tangent = torch.func.jvp(lambda x: call(parameters, x), (x,), (x,))
     torch.testing.assert_close(tangent, x @ H.T, rtol=1e-3, atol=1e-4)
-    each = torch.func.vmap(lambda x: call(parameters, x))(torch.stack([x, -x]))
-    torch.testing.assert_close(each[0] + each[1], (2 * layer.bias).expand(tokens, -1).detach(), **CLOSE)
+    batched = torch.func.vmap(lambda x: call(parameters, x))(torch.stack([x, -x]))
+    torch.testing.assert_close(batched[0] + batched[1], (2 * layer.bias).expand(tokens, -1).detach(), **CLOSE)
 
 
 @pytest.mark.parametrize("options", [*DEFAULTS, *EXECUTIONS[1:]])

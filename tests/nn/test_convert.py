@@ -53,17 +53,21 @@ def test_there_and_back(algebra: str) -> None:
     skipped = {row.name: row.skipped for row in report.rows if row.skipped}
     assert set(skipped) == ({"classifier.3"} if algebra == "quaternion" else set())
     assert not parametrize.is_parametrized(net.words)  # a copy was changed
-    for part, kind in ((converted.words, nn.Embedding), (converted.reader, nn.LSTM), (converted.out, nn.Linear)):
-        assert isinstance(part, kind)
+    for part, architecture in (
+        (converted.words, nn.Embedding),
+        (converted.reader, nn.LSTM),
+        (converted.out, nn.Linear),
+    ):
+        assert isinstance(part, architecture)
         assert parametrize.is_parametrized(part)
     assert converted.out.parametrizations["weight"] is converted.words.parametrizations["weight"]
-    wanted = converted(*inputs_of(0))
+    expected = converted(*inputs_of(0))
     dense = phmctl.to_dense(converted)
     assert not any(parametrize.is_parametrized(part) for part in dense.modules())
     assert dense.out.weight is dense.words.weight
     for _ in range(2):  # the second time: what was made dense was a copy
-        torch.testing.assert_close(dense(*inputs_of(0)), wanted, **CLOSE)
-        wanted = converted(*inputs_of(0))
+        torch.testing.assert_close(dense(*inputs_of(0)), expected, **CLOSE)
+        expected = converted(*inputs_of(0))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -211,8 +215,8 @@ def test_subclasses_keep_their_forward_and_their_hooks() -> None:
     converted, report = phmctl.convert(net, 4)
     assert isinstance(converted[0], Scaled)
     assert not any(row.skipped for row in report.rows)
-    wanted = 2 * F.linear(x, converted[0].weight, converted[0].bias)
-    torch.testing.assert_close(converted(x), converted[1](wanted))
+    expected = 2 * F.linear(x, converted[0].weight, converted[0].bias)
+    torch.testing.assert_close(converted(x), converted[1](expected))
     assert seen
     torch.testing.assert_close(phmctl.to_dense(converted)(x), converted(x))
     reader, _ = phmctl.convert(Counting(8, 8, batch_first=True), 4)
@@ -255,12 +259,12 @@ def test_no_random_number_is_drawn(algebra: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
+def tiny(architecture: str) -> tuple[nn.Module, torch.Tensor]:
     transformers = pytest.importorskip("transformers")
-    if kind == "bert":
+    if architecture == "bert":
         sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
         model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=40, **sizes))
-    elif kind == "bart":
+    elif architecture == "bart":
         layers = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
         sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 16, **layers}
         model = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=40, **sizes))
@@ -270,31 +274,31 @@ def tiny(kind: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' own
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "bart"])
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "bart"])
 @torch.no_grad()
-def test_models_of_transformers(kind: str, tmp_path: Path) -> None:
-    model, ids = tiny(kind)
+def test_models_of_transformers(architecture: str, tmp_path: Path) -> None:
+    model, ids = tiny(architecture)
     converted, report = phmctl.convert(model, 4)
     assert report.after < report.before
     reasons = {row.kind: row.skipped for row in report.rows if row.skipped and "does not divide" not in row.skipped}
     assert not reasons
-    assert any(row.kind == ("Conv1D" if kind == "gpt2" else "Linear") and row.error for row in report.rows)
-    wanted = converted(ids).logits
-    again, _ = phmctl.convert(tiny(kind)[0], 4)
-    again.load_state_dict(converted.state_dict())
-    torch.testing.assert_close(again(ids).logits, wanted)
+    assert any(row.kind == ("Conv1D" if architecture == "gpt2" else "Linear") and row.error for row in report.rows)
+    expected = converted(ids).logits
+    reloaded, _ = phmctl.convert(tiny(architecture)[0], 4)
+    reloaded.load_state_dict(converted.state_dict())
+    torch.testing.assert_close(reloaded(ids).logits, expected)
     dense = phmctl.to_dense(converted)
-    torch.testing.assert_close(dense(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dense(ids).logits, expected, rtol=1e-4, atol=1e-5)
     dense.save_pretrained(tmp_path)
-    torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(ids).logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
-def test_threads_may_call_one_converted_module_while_another_learns(kind: type[nn.Module]) -> None:
-    shared, _ = phmctl.convert(kind(16, 16, batch_first=True).eval(), 4)
-    other, _ = phmctl.convert(nn.Linear(16, 16), 4)
+@pytest.mark.parametrize("architecture", [nn.LSTM, nn.MultiheadAttention])
+def test_threads_may_call_one_converted_module_while_another_learns(architecture: type[nn.Module]) -> None:
+    shared, _ = phmctl.convert(architecture(16, 16, batch_first=True).eval(), 4)
+    learner, _ = phmctl.convert(nn.Linear(16, 16), 4)
     x = torch.randn(2, 5, 16)
-    inputs = (x,) if kind is nn.LSTM else (x, x, x)
+    inputs = (x,) if architecture is nn.LSTM else (x, x, x)
     expected = shared(*inputs)[0]
 
     def call(_: int) -> bool:
@@ -304,9 +308,9 @@ def test_threads_may_call_one_converted_module_while_another_learns(kind: type[n
         answers = [pool.submit(call, number) for number in range(60)]
         for _ in range(60):
             with torch.no_grad():
-                other.parametrizations.weight.original1.mul_(1.01)
-            A, S = other.parametrizations.weight.original0, other.parametrizations.weight.original1
-            torch.testing.assert_close(other(x), x @ kronecker_sum(A, S).T + other.bias)
+                learner.parametrizations.weight.original1.mul_(1.01)
+            A, S = learner.parametrizations.weight.original0, learner.parametrizations.weight.original1
+            torch.testing.assert_close(learner(x), x @ kronecker_sum(A, S).T + learner.bias)
         assert all(answer.result() for answer in answers)
 
 

@@ -26,11 +26,11 @@ def outcome(layer: nn.Module, x: Tensor, device: str, dtype: torch.dtype | None 
         y = layer(leaf)
     (y.float() * torch.linspace(-1, 1, y.shape[-1], device=device)).sum().backward()
     assert y.device.type == device
-    found: dict[str, Any] = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    tensors: dict[str, Any] = {name: parameter.grad for name, parameter in layer.named_parameters()}
     if leaf.grad is not None:
-        found["x"] = leaf.grad
-    assert all(each.device.type == device for each in found.values())
-    return {name: each.detach().float().cpu() for name, each in (found | {"y": y}).items()}
+        tensors["x"] = leaf.grad
+    assert all(tensor.device.type == device for tensor in tensors.values())
+    return {name: tensor.detach().float().cpu() for name, tensor in (tensors | {"y": y}).items()}
 
 
 @pytest.mark.parametrize("tokens", [3, 500])
@@ -59,6 +59,6 @@ def test_the_rank_product_equals_float64_on_the_cpu(tokens: int) -> None:
     layer = PHMLinear(16, 24, n=4, execution="rank", parametrization="factors")
     x = torch.randn(tokens, 16)
     exact = outcome(layer.double(), x.double(), "cpu")
-    found = outcome(layer.float(), x, "cuda")
+    tensors = outcome(layer.float(), x, "cuda")
     for name, value in exact.items():  # gradients are sums over all tokens: the norm tells, single ones may cancel
-        assert (found[name] - value).norm() <= 1e-3 * value.norm(), name
+        assert (tensors[name] - value).norm() <= 1e-3 * value.norm(), name

@@ -44,12 +44,12 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one = PHMLinear(8, 8, n=4)
-        self.again = self.one
+        self.first = PHMLinear(8, 8, n=4)
+        self.same = self.first
         self.alike = PHMLinear(8, 8, n=4)
-        self.alike.A, self.alike.S, self.alike.bias = self.one.A, self.one.S, self.one.bias
-        self.other = PHMLinear(8, 8, n=4)
-        self.other.share_rule(self.one)
+        self.alike.A, self.alike.S, self.alike.bias = self.first.A, self.first.S, self.first.bias
+        self.twin = PHMLinear(8, 8, n=4)
+        self.twin.share_rule(self.first)
         self.table = PHMEmbedding(20, 8, n=1)
         self.head = nn.Linear(8, 20)
         self.head.weight = self.table.weight
@@ -58,12 +58,12 @@ class Shared(nn.Module):
 def test_what_was_one_stays_one() -> None:
     model = Shared()
     dense = phmctl.to_dense(model)
-    assert dense.one is dense.again
-    assert dense.one.weight is dense.alike.weight
-    assert dense.one.bias is dense.alike.bias
-    assert dense.one.weight is not dense.other.weight
+    assert dense.first is dense.same
+    assert dense.first.weight is dense.alike.weight
+    assert dense.first.bias is dense.alike.bias
+    assert dense.first.weight is not dense.twin.weight
     assert dense.head.weight is dense.table.weight
-    assert isinstance(model.one, PHMLinear)  # a copy was changed
+    assert isinstance(model.first, PHMLinear)  # a copy was changed
     assert dense.head.weight is not model.head.weight
 
 
@@ -91,10 +91,10 @@ def test_parametrized_layers_stay_what_they_are() -> None:
     alike[2].parametrizations.S.original0 = alike[0].parametrizations.S.original0
     alike[2].parametrizations.S.original1 = alike[0].parametrizations.S.original1
     dense = phmctl.to_dense(alike)
-    for layer, other in zip(alike, dense, strict=True):
-        torch.testing.assert_close(other(x), layer(x), **EXACT)
-    assert [other.weight is dense[0].weight for other in dense] == [True, False, True, False]
-    assert all(other.weight.requires_grad for other in dense)
+    for layer, twin in zip(alike, dense, strict=True):
+        torch.testing.assert_close(twin(x), layer(x), **EXACT)
+    assert [twin.weight is dense[0].weight for twin in dense] == [True, False, True, False]
+    assert all(twin.weight.requires_grad for twin in dense)
 
 
 def test_in_place() -> None:
@@ -113,5 +113,5 @@ def test_what_shares_tensors_by_another_parametrization_is_not_shared() -> None:
     for layer, function in zip(layers, (nn.Tanh(), nn.Sigmoid()), strict=True):
         parametrize.register_parametrization(layer, "S", function)
     layers[1].parametrizations.S.original = layers[0].parametrizations.S.original
-    for layer, other in zip(layers, phmctl.to_dense(layers), strict=True):
-        torch.testing.assert_close(other(x), layer(x))
+    for layer, twin in zip(layers, phmctl.to_dense(layers), strict=True):
+        torch.testing.assert_close(twin(x), layer(x))

@@ -39,8 +39,8 @@ def test_products_equal_the_fused_kernel(masked: bool, causal: bool, lengths: tu
     torch.testing.assert_close(theirs, exact)
     ours.float().square().sum().backward()
     theirs.square().sum().backward()
-    for one, other in zip((query, key, value), wide, strict=True):
-        assert (one.grad - other.grad).norm() <= 0.03 * other.grad.norm() + 1e-3
+    for rounded, exact_leaf in zip((query, key, value), wide, strict=True):
+        assert (rounded.grad - exact_leaf.grad).norm() <= 0.03 * exact_leaf.grad.norm() + 1e-3
 
 
 def test_dropout_on_the_weights_keeps_their_mean() -> None:
@@ -89,13 +89,13 @@ def norm_by_hand(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("pre_norm", [True, False])
 def test_a_residual_by_hand_and_its_dropout_on_the_branch_in_training_only(pre_norm: bool) -> None:
-    made = Residual(4, 1.0, pre_norm=pre_norm).double()  # all of the branch is dropped
+    residual = Residual(4, 1.0, pre_norm=pre_norm).double()  # all of the branch is dropped
     with torch.no_grad():
-        made.norm.weight.copy_(GAIN)
-        made.norm.bias.copy_(SHIFT)
-    torch.testing.assert_close(made(X, torch.square), X if pre_norm else norm_by_hand(X))
-    whole = X + norm_by_hand(X).square() if pre_norm else norm_by_hand(X + X.square())
-    torch.testing.assert_close(made.eval()(X, torch.square), whole)
+        residual.norm.weight.copy_(GAIN)
+        residual.norm.bias.copy_(SHIFT)
+    torch.testing.assert_close(residual(X, torch.square), X if pre_norm else norm_by_hand(X))
+    expected = X + norm_by_hand(X).square() if pre_norm else norm_by_hand(X + X.square())
+    torch.testing.assert_close(residual.eval()(X, torch.square), expected)
 
 
 # --- positions
@@ -158,8 +158,8 @@ def test_values_and_gradients_are_those_of_plain_loops(name: str, rows: list[lis
     states = torch.randn(*mask.shape, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     leaf = states.clone().requires_grad_()
     pooled = POOLINGS[name](leaf, mask)
-    found = pooled, torch.autograd.grad(pooled.sum(), leaf)[0]
-    torch.testing.assert_close(found, pooled_by_loops(name, states, mask))
+    actual = pooled, torch.autograd.grad(pooled.sum(), leaf)[0]
+    torch.testing.assert_close(actual, pooled_by_loops(name, states, mask))
 
 
 @pytest.mark.parametrize("name", POOLINGS)

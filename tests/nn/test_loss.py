@@ -30,19 +30,19 @@ def test_loss_and_gradients_equal_cross_entropy(
     inputs = [x for x in (hidden, weight, bias) if x is not None]
     loss, likelihood = vocabulary_loss(hidden, weight, bias, targets, smoothing=smoothing)
     logits = F.linear(hidden, weight, bias)
-    wanted = F.cross_entropy(logits, targets, ignore_index=0, label_smoothing=smoothing, reduction="sum")
-    torch.testing.assert_close(loss, wanted)
+    expected = F.cross_entropy(logits, targets, ignore_index=0, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(likelihood, F.cross_entropy(logits, targets, ignore_index=0, reduction="sum").detach())
-    torch.testing.assert_close(torch.autograd.grad(3 * loss, inputs), torch.autograd.grad(3 * wanted, inputs))
+    torch.testing.assert_close(torch.autograd.grad(3 * loss, inputs), torch.autograd.grad(3 * expected, inputs))
 
 
 def test_slices_do_not_change_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = torch.randn(300, 8, dtype=torch.double), torch.randn(11, 8, dtype=torch.double)
     targets = torch.randint(0, 11, (300,))
-    whole, _ = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
+    unsliced, _ = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
     monkeypatch.setitem(loss_module._SLICE_ELEMENTS, "cpu", 11 * 64)
     sliced, _ = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
-    torch.testing.assert_close(sliced, whole)
+    torch.testing.assert_close(sliced, unsliced)
 
 
 def test_bfloat16_autocast_is_near_float32() -> None:
@@ -66,11 +66,11 @@ def test_validation_computes_no_gradient(context, monkeypatch: pytest.MonkeyPatc
     """Weights want gradients under no_grad too, as far as a function of autograd is told."""
     hidden, weight = torch.randn(40, 8), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(0, 11, (40,))
-    wanted, _ = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
+    expected, _ = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
     monkeypatch.setattr(loss_module, "_loss_and_gradient", lambda *_: pytest.fail("a gradient was computed"))
     with context():
-        found, likelihood = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
-    torch.testing.assert_close(found, wanted.detach())
+        actual, likelihood = vocabulary_loss(hidden, weight, None, targets, smoothing=0.1)
+    torch.testing.assert_close(actual, expected.detach())
     torch.testing.assert_close(
         likelihood, F.cross_entropy(hidden @ weight.t(), targets, ignore_index=0, reduction="sum")
     )
@@ -88,9 +88,9 @@ def test_padding_has_no_gradient(ignore: int) -> None:
 def test_an_ignored_id_is_no_column() -> None:
     """Where no row is left out beforehand, as on a GPU."""
     logits, targets = torch.randn(4, 11), torch.tensor([3, -100, 5, -100])
-    wanted = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
+    expected = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
     sums, gradient = loss_module._loss_and_gradient(logits, targets, 0.1, -100)
-    torch.testing.assert_close(sums[0], wanted)
+    torch.testing.assert_close(sums[0], expected)
     assert not gradient[[1, 3]].any()
 
 

@@ -77,16 +77,16 @@ def flat(result) -> tuple[Tensor, Tensor, Tensor]:
     return output, h, c
 
 
-def gradients(outputs, wanted, weights) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(outputs, wanted, weights, allow_unused=True, materialize_grads=True)
+def gradients(outputs, leaves, weights) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(outputs, leaves, weights, allow_unused=True, materialize_grads=True)
 
 
-def assert_alike(result, reference, wanted) -> None:
+def assert_alike(result, reference, leaves) -> None:
     """Outputs, states and the gradients of what is wanted are the same."""
     ours, theirs = flat(result), flat(reference)
     weights = [torch.randn_like(value) for value in ours]
     torch.testing.assert_close(ours, theirs, **CLOSE)
-    torch.testing.assert_close(gradients(ours, wanted, weights), gradients(theirs, wanted, weights), **CLOSE)
+    torch.testing.assert_close(gradients(ours, leaves, weights), gradients(theirs, leaves, weights), **CLOSE)
 
 
 @st.composite
@@ -125,8 +125,8 @@ def test_equals_nn_lstm(drawn) -> None:
     model, x, lengths, state = case(drawn)
     twin = model.to_dense()
     assert type(twin) is nn.LSTM
-    given = (lengths, state) if lengths is not None else (state,)  # the state may stand where nn.LSTM has it
-    assert_alike(model(x, *given), run_torch(twin, x, lengths, state), (x, *(state or ())))
+    arguments = (lengths, state) if lengths is not None else (state,)  # the state may stand where nn.LSTM has it
+    assert_alike(model(x, *arguments), run_torch(twin, x, lengths, state), (x, *(state or ())))
 
 
 @given(drawn=batches(), cell=st.sampled_from(["standard", "as_printed"]))
@@ -134,8 +134,8 @@ def test_equals_nn_lstm(drawn) -> None:
 def test_equals_the_equations(drawn, cell) -> None:
     model, x, lengths, state = case(drawn, cell=cell)
     real = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
-    wanted = (x, *(state or ()), *model.parameters())
-    assert_alike(model(x, lengths, state), literal(model, x, real, state), wanted)
+    leaves = (x, *(state or ()), *model.parameters())
+    assert_alike(model(x, lengths, state), literal(model, x, real, state), leaves)
 
 
 @pytest.mark.parametrize("content", [0.0, 7.0, float("nan"), float("inf")])
@@ -171,14 +171,14 @@ def test_bfloat16_autocast(cell, tolerance) -> None:
     exact = flat(model(x, lengths))
     exact_gradients = gradients(exact, (x, *model.parameters()), [torch.ones_like(value) for value in exact])
     with torch.autocast("cpu", torch.bfloat16):
-        found = flat(model(x, lengths))
-    assert {value.dtype for value in found} == {torch.bfloat16}
-    for mine, other in zip(found, exact, strict=True):
-        assert (mine - other).norm() < tolerance * other.norm()
-    found_gradients = gradients(found, (x, *model.parameters()), [torch.ones_like(value) for value in found])
-    for mine, other in zip(found_gradients, exact_gradients, strict=True):
-        assert mine.dtype == torch.float32
-        assert (mine - other).norm() < tolerance * other.norm()
+        rounded = flat(model(x, lengths))
+    assert {value.dtype for value in rounded} == {torch.bfloat16}
+    for rough, reference in zip(rounded, exact, strict=True):
+        assert (rough - reference).norm() < tolerance * reference.norm()
+    rounded_gradients = gradients(rounded, (x, *model.parameters()), [torch.ones_like(value) for value in rounded])
+    for rough, reference in zip(rounded_gradients, exact_gradients, strict=True):
+        assert rough.dtype == torch.float32
+        assert (rough - reference).norm() < tolerance * reference.norm()
 
 
 def test_the_cell_adds_up_small_numbers() -> None:

@@ -48,8 +48,8 @@ def test_factors_fixed_rules_and_thin_maps(layer: PHMLinear | TwoFactorLinear, g
     scale = layer.weight.square().mean().sqrt().item()
     assert rates.keys() == {name for name, _ in layer.named_parameters()}
     for name in rates.keys() - {"bias"}:
-        own = layer.get_parameter(name).square().mean().sqrt().item()
-        assert rates[name] == pytest.approx(gain * 0.125 * own / scale, rel=0.05)
+        scale_of_factor = layer.get_parameter(name).square().mean().sqrt().item()
+        assert rates[name] == pytest.approx(gain * 0.125 * scale_of_factor / scale, rel=0.05)
 
 
 def test_tables_take_the_models_rate_and_so_does_a_weight_that_is_tied_to_one() -> None:

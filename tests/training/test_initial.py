@@ -22,7 +22,7 @@ from tests.conftest import TINY
 from tests.tasks.test_rule import rule_recipe
 
 FEW = ("training.steps=1", "training.validate_every=1", "training.save_every=1", "training.average=0")
-SHORT = {one.partition("=")[0]: one for one in ("model.algebra=phm", "model.n=4", *TINY, *FEW)}.values()
+SHORT = {setting.partition("=")[0]: setting for setting in ("model.algebra=phm", "model.n=4", *TINY, *FEW)}.values()
 
 
 def changed(source: Path | str, *settings: str) -> TranslationRecipe:
@@ -32,9 +32,9 @@ def changed(source: Path | str, *settings: str) -> TranslationRecipe:
 
 
 def start_of(recipe: Recipe, data: Path) -> Start:
-    found = find_start(recipe, kind_of(recipe).open(recipe, data))
-    assert found is not None
-    return found
+    start = find_start(recipe, kind_of(recipe).open(recipe, data))
+    assert start is not None
+    return start
 
 
 def tensors_of(run: Run) -> dict[str, torch.Tensor]:
@@ -102,8 +102,8 @@ def test_training_begins_where_the_other_ended_and_says_so(
     run = train(recipe, data=miniature_data, runs=tmp_path).run
     path, noted = tiny_run.checkpoint("best") / "model.safetensors", run.environment()["initialised_from"]
     step = int(path.parent.name.removeprefix("step-"))
-    (wanted,) = [entry["loss"] for entry in validations(tiny_run) if entry["step"] == step]
-    assert validations(run)[0]["loss"] == pytest.approx(wanted, abs=1e-5)
+    (expected,) = [entry["loss"] for entry in validations(tiny_run) if entry["step"] == step]
+    assert validations(run)[0]["loss"] == pytest.approx(expected, abs=1e-5)
     assert (noted["run"], noted["checkpoint"]) == (str(tiny_run.folder.resolve()), path.parent.name)
     assert noted["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert set(noted["taken"]) == tensors_of(tiny_run).keys()
@@ -143,9 +143,9 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_run_of_another_task_not_there_or_damaged(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
-    other = rule_recipe("hamilton", f"training.initialise_from={tiny_run.folder}")
+    target = rule_recipe("hamilton", f"training.initialise_from={tiny_run.folder}")
     with pytest.raises(RunError, match=r"'translation'.*'rule'"):
-        train(other, runs=tmp_path, quiet=True)
+        train(target, runs=tmp_path, quiet=True)
     with pytest.raises(RunError, match="nowhere"):
         start_of(changed(tmp_path / "nowhere"), miniature_data)
     broken = tmp_path / "broken"
@@ -160,21 +160,21 @@ def test_rules_have_tensors_in_common_or_are_refused(tmp_path: Path) -> None:
     source = train(rule_recipe("hamilton", "training.steps=1"), runs=tmp_path, quiet=True).run
     start = start_of(rule_recipe("hamilton", f"training.initialise_from={source.folder}"), tmp_path)
     assert set(start.tensors) == {"product.A", "product.S"}
-    other = rule_recipe("octonion", f"training.initialise_from={source.folder}", "model.n=8")
+    target = rule_recipe("octonion", f"training.initialise_from={source.folder}", "model.n=8")
     with pytest.raises(RunError, match="no tensor of"):
-        train(other, runs=tmp_path, quiet=True)
+        train(target, runs=tmp_path, quiet=True)
 
 
-OPTIONS = ["train", "miniature", *(part for each in SHORT for part in ("--set", each))]
+OPTIONS = ["train", "miniature", *(part for setting in SHORT for part in ("--set", setting))]
 
 
 def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
     for data in (miniature_data, tmp_path):  # prepared, and not
-        given = [*OPTIONS, "--dry-run", "--data", data, "--init"]
+        arguments = [*OPTIONS, "--dry-run", "--data", data, "--init"]
         with pytest.raises(RunError, match="nowhere"):
-            call(*given, tmp_path / "nowhere")
+            call(*arguments, tmp_path / "nowhere")
         words = "tensors taken from" if data == miniature_data else "vocabulary"
-        assert words in call(*given, tiny_run.folder).output
+        assert words in call(*arguments, tiny_run.folder).output
 
 
 RULE, FIXED, SHARED, SOME = (), ("model.algebra=quaternion",), ("model.rules=model",), ("model.rules=sublayer",)
@@ -182,20 +182,22 @@ TERMS = ("model.parametrization=factors", "model.rank=7")
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("source_options", "target_options"),
     [(FIXED, RULE), (TERMS, RULE), (RULE, TERMS), (RULE, SHARED), (SHARED, RULE), (SHARED, SHARED), (SOME, SHARED)],
 )
 def test_components_are_taken_with_their_rule_or_not_at_all(
-    miniature_data: Path, tmp_path: Path, one: tuple[str, ...], other: tuple[str, ...]
+    miniature_data: Path, tmp_path: Path, source_options: tuple[str, ...], target_options: tuple[str, ...]
 ) -> None:
-    source = train(load_recipe("miniature", [*SHORT, *one]), data=miniature_data, runs=tmp_path, quiet=True).run
-    recipe, weights = changed(source.folder, *other), []
-    for each, tensors in ((source.recipe, tensors_of(source)), (recipe, start_of(recipe, miniature_data).tensors)):
-        model = kind_of(each).open(each, miniature_data).build_model(torch.device("cpu"))
+    source = train(
+        load_recipe("miniature", [*SHORT, *source_options]), data=miniature_data, runs=tmp_path, quiet=True
+    ).run
+    recipe, weights = changed(source.folder, *target_options), []
+    for item, tensors in ((source.recipe, tensors_of(source)), (recipe, start_of(recipe, miniature_data).tensors)):
+        model = kind_of(item).open(item, miniature_data).build_model(torch.device("cpu"))
         for name, tensor in tensors.items():
             model_tensors(model)[name].copy_(tensor)
         weights.append(model.get_submodule("encoder.0.feed_forward.expand").weight.detach())
-    if (one, other) in ((FIXED, RULE), (TERMS, RULE), (SHARED, SHARED)):
+    if (source_options, target_options) in ((FIXED, RULE), (TERMS, RULE), (SHARED, SHARED)):
         torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)  # the same map
         assert not start_of(recipe, miniature_data).record["left"]
     else:

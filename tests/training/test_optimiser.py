@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 
 def test_the_recipe_chooses_kind_and_settings_and_a_shared_parameter_is_one() -> None:
     model = FakeModel()
-    for name, kind in (("adam", Adam), ("adamw", AdamW)):
+    for name, optimiser_class in (("adam", Adam), ("adamw", AdamW)):
         optimiser = build_optimiser(model, make_recipe(optimizer=name, weight_decay=0.1).training)
-        assert type(optimiser) is kind
+        assert type(optimiser) is optimiser_class
         assert [optimiser.defaults[key] for key in ("betas", "eps", "weight_decay")] == [(0.9, 0.98), 1e-9, 0.1]
         assert sum(len(group["params"]) for group in optimiser.param_groups) == 6
     names = prepare_moments(optimiser, model)
@@ -40,15 +40,15 @@ def test_the_recipe_chooses_kind_and_settings_and_a_shared_parameter_is_one() ->
 def test_h_decays_as_the_dense_weight_does(options: dict[str, str], rates: str, share: float) -> None:
     """Were the rule to decay beside the components, H would decay twice as fast, or four times."""
     settings = make_recipe(optimizer="adamw", weight_decay=0.5, learning_rate=0.1, rates=rates).training
-    left = []
+    remaining = []
     for layer in (PHMLinear(128, 8, n=1), PHMLinear(128, 8, n=4, **options)):
         before = layer.weight.detach().clone()
         optimiser = build_optimiser(layer, settings)
         for parameter in layer.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimiser.step()
-        left.append((layer.weight.detach().norm() / before.norm()).item())
-    assert left == pytest.approx([1 - 0.05 * share] * 2, rel=1e-5)
+        remaining.append((layer.weight.detach().norm() / before.norm()).item())
+    assert remaining == pytest.approx([1 - 0.05 * share] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(("rates", "expected"), [("structured", 3.99), ("one", 1.0)])
@@ -111,8 +111,8 @@ def test_a_cpu_must_have_the_instructions(
     monkeypatch: pytest.MonkeyPatch, machine: str, avx512: bool, amx: bool, torchs_own: bool, expected: bool
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    own = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: torchs_own)
-    monkeypatch.setattr(torch, "ops", SimpleNamespace(mkldnn=own))
+    kernels = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: torchs_own)
+    monkeypatch.setattr(torch, "ops", SimpleNamespace(mkldnn=kernels))
     for name, answer in (("_is_avx512_bf16_supported", avx512), ("_is_amx_tile_supported", amx)):
         monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
     assert has_bfloat16(CPU) is expected
