@@ -1,4 +1,4 @@
-"""Sweeps: the grid, several processes at once, what is finished, stopped or fails, the commands for a scheduler."""
+"""Sweeps: several processes at once; finished, stopped and failed jobs; the commands of a job array."""
 
 import json
 import os
@@ -88,10 +88,10 @@ def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
 
 def test_several_baselines_are_cells_of_their_own(good: Run, tmp_path: Path) -> None:
     rivals = [make_run(tmp_path / "runs", name, seed=2) for name in ("one", "other")]
-    both = ",".join(str(each.folder) for each in rivals)
+    both = ",".join(str(rival.folder) for rival in rivals)
     done = call("eval", good.folder, "--beam", "2", "--against", both, "--cased", "--json")
     reports = [cell["report"] for cell in json.loads(done.stdout)["cells"]]
-    assert [report["against"] for report in reports] == [each.name for each in rivals]
+    assert [report["against"] for report in reports] == [rival.name for rival in rivals]
     assert "name: tiny; one in one/real/v001" in done.stderr
     shown = call("eval", good.folder, "--beam", "2", "--against", both, "--cased").stdout
     assert p_words(reports[0]["paired_bootstrap"]["BLEU"]["p_value"]) in shown
@@ -111,8 +111,8 @@ def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> No
     shutil.copytree(good.folder, other)
     environment = json.loads((other / "environment.json").read_text())
     (other / "environment.json").write_text(json.dumps({**environment, "tag": "second"}))
-    asked = (("second",), (good.recipe.name, "--all"))
-    listed = [call("eval", *names, "--list").stdout.splitlines() for names in asked]
+    selections = (("second",), (good.recipe.name, "--all"))
+    listed = [call("eval", *names, "--list").stdout.splitlines() for names in selections]
     assert [[Path(shlex.split(line)[2]) for line in lines] for lines in listed] == [[other], [good.folder, other]]
     for side in ("source", "target"):  # of which one run has other test sets
         other.joinpath("text", f"test.{side}").rename(other / "text" / f"test_b.{side}")
@@ -123,16 +123,15 @@ def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 def known(root: Path) -> dict[tuple[int, int], Summary]:
     """The runs, by n and seed."""
-    found = list_runs((), root)
-    return {(run.recipe.model.dimension, run.recipe.training.seed): run for run in found}
+    return {(run.recipe.model.dimension, run.recipe.training.seed): run for run in list_runs((), root)}
 
 
-def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
+def test_a_sweep_skips_finished_trainings_and_reports_failures(
     copying_data: Path, copying_file: Path, tmp_path: Path
 ) -> None:
     where = ["--data", copying_data, "--runs", tmp_path / "runs"]
-    spoilt = "training.learning_rate=0.001,1e30"  # the second: NaN at once
-    first = call("train", copying_file, *where, "--set", spoilt, "--jobs", 2, "--tag", "grid", "--json")
+    rates = "training.learning_rate=0.001,1e30"  # the second gives NaN at once
+    first = call("train", copying_file, *where, "--set", rates, "--jobs", 2, "--tag", "grid", "--json")
     assert first.exit_code == 1
     cells = {cell["cell"]: cell for cell in json.loads(first.stdout)["cells"]}
     assert [cells[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
@@ -155,7 +154,7 @@ def test_a_sweep_trains_what_is_not_finished_and_says_what_failed(
 
 def test_a_sweep_on_data_that_is_not_prepared_starts_no_cell(copying_file: Path, tmp_path: Path) -> None:
     where = ["--data", tmp_path / "data", "--runs", tmp_path / "runs"]
-    with pytest.raises(DataError, match="run: phmctl prepare-data copying"):
+    with pytest.raises(DataError, match="phmctl prepare-data copying"):
         call("train", copying_file, *where, "--seed", "1,2")
     assert not (tmp_path / "runs").exists()
     assert call("train", copying_file, *where, "--seed", "1,2", "--list").exit_code == 0
@@ -164,7 +163,7 @@ def test_a_sweep_on_data_that_is_not_prepared_starts_no_cell(copying_file: Path,
 def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
     copying_data: Path, copying_file: Path, tmp_path: Path
 ) -> None:
-    """SIGTERM: the cell saves and the sweep ends; the same command finishes it, and starts what was waiting."""
+    """After SIGTERM the training saves; the same command finishes it and starts the waiting training."""
     command = _long(copying_file, copying_data, tmp_path)
     process = _begun(command, tmp_path / "runs/copying/phm-n2/v001")
     process.send_signal(signal.SIGTERM)
@@ -177,19 +176,19 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("finished") == 2
-    found = known(tmp_path / "runs")
-    assert {run.state for run in found.values()} == {"finished"}
+    runs = known(tmp_path / "runs")
+    assert {run.state for run in runs.values()} == {"finished"}
     changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
     undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
-    assert found[2, 1].recipe == undisturbed.recipe
-    digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (found[2, 1].run, undisturbed)]
+    assert runs[2, 1].recipe == undisturbed.recipe
+    digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (runs[2, 1].run, undisturbed)]
     assert digests[0] == digests[1]
 
 
 def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
     copying_data: Path, copying_file: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL tells nobody; they see that it is gone, save and end, so the same command goes on with them."""
+    """Trainings notice that the sweep was killed, save and end; the same command resumes them."""
     runs = [tmp_path / f"runs/copying/phm-n2/v00{number}" for number in (1, 2)]
     process = _begun([*_long(copying_file, copying_data, tmp_path, 10_000), "--jobs", "2"], *runs)
     process.kill()
@@ -197,8 +196,8 @@ def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
     deadline = time.monotonic() + 60
     while {run.state for run in known(tmp_path / "runs").values()} != {"stopped"} and time.monotonic() < deadline:
         time.sleep(0.1)
-    found = known(tmp_path / "runs").values()
-    assert [(run.state, 0 < run.step < 10_000) for run in found] == [("stopped", True)] * 2
+    summaries = known(tmp_path / "runs").values()
+    assert [(run.state, 0 < run.step < 10_000) for run in summaries] == [("stopped", True)] * 2
 
 
 def _long(recipe: Path, data: Path, folder: Path, steps: int = 100) -> list[str]:
@@ -227,10 +226,10 @@ def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: P
     name, *arguments = shlex.split(commands[1])
     assert name == "phmctl"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for said in ("finished after", "1 of 1 cells: nothing to do"):
+    for message in ("finished after", "1 of 1 cells: nothing to do"):
         command = [sys.executable, "-m", "phmctl", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert said in done.stderr
+        assert message in done.stderr
     ((n, seed),) = known(tmp_path / "runs")
     assert (n, seed) == (1, 2)
     assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"

@@ -18,14 +18,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs"))
 
 
-def test_each_recipe_has_a_line_and_one_is_shown_with_its_comments() -> None:
+def test_every_recipe_is_listed_and_a_named_recipe_is_shown_with_its_comments() -> None:
     rows = rows_of(call("recipes").stdout)
     for name in shipped_names("recipes"):
         assert rows[name] == [load_recipe(name).task, load_recipe(name).description]
     assert [recipe["name"] for recipe in json.loads(call("recipes", "--json").stdout)] == shipped_names("recipes")
-    one = json.loads(call("recipes", "hamilton", "--json").stdout)
-    assert one["recipe"] == json.loads(json.dumps(load_recipe("hamilton").model_dump()))
-    assert Path(one["path"]).read_text(encoding="utf-8") == one["text"] == call("recipes", "hamilton").stdout
+    document = json.loads(call("recipes", "hamilton", "--json").stdout)
+    assert document["recipe"] == json.loads(json.dumps(load_recipe("hamilton").model_dump()))
+    assert Path(document["path"]).read_text(encoding="utf-8") == document["text"] == call("recipes", "hamilton").stdout
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,22 @@ def test_each_recipe_has_a_line_and_one_is_shown_with_its_comments() -> None:
     ],
 )
 def test_variants_are_counted(args: str, variants: list[str], parameters: list[int] | None) -> None:
-    found = json.loads(call("count-params", *args.split(), "--json").stdout)["variants"]
-    assert [variant["name"].split()[-1] for variant in found] == [name.split()[-1] for name in variants]
-    assert parameters in (None, [variant["totals"]["parameters"] for variant in found])
+    counted = json.loads(call("count-params", *args.split(), "--json").stdout)["variants"]
+    assert [variant["name"].split()[-1] for variant in counted] == [name.split()[-1] for name in variants]
+    assert parameters in (None, [variant["totals"]["parameters"] for variant in counted])
 
 
-def test_decode_answers_by_an_export_as_by_the_run(run: Run, tmp_path: Path) -> None:
+def test_an_export_decodes_as_its_run(run: Run, tmp_path: Path) -> None:
     done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--json")
     document = json.loads(done.stdout)
     assert (document["to"], document["verification"]["scores"]["signature"][:7]) == ("safetensors", "nrefs:1")
     text = "".join(f"{line}\n" for line in SOURCES)
     for options in ([], ["--n-best", "2"], ["--beam", "1"]):
-        ours, theirs = (call("decode", folder, *options, stdin=text) for folder in (run.folder, tmp_path / "out"))
-        assert len(theirs.stdout.splitlines()) >= len(SOURCES)
-        assert theirs.stdout == ours.stdout
+        from_run, from_export = (
+            call("decode", folder, *options, stdin=text) for folder in (run.folder, tmp_path / "out")
+        )
+        assert len(from_export.stdout.splitlines()) >= len(SOURCES)
+        assert from_export.stdout == from_run.stdout
     assert json.loads(call("eval", tmp_path / "out", "--json").stdout)["run"].endswith("@safetensors")
 
 
@@ -67,7 +69,7 @@ def test_eval_shows_scores_with_signatures(run: Run) -> None:
     assert "1–10" in found
 
 
-def test_eval_says_what_else_differs_from_the_baseline(run: Run, tmp_path: Path) -> None:
+def test_eval_lists_the_differences_from_the_baseline(run: Run, tmp_path: Path) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     found = call("eval", run.folder, "--against", other.folder)
     assert "paired bootstrap against other/real/v001" in found.stdout

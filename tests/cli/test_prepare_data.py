@@ -24,7 +24,7 @@ def prepare(tmp_path, *arguments):
     return call("prepare-data", *arguments, "--data", tmp_path / "data")
 
 
-def test_a_table_tells_what_was_kept_and_dropped(tmp_path, files):
+def test_the_table_counts_kept_and_dropped_pairs(tmp_path, files):
     result = prepare(tmp_path, "mine", *files, "--tokenizer", "word", "--vocabulary", "50", "--separate")
     cells = rows_of(result.stdout)
     assert cells["train"][:4] == ["101", "1", "5", "95"]
@@ -44,11 +44,11 @@ def test_json_is_the_manifest_and_nothing_else(tmp_path, files):
     assert "up to date" in again.stderr
 
 
-def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
+def test_the_list_shows_every_card_and_its_local_state(tmp_path):
     for folder in ("wmt18-en-et/bpe-32000-joint-256", "wmt18-en-et/word-100-20", "wmt18-en-et/.bpe-8-8.new"):
         (tmp_path / "data" / "prepared" / folder).mkdir(parents=True)
         (tmp_path / "data" / "prepared" / folder / "manifest.json").write_text("{}")
-    (tmp_path / "data" / "prepared" / "wmt14-en-de" / "bpe-9-9").mkdir(parents=True)  # nothing in it
+    (tmp_path / "data" / "prepared" / "wmt14-en-de" / "bpe-9-9").mkdir(parents=True)  # empty
     (tmp_path / "data" / "raw" / "multi30k-de-en" / "urls-0123").mkdir(parents=True)
     document = json.loads(prepare(tmp_path, "--list", "--json").stdout)
     cards = {card["name"]: card for card in document["cards"]}
@@ -57,12 +57,12 @@ def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
     assert cards["wmt14-en-de"]["prepared"] == []
     assert cards["wmt14-en-de"]["sizes"] == {"train": 4_508_785, "valid": 3_000, "test": 3_003}
     assert cards["setimes-en-mk"]["divided"] == ["valid", "test"]
-    assert cards["multi30k-de-en"]["origins"] == ["urls", "hub"]  # asked in this order
+    assert cards["multi30k-de-en"]["origins"] == ["urls", "hub"]  # in the order of download
     assert cards["iwslt14-de-en"]["origins"] == ["hub", "urls"]
     result = prepare(tmp_path, "--list")
     rows = rows_of(result.stdout)
-    told = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "never tried"]
-    assert rows["setimes-en-mk"] == told
+    cells = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "never tried"]
+    assert rows["setimes-en-mk"] == cells
     assert [rows[name][-1] for name in ("wmt18-en-et", "multi30k-de-en", "miniature")] == ["prepared", "fetched", "–"]
     assert rows["snli"][:2] == ["pair → 3", "550,152 / 10,000 / 10,000"]
     assert "* held out of train" in result.stderr
@@ -75,8 +75,8 @@ def test_the_list_tells_of_every_card_and_what_was_done_here(tmp_path):
 def test_a_card_with_vectors(tmp_path):
     for name in ("train", "dev", "test"):
         put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tgold_label", f"{name} a\tb\tneutral")
-    given = ("--source", tmp_path / "all_combined", "--vectors", put(tmp_path / "v.txt", "a 0.1 0.2"))
-    result = prepare(tmp_path, "snli-counterfactual", *given)
+    arguments = ("--source", tmp_path / "all_combined", "--vectors", put(tmp_path / "v.txt", "a 0.1 0.2"))
+    result = prepare(tmp_path, "snli-counterfactual", *arguments)
     assert "2-dimensional vectors of v.txt for 1 of 3 token types; of the tokens 33.3% of train" in result.stderr
 
 
@@ -92,6 +92,6 @@ def test_extra_columns_break_scores_down(tmp_path):
     assert split.extras["length"].tolist() == [n % 3 for n in range(12)]
     with pytest.raises(DataError, match=r"'lenght' \(.*'length\'"):
         prepare(tmp_path, "mine", *tables, *columns[:-1], "lenght")
-    for taken in ("predicted", "label", "gold", "first_text"):
-        with pytest.raises(DataError, match=f"--extra {taken}: "):
-            prepare(tmp_path, "mine", *tables, *columns[:-1], taken)
+    for name in ("predicted", "label", "gold", "first_text"):
+        with pytest.raises(DataError, match=f"--extra {name}: "):
+            prepare(tmp_path, "mine", *tables, *columns[:-1], name)

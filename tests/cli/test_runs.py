@@ -28,7 +28,7 @@ def root(tmp_path: Path, tiny_run: Run) -> Path:
     return tmp_path
 
 
-def test_runs_of_other_settings_are_told_apart(root: Path) -> None:
+def test_runs_with_different_settings_are_distinguished(root: Path) -> None:
     rows = rows_of(call("runs", "--runs", root).stdout)
     rows = {name: row for name, row in rows.items() if name.startswith("phm-")}
     assert list(rows) == ["phm-n4/v001", "phm-n4/v002", "phm-n4/v003"]
@@ -41,12 +41,12 @@ def test_runs_of_other_settings_are_told_apart(root: Path) -> None:
 
 
 def test_json_is_the_summaries(root: Path) -> None:
-    found = json.loads(call("runs", "miniature/phm-n4/v002", "--runs", root, "--json").stdout)
-    assert found == [json.loads(json.dumps(summarise(root / "miniature/phm-n4/v002").as_json()))]
-    assert found[0]["changed"]["model.dropout"] == {"recipe": 0.1, "run": 0.4}
+    listed = json.loads(call("runs", "miniature/phm-n4/v002", "--runs", root, "--json").stdout)
+    assert listed == [json.loads(json.dumps(summarise(root / "miniature/phm-n4/v002").as_json()))]
+    assert listed[0]["changed"]["model.dropout"] == {"recipe": 0.1, "run": 0.4}
 
 
-def test_what_failed_and_what_is_damaged_is_said(root: Path) -> None:
+def test_failed_and_damaged_runs_are_reported(root: Path) -> None:
     run = Run.open(root / "miniature/phm-n4/v001")
     with pytest.raises(ValueError, match="boom"), run.attempted():
         raise ValueError("boom")
@@ -65,7 +65,7 @@ def test_a_hundred_runs_are_listed_soon(tmp_path: Path, tiny_run: Run) -> None:
         shutil.copytree(source, source.with_name(f"v{number:03d}"))
     began = time.process_time()
     assert len(call("runs", "--runs", tmp_path).stdout.splitlines()) > 100
-    assert time.process_time() - began < 4  # a fifth of them; about 0.7 on an idle machine
+    assert time.process_time() - began < 4  # seconds; about 0.7 on an idle machine
 
 
 def test_a_tag_names_a_run(miniature_data: Path, tmp_path: Path) -> None:
