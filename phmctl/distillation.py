@@ -16,7 +16,7 @@ from phmctl.console import note, progress, silence
 from phmctl.data.copies import read_text
 from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import UNK
-from phmctl.decoding.translator import TORCH, change_decoding
+from phmctl.decoding.search import TORCH, change_decoding
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
 from phmctl.inference.opening import ModelOptions, open_model

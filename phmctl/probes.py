@@ -28,7 +28,9 @@ from phmctl.console import Table, progress, warn
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
 from phmctl.data.special import EOS, PAD
 from phmctl.decoding.beam import pad
-from phmctl.decoding.translator import Translator, change_decoding, load_translator, plan
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.search import change_decoding, plan
+from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, seed_generators
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.files import read_json_object, sha256_text, write_json

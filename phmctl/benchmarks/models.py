@@ -25,7 +25,9 @@ from phmctl.data.copies import read_text
 from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import EOS, PAD
 from phmctl.decoding.beam import Seq2Seq, beam_search, pad
-from phmctl.decoding.translator import Hypothesis, Translator, load_translator, plan
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.search import Hypothesis, plan
+from phmctl.decoding.translator import Translator
 from phmctl.devices import pick_device, set_threads
 from phmctl.errors import UserError, check_known
 from phmctl.exports import CTRANSLATE2

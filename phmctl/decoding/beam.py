@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
-from phmctl.decoding.translator import TORCH, Hypothesis, length_penalty, longest_outputs
+from phmctl.decoding.search import TORCH, Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import NonFiniteError
+from phmctl.nn.layers import mean_pool
 from phmctl.recipe.schema import DecodingSection
 
 # A CPU takes the rows in parts: the parts' scores use the same memory again, where a second tensor as large as the
@@ -227,17 +228,19 @@ def _at_least(values: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=_DEAD)
 
 
-class TorchEngine:
-    """Beam search of a :class:`phmctl.decoding.beam.Seq2Seq` on `device`, in evaluation mode."""
+class BeamEngine:
+    """Beam search of a :class:`Seq2Seq` model on `device`, in evaluation mode."""
 
     name = TORCH
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        self.model, self.device = model, device
+        self.model = model
+        self.device = device
 
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
+        """Search one batch; see :class:`~phmctl.decoding.search.Engine`."""
         return beam_search(
             self.model,
             pad(sources).to(self.device),
@@ -249,16 +252,33 @@ class TorchEngine:
         )
 
 
+class TorchEngine(BeamEngine):
+    """The engine of a :class:`phmctl.models.transformer.Transformer`."""
+
+    def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """Score one batch; see :class:`~phmctl.decoding.search.ScoringEngine`."""
+        return forced_scores(self.model, pad(sources).to(self.device), outputs)
+
+    @torch.no_grad()
+    def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> Tensor:
+        """Encode sources in batches; see :class:`~phmctl.decoding.search.ScoringEngine`."""
+        vectors = torch.zeros(len(sources), self.model.target_embedding.embedding_dim)  # (N, d)
+        for rows in batches:
+            memory = self.model.encode(pad([sources[row] for row in rows]).to(self.device))
+            vectors[rows] = mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()  # (B, d)
+        return vectors
+
+
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return rows of ids as one tensor (B, S), PAD behind the shorter ones."""
+    """Return rows of ids as one tensor (B, S), shorter rows filled with PAD."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
 
 
 @torch.no_grad()
 def forced_scores(model: Any, source: Tensor, outputs: Sequence[Sequence[int]]) -> list[float]:
-    """Return the log-probabilities of the given outputs, one a source sentence, in one pass without a cache."""
-    whole = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
-    target = pad_sequence(whole, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
+    """Return the log-probability of an output for each source sentence (B, S), in one pass without a cache."""
+    framed = [torch.tensor([BOS, *tokens, EOS]) for tokens in outputs]
+    target = pad_sequence(framed, batch_first=True, padding_value=PAD).to(source.device)  # (B, T+1)
     log_probs = torch.log_softmax(model.logits(model(source, target[:, :-1])).float(), -1)  # (B, T, V)
     gold = log_probs.gather(2, target[:, 1:, None])[:, :, 0]  # (B, T)
     return gold.masked_fill(target[:, 1:] == PAD, 0.0).double().sum(1).tolist()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.translator import Hypothesis, length_penalty, longest_outputs
+from phmctl.decoding.search import Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import RunError, missing
 from phmctl.exports import CTRANSLATE2
 from phmctl.recipe.schema import DecodingSection
@@ -47,7 +47,7 @@ class CTranslate2Engine:
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.translator.Engine`. `allowed` is the vocabulary, all of it."""
+        """Search one batch; see :class:`~phmctl.decoding.search.Engine`. `allowed` is the vocabulary, all of it."""
         limits = longest_outputs(sources, settings)
         found = self._search(sources, max(limits), settings)
         by_total = settings.model_copy(update={"alpha": 0.0})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.data.special import PAD
-from phmctl.decoding.beam import TorchEngine
+from phmctl.decoding.beam import BeamEngine
 from phmctl.errors import RunError, require
 from phmctl.exports import ONNX
 
@@ -36,7 +36,7 @@ def session(path: Path, threads: int = 0) -> Any:
         raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; make the export anew") from error
 
 
-class OnnxEngine(TorchEngine):
+class OnnxEngine(BeamEngine):
     name = ONNX
 
     def __init__(self, folder: Path, threads: int = 0) -> None:

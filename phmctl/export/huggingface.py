@@ -21,7 +21,8 @@ from phmctl.console import note, silence
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.beam import pad
-from phmctl.decoding.translator import Translator, plan
+from phmctl.decoding.search import plan
+from phmctl.decoding.translator import Translator
 from phmctl.errors import PhmctlError, require
 from phmctl.export.dense import DenseForm
 from phmctl.export.verify import IDS, LOGITS, TIE, ExportSource, Verification

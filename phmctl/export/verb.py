@@ -11,7 +11,8 @@ from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for
 from phmctl.console import Table
 from phmctl.data.card import load_card
-from phmctl.decoding.translator import Translator, open_engine
+from phmctl.decoding.loading import open_engine
+from phmctl.decoding.translator import Translator
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
 from phmctl.export.ctranslate2 import write_ctranslate2

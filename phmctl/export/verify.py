@@ -14,7 +14,8 @@ from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.special import BOS, EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import pad
-from phmctl.decoding.translator import Engine, Hypothesis, Translator, plan
+from phmctl.decoding.search import Engine, Hypothesis, plan
+from phmctl.decoding.translator import Translator
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import ScoreOptions, bleu, usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe

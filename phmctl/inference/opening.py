@@ -7,7 +7,7 @@ from pathlib import Path
 from phmctl import exports
 from phmctl.console import note
 from phmctl.decoding.model import Model
-from phmctl.decoding.translator import ENGINES, TORCH
+from phmctl.decoding.search import ENGINES, TORCH
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.exports import CTRANSLATE2, EXACT, Export, check_quantize
 from phmctl.files import lock

@@ -8,7 +8,7 @@ import torch
 
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.models import TorchTransformer, bench_engines, searcher, variants_of
-from phmctl.decoding.translator import Hypothesis
+from phmctl.decoding.search import Hypothesis
 from phmctl.errors import UserError
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from phmctl.decoding.translator import Translator, load_translator
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, OutputError
 from phmctl.runs import Run
 from tests.calls import call

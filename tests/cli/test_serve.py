@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from phmctl.decoding.translator import load_translator
+from phmctl.decoding.loading import load_translator
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, open_run_or_export
 from phmctl.recipe.schema import TranslationRecipe

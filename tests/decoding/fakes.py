@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from phmctl.data.special import EOS, PAD
-from phmctl.decoding.beam import forced_scores, length_penalty
-from phmctl.decoding.translator import Hypothesis
+from phmctl.decoding.beam import forced_scores
+from phmctl.decoding.search import Hypothesis, length_penalty
 
 
 @dataclass

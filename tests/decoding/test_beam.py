@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phmctl.data.special import BOS, EOS
 from phmctl.decoding import beam as beam_module
 from phmctl.decoding.beam import beam_search, grouped_topk, log_softmax_topk, pad
-from phmctl.decoding.translator import Hypothesis
+from phmctl.decoding.search import Hypothesis
 from phmctl.errors import NonFiniteError
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, forced, sources

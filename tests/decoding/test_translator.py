@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.decoding.translator import EMPTY, Hypothesis, change_decoding, plan
+from phmctl.decoding.search import Hypothesis, change_decoding, plan
+from phmctl.decoding.translator import EMPTY
 from phmctl.errors import DataError
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import DecodingSection

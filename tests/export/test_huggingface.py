@@ -10,7 +10,7 @@ from phmctl.assembly import build_transformer
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.tokenizer import train_tokenizer
-from phmctl.decoding.translator import load_translator
+from phmctl.decoding.loading import load_translator
 from phmctl.export.huggingface import write_tokenizer
 from phmctl.export.verb import export
 from phmctl.export.verify import IDS, LOGITS

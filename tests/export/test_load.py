@@ -8,7 +8,7 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.translator import load_translator
+from phmctl.decoding.loading import load_translator
 from phmctl.errors import UserError
 from phmctl.export.verb import export
 from phmctl.runs import Run

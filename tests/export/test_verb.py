@@ -13,7 +13,8 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.translator import Hypothesis, load_translator
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.search import Hypothesis
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import verb
 from phmctl.export.verb import Exported, export

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from phmctl.decoding.loading import load_translator
 from phmctl.decoding.model import Model
-from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT

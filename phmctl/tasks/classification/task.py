@@ -31,7 +31,7 @@ from phmctl.decoding.model import (
     ignore,
 )
 from phmctl.decoding.onnx_engine import OnnxClassifier
-from phmctl.decoding.translator import TORCH
+from phmctl.decoding.search import TORCH
 from phmctl.devices import pick_device
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export

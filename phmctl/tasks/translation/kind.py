@@ -22,7 +22,9 @@ from phmctl.data.card import RowFormat
 from phmctl.data.clean import clean_line
 from phmctl.data.copies import ADVICE, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
 from phmctl.data.readers import guess_format, read_sentences
-from phmctl.decoding.translator import Translator, change_decoding, load_translator
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.search import change_decoding
+from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.exports import Export, decoding_of_export
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json

@@ -11,8 +11,8 @@ import torch
 import phmctl
 from phmctl import exports
 from phmctl.data.batches import collate, encode_texts
+from phmctl.decoding.loading import load_translator
 from phmctl.decoding.model import Model
-from phmctl.decoding.translator import load_translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.export.verb import export
 from phmctl.exports import open_run_or_export

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from phmctl.decoding.translator import Translator, change_decoding, load_translator
+from phmctl.decoding.loading import load_translator
+from phmctl.decoding.search import change_decoding
+from phmctl.decoding.translator import Translator
 from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts

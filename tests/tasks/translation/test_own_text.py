@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import phmctl
-from phmctl.decoding.translator import load_translator
+from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, UserError
 from phmctl.files import write_json
 from phmctl.metrics.text import all_scores

@@ -1,0 +1,86 @@
+"""Types and functions that all search engines share; torch is not needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from phmctl.errors import RecipeError
+from phmctl.exports import CTRANSLATE2, ONNX
+from phmctl.recipe.documents import change
+from phmctl.recipe.schema import DecodingSection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TORCH = "torch"
+ENGINES = (TORCH, CTRANSLATE2, ONNX)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    tokens: list[int]  # ids, without beginning and end of sentence
+    score: float  # `log_prob` over the length penalty
+    log_prob: float  # natural logarithm of the probability of `tokens` and the end of sentence
+
+
+class Engine(Protocol):
+    """Find the best outputs for batches of source ids."""
+
+    name: str  # one of :data:`ENGINES`
+
+    def search(
+        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int
+    ) -> list[list[Hypothesis]]:
+        """Return at most `n_best` hypotheses for each source, best first.
+
+        Args:
+            sources: token ids, each closed by EOS.
+            allowed: size of the target tokenizer; ids from it on are never produced.
+            n_best: at most the beam size.
+        """
+
+
+class ScoringEngine(Engine, Protocol):
+    """An engine that also scores given outputs and returns the encoder's states."""
+
+    def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
+        """Return the log-probability of each output as the translation of its source."""
+
+    def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> "Tensor":
+        """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.
+
+        `batches` are the rows of each batch; a source in no batch has zeros.
+        """
+
+
+def length_penalty(length: Any, alpha: float) -> Any:
+    """Return ``((5 + length) / 6) ** alpha`` (Wu et al. 2016, eq. 14); `length`, a tensor or a number, counts EOS."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def longest_outputs(sources: Sequence[Sequence[int]], settings: DecodingSection) -> list[int]:
+    """Return the largest output length for each source, without EOS: ``max_ratio · source + max_extra`` tokens."""
+    return [int(settings.max_ratio * (len(source) - 1)) + settings.max_extra for source in sources]
+
+
+def change_decoding(section: DecodingSection, **changes: float | str | None) -> DecodingSection:
+    """Return the section with some keys changed; None keeps a key. Raises RecipeError."""
+    changed = change(section, {key: value for key, value in changes.items() if value is not None}, RecipeError)
+    # float32 is the default: explicit float32 must find the same stored results.
+    return changed.model_copy(update={"precision": None}) if changed.precision == "float32" else changed
+
+
+def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Return the rows of each batch, longest first, with at most `batch_tokens` tokens including padding.
+
+    Rows of length 0 are left out; a row longer than `batch_tokens` is a batch of its own.
+    """
+    rows = [row for row, length in enumerate(lengths) if length]
+    rows.sort(key=lambda row: (-lengths[row], row))
+    batches: list[list[int]] = []
+    for row in rows:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
