@@ -46,7 +46,6 @@ from phmctl.tasks.base import Sizes, TaskKind
 VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
 # scores of a task and their column titles
 _COLUMNS = {"majority": "majority", "against": "base", "against_bag": "its bag", "run": "run", "run_bag": "its bag"}
-_ROWS = 1024  # vectors that a probe classifies at a time
 _WIDTH = 512  # width of the vectors for parameter counts without an encoder
 
 
@@ -59,20 +58,11 @@ def probe(
     data: Path | None = None,
     settings: Sequence[str] = (),
 ) -> "ProbingReport":
-    """Probe a translator's encoder and write the scores into its results.
+    """Probe a translator's encoder and write the scores into its results. Raises DataError, RunError, OutputError.
 
-    Args:
-        run: the translator.
-        against: another translator to compare with, the table's base.
-        checkpoint: the checkpoint of both.
-        device: where the encoders and probes run.
-        data: the folder with the prepared tasks; by default ``$PHMCTL_DATA`` or ``data``.
-        settings: keys of the recipe ``probe`` as ``key=value``; ``data.card`` selects a single task.
-
-    Raises:
-        DataError: no task is prepared, or its data cannot be probed.
-        RunError: a run is missing or not a translator.
-        OutputError: the results cannot be written.
+    `against` is another translator to compare with, and `checkpoint` is that of both. `data` is the folder of the
+    prepared tasks, by default ``$PHMCTL_DATA`` or ``data``. `settings` are keys of the recipe ``probe`` as
+    ``key=value``; ``data.card`` selects a single task.
     """
     encoders = [Encoder(path, checkpoint, device) for path in (run, against) if path is not None]
     root = data or data_root()
@@ -81,10 +71,7 @@ def probe(
     for encoder in encoders:
         language = encoder.run.data().get("source_language")
         if language not in (None, "source") and languages - {language}:  # "source": own files without a language
-            warn(
-                f"{encoder.run.name} translates from {language!r}, but the probed sentences are in another language; "
-                "data.direction reverses a recipe's direction"
-            )
+            warn(f"{encoder.run.name} translates from {language!r}, not from the language of the probed sentences")
     names = [encoder.run.name for encoder in encoders]
     scores = {}
     with progress(f"probing {names[0]}", len(recipes) * len(encoders)) as advance:
@@ -204,7 +191,7 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
         with isolated(device, training.threads):
             model = fit_probe(recipe, splits, len(prepared.labels), device)
         with torch.inference_mode():
-            predictions[name] = _logits(model, vectors["test"][name].to(device)).argmax(1).tolist()
+            predictions[name] = model(vectors["test"][name].to(device)).argmax(1).tolist()
     write_json(path, {"of": key, "run": encoder.run.name, "answers": predictions})
     return predictions
 
@@ -214,14 +201,8 @@ def fit_probe(
 ) -> nn.Module:
     """Return the probe with the highest accuracy on valid, or at equal accuracy the lowest loss.
 
-    Args:
-        recipe: its ``training`` bounds the iterations of L-BFGS.
-        splits: vectors (N, d) and classes (N,) of ``train`` and ``valid``, on the device.
-        classes: number of classes.
-        device: where the probe is fitted.
-
-    Raises:
-        NonFiniteError: the loss is NaN or infinite.
+    `splits` holds the vectors (N, d) and the classes (N,) of ``train`` and ``valid``, on the device. Raises
+    NonFiniteError if the loss is NaN or infinite.
     """
     training = recipe.training
     vectors, labels = splits["train"]
@@ -240,11 +221,11 @@ def fit_probe(
     best_score = (-1.0, -math.inf)
     best_weights = model.state_dict()
     stale = 0
-    for step in range(0, training.steps, training.validate_every):
+    for _ in range(0, training.steps, training.validate_every):
         optimiser.step(objective)  # type: ignore[no-untyped-call]
         score = _validate(model, *splits["valid"])
         if not math.isfinite(score[1]):
-            raise NonFiniteError(f"the probe's loss is NaN or infinite after step {step + training.validate_every}")
+            raise NonFiniteError("the loss of a probe is NaN or infinite")
         stale += 1
         if score > best_score:
             best_score, best_weights, stale = score, deepcopy(model.state_dict()), 0
@@ -257,13 +238,9 @@ def fit_probe(
 @torch.no_grad()
 def _validate(model: nn.Module, vectors: Tensor, labels: Tensor) -> tuple[float, float]:
     """Return the accuracy and the negative mean loss."""
-    logits = _logits(model, vectors)
+    logits = model(vectors)  # (N, classes)
     correct = (logits.argmax(1) == labels).double().mean().item()
     return correct, -F.cross_entropy(logits, labels).item()
-
-
-def _logits(model: nn.Module, vectors: Tensor) -> Tensor:
-    return torch.cat([model(rows) for rows in torch.split(vectors, _ROWS)])  # (N, classes)
 
 
 @dataclass(frozen=True)
@@ -328,6 +305,7 @@ class ProbingReport:
         columns = [_COLUMNS[name] for name in self._names] + ["Δ"] * (self.against is not None)
         yield Table(f"probing: accuracy of {self.run} in %", ["", *columns, "Base", "NI", "Δ"], rows)
 
+    @property
     def notes(self) -> Iterator[str]:
         baseline = f"; base: {self.against}" if self.against else ""
         yield f"run: {self.run} ({self.checkpoint}){baseline}; 95 % intervals"

@@ -28,8 +28,6 @@ from phmctl.recipe.models import (
     Width,
 )
 
-# --------------------------------------------------------------------------------------------------------- data
-
 
 class ParallelSection(Section):
     """A corpus of sentence pairs and its tokenization."""
@@ -38,9 +36,7 @@ class ParallelSection(Section):
     tokenizer: Literal["bpe", "word"] = "bpe"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 8000  # token types including special tokens; per side if not joint
     joint: bool = True  # both sides share a vocabulary
-    direction: Literal["forward", "reverse"] = (
-        "forward"  # reverse: from the corpus's target language to its source language
-    )
+    direction: Literal["forward", "reverse"] = "forward"  # reverse: from the card's target language to its source
     copies: bool = False  # train also contains each target as its own source, for style transfer
     max_tokens: PositiveInt = 256  # maximum length of a side in train, in tokens of the text
 
@@ -72,9 +68,6 @@ class RuleDataSection(Section):
     def components(self) -> int:
         """Number of components of a hypercomplex feature."""
         return {"rotation-3d": 3, "hamilton": 4, "octonion": 8}[self.product]
-
-
-# ----------------------------------------------------------------------------------------------------- training
 
 
 class TrainingSection(Section):
@@ -154,7 +147,7 @@ class ClassificationTraining(CountedTraining):
 class ProbeTraining(TrainingSection):
     """L-BFGS on all vectors at once; `steps` counts its iterations."""
 
-    weight_decay: NonNegative = 1e-5
+    weight_decay: NonNegative = 1e-3
 
     @model_validator(mode="after")
     def _only_lbfgs_keys(self) -> Self:
@@ -164,24 +157,16 @@ class ProbeTraining(TrainingSection):
         return self
 
 
-# ----------------------------------------------------------------------------------------------------- decoding
-
-
 class DecodingSection(Section):
     """Beam search."""
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 5  # beam size; 1 is greedy
     alpha: Annotated[float, Field(ge=0, le=10)] = 0.6  # exponent of the length penalty ((5 + |Y|) / 6)^alpha
-    max_ratio: Annotated[float, Field(gt=0, le=1000)] = (
-        2.0  # maximum output length: max_ratio × source tokens + max_extra
-    )
+    max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # maximum output: max_ratio × source tokens + max_extra
     max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20  # see max_ratio
     batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens of a batch, with padding
     # bfloat16: compute in it on a device that has it; null is float32
     precision: Literal["float32", "bfloat16"] | None = None
-
-
-# ------------------------------------------------------------------------------------------------------ recipes
 
 
 class Recipe(Section):
