@@ -43,26 +43,20 @@ def test_a_word_that_ends_in_a_whole_number(tmp_path):
     np.testing.assert_allclose(table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
 
 
-FINITE, WIDTH = (
-    "not all fields behind the word are finite numbers",
-    r"\d numbers behind the word, but the first row has 2",
-)
-
-
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "problem"),
     [
-        *((f"cat {number} 0.1", FINITE) for number in ("nan", "inf", "-Infinity", "1e60", "a")),
-        *((row, WIDTH) for row in ("cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1")),
+        *((f"cat {number} 0.1", "finite") for number in ("nan", "inf", "-Infinity", "1e60", "a")),
+        *((row, r"first row has 2") for row in ("cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1")),
     ],
 )
-def test_rows_that_cannot_be(tmp_path, row, said):
-    with pytest.raises(DataError, match=f"v, line 2: {said}"):
+def test_invalid_rows(tmp_path, row, problem):
+    with pytest.raises(DataError, match=f"v, line 2: .*{problem}"):
         read_vectors(put(tmp_path / "v", "dog 0.1 0.2", row), WORDS)
 
 
-def test_no_word_that_is_wanted(tmp_path):
-    with pytest.raises(DataError, match="has none of the 8 words"):
+def test_a_file_without_words_of_the_vocabulary(tmp_path):
+    with pytest.raises(DataError, match=r"v .*\b8\b"):
         read_vectors(put(tmp_path / "v", "x 0.1 0.2"), WORDS)
 
 

