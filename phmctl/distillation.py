@@ -8,7 +8,7 @@ by beam search, and the student trains on these translations and on the referenc
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,9 +29,10 @@ from phmctl.runs import Run
 from phmctl.runs.find import check_tag
 from phmctl.tasks.registry import kind_of
 from phmctl.tasks.translation.kind import CODE
-from phmctl.training.initial import differing_shape_key
-from phmctl.training.train import TrainingResult, check_machine
 from phmctl.verbs import prepare, train
+
+if TYPE_CHECKING:
+    from phmctl.training.train import TrainingResult
 
 STARTS = ("nearest", "random")
 _SET_KEYS = {  # recipe keys that distil sets, by task
@@ -62,7 +63,7 @@ def distil(
     runs: Runs = None,
     tag: str | None = None,
     quiet: Annotated[bool, LIBRARY_ONLY] = True,
-) -> TrainingResult:
+) -> "TrainingResult":
     """Train a student of a trained translator or classifier.
 
     Args:
@@ -89,6 +90,9 @@ def distil(
         DataError: the teacher's data is not prepared.
         UserError: the start is unknown, an option does not apply to the task, or a setting is one that distil sets.
     """
+    from phmctl.training.initial import differing_shape_key
+    from phmctl.training.train import check_machine
+
     check_known("start", start, STARTS)
     check_tag(tag)
     run = Run.open(teacher, None if runs is None else Path(runs))

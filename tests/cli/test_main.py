@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.cli.main import run
+from phmctl.cli.main import app, run
 from phmctl.runs import Run
+
+COMMANDS = [info.name for info in app.registered_commands] + ["bench layer", "bench train"]
 
 
 def phmctl(*arguments: object, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -24,6 +26,13 @@ def test_help_lists_the_subcommands() -> None:
     assert done.returncode == 0
     for name in ("prepare-data", "train", "decode", "eval", "count-params", "bench"):
         assert name in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_import_torch(command: str) -> None:
+    code = "import sys; from phmctl.cli.main import app; app(standalone_mode=False); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *command.split(), "--help"], capture_output=True, check=False)
+    assert (done.returncode, b"Usage" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "recipes"])
