@@ -1,7 +1,7 @@
-"""Batches: planned in numpy for millions of rows, similar lengths together, collated without a loop.
+"""Batches of rows with similar lengths, planned and collated with numpy, without loops over rows.
 
-Parallel text is batched by a budget of tokens, padding included: a row costs its longer side with the end of sentence,
-a batch its number of rows times its dearest row, which is what the model computes on. Labelled text is counted.
+Batches of parallel text have at most a number of tokens, padding included: the number of rows times the longest side of
+a row, with the end of sentence. Batches of labelled text have a number of rows.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class RandomNumbers:
-    """A stream of random numbers for each seed and epoch, and for each `place` in an epoch (three numbers at most).
+    """A stream of random numbers for each seed, epoch and `place` in the epoch (at most three numbers).
 
-    NumPy promises the raw words of its bit generators across versions, but no stream of ``Generator``.
+    NumPy keeps the raw words of its bit generators across versions, but not the streams of ``Generator``.
     """
 
     def __init__(self, seed: int, epoch: int, *place: int) -> None:
         counter = np.zeros(4, np.uint64)
-        counter[1 : 1 + len(place)] = place  # the first word counts what is drawn
+        counter[1 : 1 + len(place)] = place  # the first word is the counter of drawn numbers
         self._philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=counter)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
@@ -41,7 +41,7 @@ class RandomNumbers:
         return drawn
 
     def permutation(self, count: int) -> npt.NDArray[np.int64]:
-        """Draw an order of ``0 … count − 1``. (count,)."""
+        """Draw a permutation of ``0 … count − 1``. (count,)."""
         return np.argsort(self.words(count), kind="stable")
 
     def chosen(self, count: int, share: float) -> npt.NDArray[np.bool_]:
@@ -52,10 +52,10 @@ class RandomNumbers:
         return [items[place] for place in self.permutation(len(items))]
 
 
-# The share of rows sorted as if one token dearer. On Multi30k (4096 tokens) it lowers the share of a row's batch mates
-# that it meets again next epoch from 0.51 to 0.30, for 1 % more padding.
-_DEARER = 0.15
-_POOL = 64  # batches' worth of shuffled rows that are sorted by length together, where rows are counted
+# Share of rows that are sorted as if one token longer. On Multi30k (4096 tokens), the rows of a batch that are together
+# again in the next epoch fall from 51 % to 30 %, for 1 % more padding.
+_LENGTHENED = 0.15
+_POOL = 64  # batches of shuffled rows that are sorted by length together, in labelled text
 
 
 class EncodedTexts(NamedTuple):
@@ -73,13 +73,13 @@ class Batch:
     """One batch, padded.
 
     Of parallel text the source is tokens, EOS, then PAD, and the target (B, T+1) BOS, tokens, EOS, then PAD: input of
-    the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens, then PAD; one without tokens is one EOS, so
-    that every row has something.
+    the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens, then PAD; an empty one is a single EOS, so
+    that every row has a token.
     """
 
     sides: tuple[Tensor, ...]  # (B, S) int64 each
-    # What the loss is divided by, a plain integer, so reading it waits for no device: target tokens that are not PAD
-    # (EOS counts), or the number of labels.
+    # Divisor of the loss: target tokens that are not PAD (EOS counts), or the number of labels. An integer, because
+    # reading a tensor would wait for the device.
     target_tokens: int
     labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))  # (B,); none for parallel text
 
@@ -102,12 +102,15 @@ class Batch:
 
 def _moved(tensor: Tensor, place: torch.device) -> Tensor:
     pin = place.type == "cuda" and not tensor.is_cuda
-    return (tensor.pin_memory() if pin else tensor).to(place, non_blocking=True)
+    source = tensor.pin_memory() if pin else tensor
+    return source.to(place, non_blocking=True)
 
 
 def lengths_of(split: TokenRows) -> tuple[Ints, ...]:
-    """Return each side's length of each row, (N,) each, as it is padded: with the end of sentence; 1 at least."""
-    return tuple(side.lengths + 1 if split.labels is None else np.maximum(side.lengths, 1) for side in split.sides)
+    """Return the length of each row on each side, (N,), as :func:`collate` pads it: with EOS; at least 1."""
+    if split.labels is None:
+        return tuple(side.lengths + 1 for side in split.sides)
+    return tuple(np.maximum(side.lengths, 1) for side in split.sides)
 
 
 def plan_by_tokens(
@@ -115,20 +118,21 @@ def plan_by_tokens(
 ) -> list[Ints]:
     """Divide the rows of a split into batches of similar lengths: row numbers, each in exactly one batch.
 
-    Rows × dearest row of a batch never exceeds the budget `batch_tokens`. Seed and epoch decide which rows meet and in
-    which order batches come; without `shuffle` they come shortest first. The same arguments give the same plan.
+    The number of rows times the longest row of a batch is at most `batch_tokens`. Seed and epoch determine the rows of
+    each batch and the order of batches; without `shuffle` the shortest come first. Equal arguments give equal plans.
     """
-    cost: Ints = np.max([np.asarray(side, np.int64) for side in lengths], axis=0)  # (N,): each row's longer side
+    cost: Ints = np.max([np.asarray(side, np.int64) for side in lengths], axis=0)  # (N,): the longer side of each row
     if cost.max(initial=0) > batch_tokens:
         row = int(cost.argmax())
         raise DataError(
-            f"row {row + 1} has {int(cost[row])} tokens, more than a batch of {batch_tokens} holds; "
+            f"row {row + 1} has {int(cost[row])} tokens, but a batch has at most {batch_tokens}; "
             f"raise training.batch_tokens or prepare with a smaller --max-tokens"
         )
     numbers = RandomNumbers(seed, epoch) if shuffle else None
     order = _by_length(cost, np.asarray(lengths[0], np.int64) - np.asarray(lengths[-1], np.int64), numbers)
     cost = cost[order]
-    plan, start = list[Ints](), 0
+    plan: list[Ints] = []
+    start = 0
     while start < len(order):
         window = cost[start : start + batch_tokens // int(cost[start])]
         fits = np.maximum.accumulate(window) * np.arange(1, len(window) + 1) <= batch_tokens
@@ -152,7 +156,7 @@ def plan_by_count(
 
 
 def real_token_share(plan: Sequence[Ints], lengths: Sequence[Ints]) -> float:
-    """Return the share of a plan's positions, of all sides, that hold a token (see :func:`lengths_of`)."""
+    """Return the share of all sides' positions in a plan's batches that are not padding (see :func:`lengths_of`)."""
     real = sum(int(side.sum()) for side in lengths)
     positions = sum(len(rows) * int(side[rows].max()) for side in lengths for rows in plan)
     return real / positions if positions else 1.0
@@ -176,7 +180,7 @@ def _padded(side: Ragged, rows: Ints, *, begin: int = 0, end: int = 0) -> Tensor
     width = max(int(lengths.max(initial=0)) + end, 1)
     matrix = np.full((len(rows), begin + width), PAD, np.int64)
     matrix[:, :begin] = BOS
-    # Row-major order of the true places is the order in which the rows' tokens are gathered.
+    # The mask selects positions in row-major order, in which the tokens are gathered, too.
     matrix[:, begin:][np.arange(width) < lengths[:, None]] = side.gather(rows)
     ended = np.flatnonzero((lengths == 0) | (end > 0))
     matrix[ended, begin + lengths[ended]] = EOS
@@ -184,21 +188,23 @@ def _padded(side: Ragged, rows: Ints, *, begin: int = 0, end: int = 0) -> Tensor
 
 
 def _by_length(cost: Ints, difference: Ints, numbers: RandomNumbers | None) -> Ints:
-    """Return the rows sorted by cost, and within one by source minus target length, up and down in turns.
+    """Return the rows sorted by cost and, for equal cost, by source minus target length, alternately up and down.
 
-    The difference keeps rows with a longer source apart from those with a longer target; the turns keep it close where
-    a batch runs over from one cost to the next. An epoch draws which rows of equal lengths meet, which way the turns
-    go, and which rows count as one token dearer.
+    Rows with a longer source are thus separate from rows with a longer target, and the difference changes little where
+    a batch contains two costs. Seed and epoch determine the order of rows with equal lengths, the first direction, and
+    the rows that count as one token longer.
     """
-    rows, dearer, flip = np.arange(len(cost)), np.zeros(len(cost), np.int64), 0
+    rows = np.arange(len(cost))
+    added = np.zeros(len(cost), np.int64)
+    flip = 0
     if numbers is not None:
         rows = numbers.permutation(len(cost))
-        dearer = numbers.chosen(len(rows), _DEARER).astype(np.int64)
+        added = numbers.chosen(len(rows), _LENGTHENED).astype(np.int64)
         flip = int(numbers.chosen(1, 0.5)[0])
-    major = cost[rows] + dearer
+    major = cost[rows] + added
     minor = difference[rows]
-    turns = np.where((major + flip) % 2 == 0, minor, -minor)
-    return rows[np.lexsort((turns, major))]
+    alternating = np.where((major + flip) % 2 == 0, minor, -minor)
+    return rows[np.lexsort((alternating, major))]
 
 
 def _cut_by_count(order: Ints, batch_size: int) -> list[Ints]:
@@ -208,9 +214,9 @@ def _cut_by_count(order: Ints, batch_size: int) -> list[Ints]:
 def encode_texts(
     texts: Sequence[Sequence[str]], tokenizer: Tokenizer, cleaning: Cleaning, max_tokens: int
 ) -> EncodedTexts:
-    """Clean and tokenize new texts, (N, 1) or (N, 2), as the splits of prepared labelled data are: N in, N out.
+    """Clean and tokenize N new rows of one or two texts in the same way as prepared labelled data.
 
-    Of a text with more than `max_tokens` the start or the end stays, as the cleaning says.
+    A text with more than `max_tokens` tokens is truncated at the start or the end, as the cleaning says.
     """
     encoded = (tokenizer.encode([clean_line(text, cleaning) for text in column]) for column in zip(*texts, strict=True))
     sides = tuple(_ragged([truncate(tokens, max_tokens, cleaning) for tokens in side]) for side in encoded)

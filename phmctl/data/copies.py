@@ -1,7 +1,7 @@
-"""What a run keeps of its data, so that it can be used anywhere: tokenizers, raw evaluation text, the manifest.
+"""Copies of data in a run, so that it can be used anywhere: tokenizers, raw evaluation text, the manifest.
 
 The manifest of the prepared data is the run's ``data.json``. Its ``copies`` are the files of ``tokenizer/`` and
-``text/`` with their SHA-256, which is compared before a file is used.
+``text/`` with their SHA-256, which is verified before a file is used.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ _COPIES = "copies"
 ADVICE = "copy the run again"
 
 
-def record_copies(run: Run, manifest: Mapping[str, Any], *more: Path) -> None:
-    """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of its tokenizers, its text and `more`."""
+def record_copies(run: Run, manifest: Mapping[str, Any], *extra_files: Path) -> None:
+    """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of tokenizers, text and extra files."""
     paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
-    entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in (*paths, *more)]
+    entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in (*paths, *extra_files)]
     write_json(run.folder / DATA, {**manifest, _COPIES: entries})
 
 
@@ -34,18 +34,18 @@ def load_tokenizers(run: Run) -> TokenizerPair:
     try:
         return TokenizerPair.load(run.tokenizer_folder)
     except DataError as error:
-        raise RunError(f"{run.folder} is no complete run, {ADVICE}: {error}") from error
+        raise RunError(f"{run.folder} is not a complete run; {ADVICE}: {error}") from error
 
 
 def load_cleaning(run: Run) -> Cleaning:
     try:
         return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.folder / DATA} does not say how the text was cleaned; {ADVICE}") from error
+        raise RunError(f"{run.folder / DATA} lacks the settings of cleaning; {ADVICE}") from error
 
 
 def read_text(run: Run, split: str, side: str) -> list[str]:
-    """Return the lines that a run keeps of a split's ``source`` or ``target``: cased, and cleaned as the card says."""
+    """Return the cleaned lines of a split's ``source`` or ``target`` that are stored in a run."""
     path = run.text_folder / f"{split}.{side}"
     refuse_damaged_copy(run, path)
     try:
@@ -54,7 +54,7 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
         splits = run.splits()
         has = ", ".join(splits) or "none"
         raise RunError(
-            f"{path} is missing: the run has no {side} text of a split {split!r}{nearest(split, splits)}; it has {has}"
+            f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}; it has {has}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
@@ -63,27 +63,27 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
 def refuse_damaged_copy(run: Run, path: Path) -> None:
     entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
-        raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} is no list of files; {ADVICE}")
+        raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} must be a list of files; {ADVICE}")
     verify(run.folder, entries, RunError, ADVICE, [str(path.relative_to(run.folder))])
 
 
 def check_same_vocabulary(run: Run, prepared: "PreparedData", key: str = "training.initialise_from") -> None:
-    """Refuse (RunError) a run, which a key names, whose tokenizers are not those of the prepared data."""
+    """Raise RunError if the tokenizers of a run, the value of the recipe's `key`, differ from the prepared data's."""
     if load_tokenizers(run) != prepared.tokenizers:
         raise RunError(
-            f"{key}: {run.folder} has another vocabulary than {prepared.folder}, so its tables mean "
-            "other tokens; take a run that was trained on this data"
+            f"{key}: {run.folder} has another vocabulary than {prepared.folder}, so its embeddings "
+            "belong to other tokens; use a run that was trained on this data"
         )
 
 
 def check_same_data(run: Run, prepared: "PreparedData") -> None:
-    """Refuse (RunError) to continue a run on data that is not its own."""
+    """Raise RunError if the prepared data differs from the data on which a run was trained."""
     before, now = run.data(), prepared.manifest
     changed = [key for key in ("settings", "sources", "token_types", "labels") if before.get(key) != now.get(key)]
     if not changed and load_tokenizers(run) != prepared.tokenizers:
         changed = ["tokenizers"]
     if changed:
         raise RunError(
-            f"{prepared.folder} is not what {run.folder} was trained on: {', '.join(changed)} differ "
-            f"(see {DATA} and manifest.json)\nprepare the data as it was, or train a new run on the data as it is"
+            f"{prepared.folder} differs from the data of {run.folder}: {', '.join(changed)} "
+            f"(see {DATA} and manifest.json)\nprepare the earlier data again, or train a new run on this data"
         )

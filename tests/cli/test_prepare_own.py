@@ -174,12 +174,9 @@ def test_a_vocabulary_is_taken_of_a_preparation_that_has_one(tmp_path: Path, tin
     ruled = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     (ruled / "data.json").write_text("{}")
     folder = prepare(tmp_path, *given, *SMALL).folder
-    for named, said in (
-        (ruled, "has no vocabulary of its own"),
-        (folder.parent, f"name a preparation in it: {folder}$"),
-    ):
-        with pytest.raises(DataError, match=said):
-            prepare(tmp_path, *given, "--vocabulary-of", named)
+    for path, place in ((ruled, "miniature"), (folder.parent, f"{folder.parent} .*{folder}$")):
+        with pytest.raises(DataError, match=place):
+            prepare(tmp_path, *given, "--vocabulary-of", path)
 
 
 def test_scores_of_translations_are_broken_down_by_extra_columns(

