@@ -2,11 +2,12 @@
 
 import io
 import math
-import re
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ _SAMPLES = 5  # samples in favour of either model
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 _MATPLOTLIB_STYLE = {
     "svg.fonttype": "none",
+    "svg.hashsalt": "phmctl",  # equal figures have equal ids
     "text.parse_math": False,
     "font.size": 8.5,
     "axes.titlelocation": "left",
@@ -132,7 +134,7 @@ def _curves(comparison: Comparison) -> Blocks:
             ends.append(f"{label} ends at {mean_and_spread([points[-1][1] for points in seeds if points])}")
         description = f"{title} over the steps: {'; '.join(ends)}"
         caption = f"{title.capitalize()}. Each colour is a model, each line style a seed."
-        pictures.append(picture(draw_curves(curves, title), f"curve-{event}-{name}", description, caption))
+        pictures.append(picture(draw_curves(curves, title), description, caption))
     return [("grid", pictures)] if pictures else []
 
 
@@ -173,8 +175,7 @@ def _parameters(comparison: Comparison) -> Blocks:
 
 
 def _rules(comparison: Comparison) -> Blocks:
-    sections = [_rules_of(variant, f"rule-{index}") for index, variant in enumerate(comparison.variants)]
-    blocks = [block for section in sections for block in section]
+    blocks = [block for variant in comparison.variants for block in _rules_of(variant)]
     text = (
         "A layer's matrix H stays the same when its terms are mixed by an invertible matrix P, so a rule is known "
         "up to P only. It is compared with known algebras in the basis that is nearest to each: the distance is "
@@ -210,7 +211,7 @@ def learned_rules(member: ComparedRun) -> list[LearnedRule]:
     return rules
 
 
-def _rules_of(variant: Variant, key: str) -> Blocks:
+def _rules_of(variant: Variant) -> Blocks:
     member = (variant.scored or variant.runs)[0]
     rules = learned_rules(member)
     if not rules:
@@ -229,18 +230,17 @@ def _rules_of(variant: Variant, key: str) -> Blocks:
         ("heading", f"{variant.label}, seed {member.seed}: {_count(len(rules), 'rule')}, n = {n}"),
         ("text", summary),
         ("table", Table("learned rules", head, rows, text=(2,))),
-        ("details", ("the matrices A₁ … Aₙ of each rule", _tiles(rules, key))),
+        ("details", ("the matrices A₁ … Aₙ of each rule", _tiles(rules))),
     ]
 
 
-def _tiles(rules: Sequence[LearnedRule], key: str) -> Blocks:
+def _tiles(rules: Sequence[LearnedRule]) -> Blocks:
     pictures = []
-    for index, rule in enumerate(rules):
+    for rule in rules:
         n, nearest, largest = len(rule.A), rule.nearest, float(rule.A.abs().max())
         description = f"The {n} matrices of {rule.name}; largest entry {largest:.2f}; nearest algebra {nearest.name}"
         caption = f"{rule.name}: {nearest.name} at {nearest.distance:.2f}"
-        figure = draw_rule(rule.A, nearest.aligned, nearest.rule)
-        pictures.append(picture(figure, f"{key}-{index}", description, caption))
+        pictures.append(picture(draw_rule(rule.A, nearest.aligned, nearest.rule), description, caption))
     text = (
         "Each tile shows the learned matrices (A), the same in the basis nearest to the known algebra (P·A), and that "
         "algebra (A*); for more than eight matrices, A only. Blue is positive, red is negative; the colour is "
@@ -300,19 +300,14 @@ def style() -> Any:
     return require("matplotlib", "report").rc_context(_MATPLOTLIB_STYLE)
 
 
-def picture(figure: "Figure", key: str, description: str, caption: str) -> dict[str, str]:
-    """Return a figure as SVG, with a description for screen readers and a caption; `key` makes its ids unique."""
-    from matplotlib import rc_context
-
-    file = io.StringIO()
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": key}):
-        warnings.simplefilter("ignore")  # matplotlib's font lacks some letters; the page's font has them
+def picture(figure: "Figure", description: str, caption: str) -> dict[str, str]:
+    """Return a figure as the URI of an SVG image, with a description for screen readers and a caption."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # matplotlib's font lacks some letters; the browser has other fonts
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg = file.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", svg).replace("xlink:href", "href")
-    svg = svg.replace('id="', f'id="{key}-').replace('href="#', f'href="#{key}-').replace("url(#", f"url(#{key}-")
-    return {"svg": svg, "description": description, "caption": caption}
+    uri = f"data:image/svg+xml;base64,{b64encode(file.getvalue()).decode()}"
+    return {"uri": uri, "description": description, "caption": caption}
 
 
 def _figure(width: float = 4.4, height: float = 2.75) -> "Figure":
@@ -332,7 +327,7 @@ def draw_curves(curves: Mapping[str, Sequence[Points]], title: str) -> "Figure":
             groups = [points[start : start + size] for start in range(0, len(points), size)]
             axes.plot(
                 [group[-1][0] for group in groups],
-                [math.fsum(value for _, value in group) / len(group) for group in groups],
+                [fmean(value for _, value in group) for group in groups],
                 _LINE_STYLES[number % len(_LINE_STYLES)],
                 color=_COLORS[index % len(_COLORS)],
                 marker="o" if len(groups) < 12 else None,
