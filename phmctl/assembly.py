@@ -50,7 +50,7 @@ def trained(model: M, run: Run, checkpoint: str, device: torch.device) -> M:
 def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
     return LinearBuilder(
         section.algebra,
-        section.dimension,
+        section.n,
         rules=section.rules,
         bias=section.bias,
         execution=section.execution,
@@ -72,7 +72,7 @@ def build_transformer(
         DimensionError: n does not divide a dimension.
     """
     builder = builder_for(section, device)
-    n = section.dimension
+    n = section.n
     shared = section.share_embeddings
     phm_tables, phm_generator = section.embeddings == "phm", section.generator == "phm"
     target_rows = max(source_vocabulary, target_vocabulary) if shared else target_vocabulary

@@ -252,13 +252,7 @@ def train(
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
     recipe, run = recipe_to_train(recipe, resume, tag, runs)
     overrides = common_overrides(
-        n=n,
-        algebra=algebra,
-        seed=seed,
-        device=device,
-        steps=steps,
-        execution=execution,
-        init=None if init is None else str(init),
+        n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
     )
     with silence(quiet):
         resolved = resolve(recipe, overrides, settings)

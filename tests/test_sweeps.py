@@ -123,7 +123,7 @@ def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 def known(root: Path) -> dict[tuple[int, int], Summary]:
     """The runs, by n and seed."""
-    return {(run.recipe.model.dimension, run.recipe.training.seed): run for run in list_runs((), root)}
+    return {(run.recipe.model.n, run.recipe.training.seed): run for run in list_runs((), root)}
 
 
 def test_a_sweep_skips_finished_trainings_and_reports_failures(

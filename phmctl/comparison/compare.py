@@ -192,7 +192,7 @@ class Comparison:
             "seeds": len(variant.scored),
             "recipe": recipe.name,
             "algebra": recipe.model.algebra,
-            "n": recipe.model.dimension,
+            "n": recipe.model.n,
             "runs": runs,
             "scores": scores,
             "parameters": sizes and sizes.total,

@@ -39,7 +39,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
     """Return the text of an export's ``README.md``."""
     run, section, data = source.run, source.section, source.run.data()
     recipe, quantize = run.recipe, description.get("quantize")
-    size = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.dimension}"
+    size = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.n}"
     maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with {size}"
     model = "encoder-decoder Transformer" if source.translates else f"classifier ({section.kind})"
     ledger = ledger_for(kind_of(recipe), section, source.sizes)
@@ -187,7 +187,7 @@ def _write(source: ExportSource, to: str, quantize: str, folder: Path) -> None:
     elif to == HUGGINGFACE:
         write_huggingface(source, folder)
     else:
-        has_rules = source.section.dimension > 1 and source.section.algebra not in TWO_FACTORS
+        has_rules = source.section.n > 1 and source.section.algebra not in TWO_FACTORS
         write_plain(source.form, source.model if has_rules else None, folder)
 
 

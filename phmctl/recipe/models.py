@@ -66,13 +66,15 @@ class LinearSection(Section):
 
     @model_validator(mode="after")
     def _settle_n(self) -> Self:
-        implied = self.dimension
-        if self.n not in (1, implied):
-            raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; omit n or use algebra 'phm'")
-        object.__setattr__(self, "n", implied)  # frozen; recipes with and without n are equal
-        if self.algebra in WITH_N and self.n < 2:
-            raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; use algebra 'real' for n = 1")
-        check_divides(implied, **self._widths())
+        if self.algebra in WITH_N:
+            if self.n < 2:
+                raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; use algebra 'real' for n = 1")
+        else:
+            implied = FIXED_DIMENSION.get(self.algebra, 1)
+            if self.n not in (1, implied):
+                raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; omit n or use 'phm'")
+            object.__setattr__(self, "n", implied)  # frozen; recipes with and without n are equal
+        check_divides(self.n, **self._widths())
         return self
 
     @model_validator(mode="after")
@@ -98,11 +100,6 @@ class LinearSection(Section):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} has no effect with algebra {self.algebra!r}; omit it")
         return self
-
-    @property
-    def dimension(self) -> int:
-        """n as the layers use it; fixed algebras imply it."""
-        return self.n if self.algebra in WITH_N else FIXED_DIMENSION.get(self.algebra, 1)
 
     @property
     def variant(self) -> str:

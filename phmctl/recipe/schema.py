@@ -236,7 +236,7 @@ class RuleRecipe(Recipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check_divides(self.model.dimension, features=self.data.dims * self.data.components)
+        check_divides(self.model.n, features=self.data.dims * self.data.components)
         return self
 
 

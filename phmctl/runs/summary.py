@@ -81,7 +81,7 @@ class Summary:
             "task": recipe.task,
             "variant": recipe.variant,
             "algebra": model.algebra,
-            "n": model.dimension,
+            "n": model.n,
             "changed": {key: {"recipe": before, "run": after} for key, (before, after) in self.changed.items()},
             "unmodified_known": self.unmodified_known,
             "tag": self.tag,
@@ -280,7 +280,7 @@ def run_differences(first: Run, second: Run) -> Changes:
 
 def same_model(first: Run, second: Run, *ignored: str) -> bool:
     """Return whether two runs differ only in the seed, the software versions and the ignored keys."""
-    models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.dimension) for run in (first, second)}
+    models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.n) for run in (first, second)}
     return len(models) == 1 and not run_differences(first, second).keys() - {"made with", *ignored}
 
 

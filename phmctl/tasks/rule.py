@@ -306,7 +306,7 @@ class RuleKind(TaskKind[RuleRecipe]):
         truth, settings, device = read_truth(run), recipe.model, pick_device(asked.device)
         bare = self.build(settings, self.sizes(recipe).values, "meta")
         weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(bare, run, name, device)))
-        rule_note = _why_not(settings.dimension, truth)
+        rule_note = _why_not(settings.n, truth)
         rule = None if rule_note else _compare_rules(model, truth)
         free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
         map_error = _map_error(model, truth)
@@ -318,7 +318,7 @@ class RuleKind(TaskKind[RuleRecipe]):
             EVALUATION_SAMPLES,
             _mean_squared_error(model, draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)),
             map_error,
-            nearest_sum(truth.H, settings.dimension).relative_error if free else None,
+            nearest_sum(truth.H, settings.n).relative_error if free else None,
             rule,
             rule_note,
             learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,

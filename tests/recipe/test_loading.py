@@ -173,7 +173,7 @@ def test_the_task_selects_the_recipe_and_the_kind_its_model() -> None:
 
 @pytest.mark.parametrize("text", [CLASSIFIER, PAIRS.replace("64", "300"), RULE])
 def test_the_common_options_work_for_every_task(text: str) -> None:
-    assert parse_recipe(text, where="r.yaml", overrides=common_overrides(n=1)).model.dimension == 1
+    assert parse_recipe(text, where="r.yaml", overrides=common_overrides(n=1)).model.n == 1
     recipe = parse_recipe(text, where="r.yaml", overrides=common_overrides(n=2, seed=7, steps=3, device="cpu"))
     assert recipe.variant == "phm-n2"
     assert (recipe.training.seed, recipe.training.steps, recipe.training.device) == (7, 3, "cpu")
