@@ -62,10 +62,6 @@ class OutputError(UserError):
     """An output file or folder cannot be written."""
 
 
-class LockedError(OutputError):
-    """Another process holds the lock of a file."""
-
-
 class WriteFailedError(OutputError):
     """Writing failed during the work, for example because the disk is full."""
 

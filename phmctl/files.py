@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import warn
-from phmctl.errors import LockedError, OutputError, UserError, WriteFailedError
+from phmctl.errors import OutputError, UserError, WriteFailedError
 
 FORMAT = 1  # format number of recipes, prepared data, checkpoints, results and exports; readers refuse other numbers
 
@@ -32,6 +32,7 @@ _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 _REPLACED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
+_BUSY_SECONDS = 0.5  # `phmctl runs` holds the lock of each run for a moment
 _FILE_ENTRY = {"name": str, "bytes": int, "sha256": str}
 
 
@@ -47,22 +48,23 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
+def lock(path: Path, *, busy: UserError | None = None) -> Iterator[None]:
     """Hold an exclusive lock on a file, which is created if it is missing and stays afterwards.
 
-    The lock ends with the process. Raises LockedError if another process still holds it after `timeout` seconds; a
-    negative number waits without limit. On a file system without locks (some of Lustre, NFS and FUSE) a warning is
-    printed and the block runs unlocked.
+    The lock ends with the process. If another process holds it, this one waits; after half a second it raises `busy`,
+    if that is given. On a file system without locks (some of Lustre, NFS and FUSE) a warning is printed and the block
+    runs unlocked.
     """
     from filelock import FileLock, Timeout  # imports asyncio, which takes longer than most commands
 
+    timeout = -1 if busy is None else _BUSY_SECONDS
     file_lock = FileLock(path, timeout=timeout, poll_interval=0.02, fallback_to_soft=False)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file_lock.acquire()
-        except Timeout:
-            raise LockedError(f"another process holds the lock {path}") from None
+        except Timeout as error:
+            raise busy or error from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

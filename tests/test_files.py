@@ -11,7 +11,7 @@ import filelock
 import pytest
 
 from phmctl.data.prepared.folder import write_manifest
-from phmctl.errors import DataError, LockedError, OutputError, UserError, WriteFailedError
+from phmctl.errors import DataError, OutputError, UserError, WriteFailedError
 from phmctl.files import (
     clear,
     is_locked,
@@ -118,10 +118,10 @@ def test_one_process_at_a_time_holds_a_lock(tmp_path: Path) -> None:
     assert is_locked(path) is False
     with lock(path):
         assert is_locked(path) is True
-        with pytest.raises(LockedError), lock(path, timeout=0):
+        with pytest.raises(UserError, match="held"), lock(path, busy=UserError("held")):
             pass
     assert is_locked(path) is False
-    with lock(path, timeout=0):
+    with lock(path, busy=UserError("held")):
         pass
 
 
@@ -164,7 +164,7 @@ def test_a_file_system_without_locks_costs_a_warning(
 
     monkeypatch.setattr(filelock._unix, "lock_fd_nonblocking", refuse)
     entered = False
-    with lock(tmp_path / "lock", timeout=0):
+    with lock(tmp_path / "lock"):
         entered = True
     assert entered
     assert str(tmp_path) in capsys.readouterr().err

@@ -140,10 +140,10 @@ def train(
     (call,) = calls
     if dry_run:
         return _training_plan(call)
-    if processes > 1:
-        from phmctl.training.processes import launch, without_option
+    if processes > 1 and world().size != processes:  # the started processes have the same command line
+        from phmctl.training.processes import launch
 
-        raise typer.Exit(launch(without_option(sys.argv[1:], "--processes"), processes))
+        raise typer.Exit(launch(sys.argv[1:], processes))
     result = call(quiet=False)
     if world().rank > 0:
         raise typer.Exit(result.exit_code)

@@ -19,7 +19,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +37,7 @@ from phmctl.checkpoints import (
 )
 from phmctl.console import note
 from phmctl.devices import processor_name
-from phmctl.errors import LockedError, OutputError, RecipeError, RunError, StoppedError, nearest
+from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
     lock,
     read_json_object,
@@ -69,7 +69,6 @@ from phmctl.runs.find import (
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
 Loaded = TypeVar("Loaded")
-_CLAIM_SECONDS = 0.5  # `phmctl runs` holds the lock of each run for a moment
 _ADVICE = "copy the run again, or train again"
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
 
@@ -297,18 +296,13 @@ class Run:
         """The command that continues this run, quoted for a shell."""
         return shlex.join(["phmctl", "train", "--resume", str(self.folder)])
 
-    @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self) -> AbstractContextManager[None]:
         """Prevent other processes from training this run. Raises RunError if one already does."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(lock(self.folder / LOCK, timeout=_CLAIM_SECONDS))
-            except LockedError:
-                raise RunError(
-                    f"another process is training this run: {self.folder}; wait for it or stop it, "
-                    "or leave --resume out to start a new run"
-                ) from None
-            yield
+        busy = RunError(
+            f"another process is training this run: {self.folder}; wait for it or stop it, "
+            "or leave --resume out to start a new run"
+        )
+        return lock(self.folder / LOCK, busy=busy)
 
     @contextmanager
     def attempted(self) -> Iterator[None]:

@@ -110,13 +110,6 @@ class Processes(Share):
             dist.all_gather_object(values, value)
         return values
 
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value."""
-        values = [value]
-        if self.many:
-            dist.broadcast_object_list(values, src=0)
-        return values[0]
-
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's tensors into the tensors of the other processes, which have the same shapes and order."""
         if self.many:
@@ -128,19 +121,13 @@ class Processes(Share):
 
         If the function raises a PhmctlError, rank 0 raises it and the others exit silently with its exit code.
         """
-        result: Any = None
-        error: PhmctlError | None = None
-        if self.leads:
-            try:
-                result = function()
-            except PhmctlError as caught:
-                error = caught
-        result, exit_code = self.broadcast((result, None if error is None else error.exit_code))
-        if error is not None:
-            raise error
-        if exit_code is not None:
-            raise SystemExit(exit_code)
-        return result  # type: ignore[no-any-return]
+        results: list[Any] = [None]
+        with self.agreed():
+            if self.leads:
+                results = [function()]
+        if self.many:
+            dist.broadcast_object_list(results, src=0)
+        return results[0]  # type: ignore[no-any-return]
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
@@ -217,7 +204,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     on, and the code is 130 or 143. Unless ``OMP_NUM_THREADS`` is set, the processes share the machine's cores.
     """
     if world().size > 1:
-        raise UserError("--processes: torchrun has started several processes already; leave the option out")
+        raise UserError(f"--processes {processes}: torchrun has started {world().size}; leave the option out")
     check_jobs(processes, "--processes")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -238,14 +225,3 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         except SignalException as caught:
             return 128 + int(caught.sigval)
     return 0
-
-
-def without_option(arguments: Sequence[str], name: str) -> list[str]:
-    """Return a command line without an option and its value: ``--processes 2`` or ``--processes=2``."""
-    kept = []
-    is_value = False  # whether the previous argument was the option's name
-    for argument in arguments:
-        if not is_value and argument != name and not argument.startswith(f"{name}="):
-            kept.append(argument)
-        is_value = argument == name
-    return kept
