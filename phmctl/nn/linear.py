@@ -345,12 +345,6 @@ class TwoFactorLinear(StructuredWeight):
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
         self.draw("xavier_uniform", in_features, out_features // splits)
 
-    @property  # type: ignore[misc]  # read-only here
-    def weight(self) -> Tensor:
-        """H, (k, d), rounded as the outputs of the layer are: its bias is added and subtracted."""
-        outputs: Tensor = self(torch.eye(self.in_features, device=self.R.device, dtype=self.R.dtype))  # (d, k)
-        return (outputs if self.bias is None else outputs - self.bias).T
-
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""
         return self.structure.apply(x, self.tensors(), self.bias)
