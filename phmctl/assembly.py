@@ -17,7 +17,7 @@ from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transfo
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
+from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual
 from phmctl.recipe.models import (
     EncoderClassifierSection,
     LinearSection,
@@ -82,7 +82,6 @@ def build_transformer(
 
     source = _table(section, builder, target_rows if shared else source_rows, hypercomplex=phm_tables)
     target = source if shared else _table(section, builder, target_rows, hypercomplex=phm_tables)
-    positions = SinusoidalPositions(section.width, device)
     encoder = _stack(section, builder, section.encoder_layers, "encoder")
     decoder = _stack(section, builder, section.decoder_layers, "decoder")
     generator = None  # tied: the target table
@@ -92,7 +91,6 @@ def build_transformer(
     return Transformer(
         source,
         target,
-        positions,
         encoder,
         decoder,
         encoder_norm=_final_norm(section, device),
@@ -135,7 +133,6 @@ def build_classifier(
     dense = LinearBuilder("real", 1, device=device)
     return EncoderClassifier(
         _table(section, builder, vocabulary, hypercomplex=False),
-        SinusoidalPositions(section.width, device),
         _stack(section, builder, section.layers, "encoder"),
         _final_norm(section, device),
         dense.linear(section.width, classes),

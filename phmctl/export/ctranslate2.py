@@ -65,7 +65,7 @@ def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:
     encoder.embeddings[0].weight = tensors["source_embedding.weight"].numpy()
     decoder.embeddings.weight = tensors["target_embedding.weight"].numpy()
     for stack, name in ((encoder, "encoder"), (decoder, "decoder")):
-        stack.position_encodings.encodings = sinusoids(max_positions, config["width"]).numpy()
+        stack.position_encodings.encodings = sinusoids(0, max_positions, config["width"]).numpy()
         stack.scale_embeddings = True
         if config["final_norm"]:
             # The spec of a post-norm stack lacks an attribute for the final norm; the engine applies it if stored.

@@ -145,7 +145,7 @@ def _tensors(model_type: str, form: DenseForm, length: int) -> Iterator[tuple[st
     bias = tensors.get("generator.bias", torch.zeros(config["target_vocabulary"]))
     yield "final_logits_bias", bias[None].clone()
     for side in ("encoder", "decoder"):
-        yield f"model.{side}.embed_positions.weight", sinusoids(length, config["width"]).clone()
+        yield f"model.{side}.embed_positions.weight", sinusoids(0, length, config["width"])
         names = {f"{side}_norm": f"model.{side}.layer_norm"} if model_type == _PEGASUS else {}
         for index in range(config[f"{side}_layers"]):
             for ours, theirs in _LAYER.items():

@@ -9,7 +9,7 @@ from phmctl.errors import DimensionError
 from phmctl.models.transformer import Stack, embed
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.layers import POOLINGS, SinusoidalPositions, max_pool, mean_pool
+from phmctl.nn.layers import POOLINGS, max_pool, mean_pool
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM, Cell, Gates
 
@@ -28,7 +28,6 @@ class EncoderClassifier(nn.Module):
     def __init__(
         self,
         embedding: PHMEmbedding | NarrowEmbedding,
-        positions: SinusoidalPositions,
         encoder: Stack,
         encoder_norm: nn.Module,
         output: PHMLinear,
@@ -38,7 +37,6 @@ class EncoderClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self.positions = positions
         self.encoder = encoder
         self.encoder_norm = encoder_norm
         self.output = output
@@ -59,7 +57,7 @@ class EncoderClassifier(nn.Module):
         attended = mask.clone()
         attended[:, :1] = True  # attention over an empty set gives NaN
         dropout = self.dropout if self.training else 0.0
-        x = embed(self.embedding, self.positions, tokens, dropout)  # (B, S, d)
+        x = embed(self.embedding, tokens, dropout)  # (B, S, d)
         x = self.encoder(x, attended[:, None, None, :])  # (B, S, d)
         return POOLINGS[self.pooling](self.encoder_norm(x), mask)
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from phmctl.data.special import PAD
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, SinusoidalPositions
+from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, sinusoids
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
 
@@ -180,11 +180,16 @@ class Stack(nn.ModuleList):
         return x if self.composition is None else self.composition(outputs)
 
 
-def embed(embedding: nn.Module, positions: SinusoidalPositions, ids: Tensor, dropout: float = 0.0) -> Tensor:
+def embed(embedding: nn.Module, ids: Tensor, dropout: float = 0.0) -> Tensor:
     """Return embeddings (B, T, d) of ids (B, T), scaled by √d (Vaswani et al. §3.4), with positions and dropout."""
-    x = embedding(ids)  # (B, T, d)
-    x = x * math.sqrt(x.shape[-1]) + positions(ids.shape[1])
+    x = _with_positions(embedding(ids), 0, ids.shape[1])
     return F.dropout(x, dropout) if dropout else x
+
+
+def _with_positions(x: Tensor, start: int, stop: int) -> Tensor:
+    """Return embeddings (..., d) times √d, plus the sinusoids of their positions `start` to `stop` - 1."""
+    width = x.shape[-1]
+    return x * math.sqrt(width) + sinusoids(start, stop, width, x.device).to(x.dtype)
 
 
 class Transformer(nn.Module):
@@ -198,7 +203,6 @@ class Transformer(nn.Module):
         self,
         source_embedding: PHMEmbedding | NarrowEmbedding,
         target_embedding: PHMEmbedding | NarrowEmbedding,
-        positions: SinusoidalPositions,
         encoder: Stack,
         decoder: Stack,
         *,
@@ -209,7 +213,6 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.source_embedding, self.target_embedding = source_embedding, target_embedding
-        self.positions = positions
         self.encoder, self.decoder = encoder, decoder
         self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
         self.generator = generator
@@ -261,11 +264,10 @@ class Transformer(nn.Module):
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Return the next token's logits (B, K, V) after the last tokens (B, K), and advance the state."""
-        x = self.target_embedding(tokens)  # (B, K, d)
-        x = x * math.sqrt(x.shape[-1]) + self.positions(1, state.position)
+        x = _with_positions(self.target_embedding(tokens), state.position, state.position + 1)  # (B, K, d)
         x = self.decoder.step(x, state)
         state.position += 1
         return self.logits(self.decoder_norm(x))
 
     def _embed(self, embedding: nn.Module, ids: Tensor) -> Tensor:
-        return embed(embedding, self.positions, ids, self.dropout if self.training else 0.0)  # (B, T, d)
+        return embed(embedding, ids, self.dropout if self.training else 0.0)  # (B, T, d)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -164,41 +164,16 @@ class Residual(nn.Module):
         return x if self.pre_norm else self.norm(x)
 
 
-def sinusoids(length: int, width: int) -> Tensor:
-    """Return the table of sinusoids, (length, width) float32 (Vaswani et al. 2017, §3.5).
+def sinusoids(start: int, stop: int, width: int, device: torch.device | str | None = None) -> Tensor:
+    """Return the encodings of positions `start` to `stop` - 1, (stop - start, width) float32.
 
-    The first half of the columns are sines, the second half cosines (as in Tensor2Tensor), instead of alternating: a
-    fixed permutation of the features.
+    The first half of the columns are sines, the second half cosines (as in Tensor2Tensor), instead of alternating as in
+    Vaswani et al. (2017, §3.5): a fixed permutation of the features.
     """
     half = width // 2
-    rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)
-    angles = torch.arange(length)[:, None] * rates  # (length, half)
+    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)
+    angles = torch.arange(start, stop, device=device)[:, None] * rates  # (stop - start, half)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-class SinusoidalPositions(nn.Module):
-    """Sinusoidal positions of an even width d; the table grows for longer sentences."""
-
-    table: Tensor
-
-    def __init__(self, width: int, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        self.width = width
-        self.register_buffer("table", sinusoids(512, width).to(device), persistent=False)
-
-    def forward(self, length: int, start: int = 0) -> Tensor:
-        """Return rows `start` to `start + length` of the table, (length, d)."""
-        stop = start + length
-        table = self.table  # a local, because another thread may set a shorter table
-        if stop > table.shape[0]:
-            table = sinusoids(2 * stop, self.width).to(table)
-            self.table = table
-        return table[start:stop]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.table = sinusoids(len(self.table), self.width).to(self.table)  # to_empty() leaves it undefined
-        return self
 
 
 def max_pool(states: Tensor, mask: Tensor) -> Tensor:

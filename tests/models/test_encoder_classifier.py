@@ -54,7 +54,7 @@ def peer_of(model: EncoderClassifier) -> nn.TransformerEncoder:
 
 
 def run_peer(model: EncoderClassifier, peer: nn.TransformerEncoder, tokens: Tensor) -> Tensor:
-    states = peer(embed(model.embedding, model.positions, tokens), src_key_padding_mask=tokens == PAD)  # (B, S, d)
+    states = peer(embed(model.embedding, tokens), src_key_padding_mask=tokens == PAD)  # (B, S, d)
     lengths = (tokens != PAD).sum(1).tolist()
     rows = [state[:length] for state, length in zip(states, lengths, strict=True)]
     pooled = [row[-1] if model.pooling == "last" else row.mean(0) for row in rows]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phmctl.assembly import build_transformer
 from phmctl.nn.build import LinearBuilder
-from phmctl.nn.layers import POOLINGS, FeedForward, Residual, SinusoidalPositions, _attention, sinusoids
+from phmctl.nn.layers import POOLINGS, FeedForward, Residual, _attention, sinusoids
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
 
@@ -104,7 +104,7 @@ def test_a_residual_by_hand_and_its_dropout_on_the_branch_in_training_only(pre_n
 @pytest.mark.parametrize("width", [4, 8, 64])
 def test_values_are_those_of_the_formula(width: int) -> None:
     """sin(p·r) and cos(p·r) at rates r from 1 down to 1/10,000 in a geometric series."""
-    table = sinusoids(50, width)
+    table = sinusoids(0, 50, width)
     half = width // 2
     assert table.shape == (50, width)
     for position in (0, 1, 7, 49):
@@ -112,19 +112,7 @@ def test_values_are_those_of_the_formula(width: int) -> None:
             angle = position * 10_000.0 ** (-index / (half - 1))
             assert table[position, index].item() == pytest.approx(math.sin(angle), abs=1e-5)
             assert table[position, half + index].item() == pytest.approx(math.cos(angle), abs=1e-5)
-
-
-def test_the_table_grows_for_a_longer_sentence_and_keeps_its_kind() -> None:
-    positions = SinusoidalPositions(16).double()
-    torch.testing.assert_close(positions(3, start=4), sinusoids(7, 16)[4:].double())
-    torch.testing.assert_close(positions(700), sinusoids(700, 16).double())
-    assert not positions.state_dict()  # no checkpoint holds it
-
-
-def test_a_table_that_was_on_meta_is_made_where_it_goes() -> None:
-    positions = SinusoidalPositions(16, device="meta")
-    assert positions.table.is_meta
-    torch.testing.assert_close(positions.to_empty(device="cpu")(9), sinusoids(9, 16))
+    assert torch.equal(sinusoids(7, 9, width), table[7:9])
 
 
 # --- poolings
