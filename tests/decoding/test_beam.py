@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.special import BOS, EOS
+from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
-from phmctl.decoding.beam import beam_search, grouped_topk, log_softmax_topk, pad
+from phmctl.decoding.beam import beam_search, best_continuations, grouped_topk, pad
 from phmctl.decoding.search import Hypothesis
 from phmctl.errors import NonFiniteError
 from tests.decoding.conftest import TEXT, Kit, sharp_model
@@ -104,7 +104,7 @@ def test_looking_seldom_at_what_has_ended_changes_nothing(seed: int, beam: int) 
     search = partial(beam_search, model, SOURCE, beam=beam, alpha=0.6, max_lengths=[9, 4, 7], allowed=20, n_best=beam)
     expected = search()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(beam_module._LOOK_EVERY, "cpu", 4)
+        patch.setitem(beam_module._STEPS_BETWEEN_CHECKS, "cpu", 4)
         assert search() == expected
 
 
@@ -156,21 +156,22 @@ def test_grouped_topk_is_topk(rows: int, columns: int, count: int, seed: int) ->
     assert torch.equal(ids, expected.indices)
 
 
-def test_forbidden_columns_keep_their_share_of_the_softmax() -> None:
-    logits = torch.tensor([[1.0, 5.0, 2.0, 0.0, 3.0, 9.0]])
-    values, ids, end = log_softmax_topk(logits, 2, forbidden=(1,), allowed=5, column=3)
+def test_forbidden_tokens_keep_their_share_of_the_softmax() -> None:
+    logits = torch.tensor([[1.0, 5.0, 2.0, 0.0, 3.0, -1.0, 9.0]])
+    assert {PAD, UNK, BOS, EOS} == {0, 1, 2, 3}
+    values, ids, end = best_continuations(logits, 2, allowed=6)
     log_probs = logits.log_softmax(-1)
-    assert ids.tolist() == [[4, 2]]
-    assert values[0].tolist() == pytest.approx(log_probs[0, [4, 2]].tolist())
-    assert end.tolist() == pytest.approx(log_probs[:, 3].tolist())
+    assert ids.tolist() == [[4, EOS]]
+    assert values[0].tolist() == pytest.approx(log_probs[0, [4, EOS]].tolist())
+    assert end.tolist() == pytest.approx(log_probs[:, EOS].tolist())
 
 
-def test_many_rows_are_as_each_alone() -> None:
+def test_rows_do_not_depend_on_the_batch() -> None:
     logits = torch.randn(300, 50, generator=torch.Generator().manual_seed(1))
-    together = log_softmax_topk(logits, 4, forbidden=(0, 2), allowed=48, column=3)
-    alone = [log_softmax_topk(row[None], 4, forbidden=(0, 2), allowed=48, column=3) for row in logits]
-    for part, rows in zip(together, zip(*alone, strict=True), strict=True):
-        assert torch.equal(part, torch.cat(rows))
+    together = best_continuations(logits, 4, allowed=48)
+    alone = [best_continuations(row[None], 4, allowed=48) for row in logits]
+    for column, rows in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(column, torch.cat(rows))
 
 
 def test_ended_sentences_leave_the_batch() -> None:
