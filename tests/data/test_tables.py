@@ -1,6 +1,8 @@
 """Readers of tables and JSON lines: each trap of the real files, in small files."""
 
+import csv
 import gzip
+import importlib.util
 import json
 
 import pytest
@@ -44,6 +46,20 @@ def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path
     examples = read(put(tmp_path / "a.tsv", *lines), quoting=True, **PAIR)
     assert [example.texts for example in examples] == [('He said "no"', "a\tb"), ("two lines", "c"), (long, "d")]
     assert [example.location[1] for example in examples] == [2, 3, 5]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(131_072, readers.LONGEST_LINE), (1 << 30, 1 << 30)])
+def test_a_larger_limit_of_csv_fields_set_by_the_caller_stays(tmp_path, limit, expected):
+    """The limit applies to the whole process."""
+    before = csv.field_size_limit(limit)
+    try:
+        spec = importlib.util.find_spec("phmctl.data.readers")
+        imported = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(imported)
+        list(imported.tables([put(tmp_path / "a.csv", "a,b")], RowFormat(format="csv", header=False, texts=(0, 1))))
+        assert csv.field_size_limit() == expected
+    finally:
+        csv.field_size_limit(before)
 
 
 def test_labels_are_renamed_and_blanks_mean_no_label(tmp_path):
