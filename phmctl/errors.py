@@ -102,12 +102,7 @@ def check_known(noun: str, name: str, known: Collection[str]) -> None:
 
 
 def require(module: str, extra: str) -> Any:
-    """Return an optional module; raise MissingExtraError if it is not installed.
-
-    Args:
-        module: the module's name, such as ``onnxruntime``.
-        extra: the extra of phmctl that installs it.
-    """
+    """Return an optional module, which `extra` of phmctl installs; raise MissingExtraError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

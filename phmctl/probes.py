@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.accounting.published import probing_rows
+from phmctl.accounting.published import ProbingRow, probing_rows
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
@@ -120,13 +120,11 @@ def _open(recipe: ProbingRecipe, root: Path) -> PreparedData:
 
 def _scores(prepared: PreparedData, predictions: Sequence[Sequence[int]]) -> "TaskScores":
     """Score the predictions by the run's states and embeddings, then by the baseline's."""
-    labels = prepared.labels
     train = prepared.manifest["splits"]["train"]
-    truth = [labels[number] for number in np.asarray(prepared.split("test").labels)]
-    named = [[labels[number] for number in row] for row in predictions]
+    truth = np.asarray(prepared.split("test").labels).tolist()
     majority = max(train["labels"], key=train["labels"].__getitem__)
-    by_name = dict(zip(("run", "run_bag", "against", "against_bag"), named, strict=False))
-    by_name["majority"] = [majority] * len(truth)
+    by_name = dict(zip(("run", "run_bag", "against", "against_bag"), predictions, strict=False))
+    by_name["majority"] = [prepared.labels.index(majority)] * len(truth)
     figures = {name: accuracy(by_name[name], truth) for name in _COLUMNS if name in by_name}
     test = mcnemar(by_name["against"], by_name["run"], truth) if "against" in by_name else None
     return TaskScores(figures, int(train["kept"]), test)
@@ -261,49 +259,56 @@ class ProbingReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; averages are over the scored tasks of each group."""
-        groups = dict.fromkeys(row.group for row in probing_rows())
-        averages = {group: self._averages(group) for group in groups}
-        missing = [row.task for row in probing_rows() if row.task not in self.tasks]
-        return {**asdict(self), "averages": {group: row for group, row in averages.items() if row}, "missing": missing}
+        averages = {group: self._averages(members) for group, members in _groups().items()}
+        averages = {group: values for group, values in averages.items() if values}
+        return {**asdict(self), "averages": averages, "missing": self._missing()}
+
+    def tables(self) -> Iterator[Table]:
+        """Yield the table in the paper's arrangement; the user's own corpora come last."""
+        rows = []
+        for group, members in _groups().items():
+            for member in members:
+                rows.append([member.label, *self._cells(member.task), *_published(member.base, member.composed)])
+            averages = self._averages(members)
+            scored = sum(member.task in self.tasks for member in members)
+            count = f" of {scored}" if scored < len(members) else ""
+            cells = self._row(averages, {name: f"{value:.2f}" for name, value in averages.items()})
+            means = fmean(member.base for member in members), fmean(member.composed for member in members)
+            rows.append([f"{group}, average{count}", *cells, *_published(*means)])
+        known = {row.task for row in probing_rows()}
+        rows += [[task, *self._cells(task), "–", "–", "–"] for task in self.tasks if task not in known]
+        columns = [_COLUMNS[name] for name in self._names] + ["Δ"] * (self.against is not None)
+        yield Table(f"probing: accuracy of {self.run} in %", ["", *columns, "Base", "NI", "Δ"], rows)
 
     @property
     def _names(self) -> list[str]:
         return [name for name in _COLUMNS if self.against or not name.startswith("against")]
 
+    def _missing(self) -> list[str]:
+        return [row.task for row in probing_rows() if row.task not in self.tasks]
+
+    def _averages(self, members: Sequence[ProbingRow]) -> dict[str, float]:
+        """Return the mean accuracies in % over the scored tasks of a group."""
+        scored = [self.tasks[member.task].figures for member in members if member.task in self.tasks]
+        names = scored[0] if scored else ()
+        return {name: 100 * fmean(figures[name].value for figures in scored) for name in names}
+
     def _cells(self, task: str) -> list[str]:
-        cells = []
+        """Return the cells of a task; the accuracies of the encoders have their intervals."""
         figures = self.tasks[task].figures if task in self.tasks else {}
-        for name in self._names:
-            cell = f"{100 * figures[name].value:.1f}" if figures else "–"
-            if figures and name in ("run", "against"):
-                cell += f" ({100 * figures[name].lower:.1f}–{100 * figures[name].upper:.1f})"
-            cells.append(cell)
-        return cells + self._gains({name: figure.value for name, figure in figures.items()})
+        texts = {}
+        for name, figure in figures.items():
+            texts[name] = f"{100 * figure.value:.1f}"
+            if name in ("run", "against"):
+                texts[name] += f" ({100 * figure.lower:.1f}–{100 * figure.upper:.1f})"
+        return self._row({name: figure.value for name, figure in figures.items()}, texts)
 
-    def _average_cells(self, group: str) -> list[str]:
-        averages = self._averages(group)
-        return [f"{averages[name]:.2f}" if averages else "–" for name in self._names] + self._gains(averages)
-
-    def _gains(self, values: Mapping[str, float]) -> list[str]:
-        if self.against is None:
-            return []
-        return [_gain(values["against"], values["run"]) if values else "–"]
-
-    def tables(self) -> Iterator[Table]:
-        """Yield the table in the paper's arrangement; the user's own corpora come last."""
-        rows = []
-        for group in dict.fromkeys(row.group for row in probing_rows()):
-            members = [row for row in probing_rows() if row.group == group]
-            for member in members:
-                rows.append([member.label, *self._cells(member.task), *_published(member.base, member.composed)])
-            scored = sum(member.task in self.tasks for member in members)
-            count = f" of {scored}" if scored < len(members) else ""
-            means = fmean(member.base for member in members), fmean(member.composed for member in members)
-            rows.append([f"{group}, average{count}", *self._average_cells(group), *_published(*means)])
-        known = {row.task for row in probing_rows()}
-        rows += [[task, *self._cells(task), "–", "–", "–"] for task in self.tasks if task not in known]
-        columns = [_COLUMNS[name] for name in self._names] + ["Δ"] * (self.against is not None)
-        yield Table(f"probing: accuracy of {self.run} in %", ["", *columns, "Base", "NI", "Δ"], rows)
+    def _row(self, accuracies: Mapping[str, float], texts: Mapping[str, str]) -> list[str]:
+        """Return a cell for each column, and with a baseline the run's gain over it."""
+        cells = [texts.get(name, "–") for name in self._names]
+        if self.against is not None:
+            cells.append(_gain(accuracies["against"], accuracies["run"]) if accuracies else "–")
+        return cells
 
     @property
     def notes(self) -> Iterator[str]:
@@ -313,14 +318,17 @@ class ProbingReport:
         yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences, the published ones to 100,000"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"
         yield "right: as published (Li et al. 2020, Table 3); our averages are over the scored tasks"
-        if missing := [row.task.removeprefix("probe-") for row in probing_rows() if row.task not in self.tasks]:
+        missing = [task.removeprefix("probe-") for task in self._missing()]
+        if missing:
             yield f"no data for {', '.join(missing)}: phmctl prepare-data probing-{missing[0]} --source DIR"
 
-    def _averages(self, group: str) -> dict[str, float]:
-        """Return the mean accuracies in % over the scored tasks of a group."""
-        tasks = [row.task for row in probing_rows() if row.group == group and row.task in self.tasks]
-        names = self.tasks[tasks[0]].figures if tasks else ()
-        return {name: 100 * fmean(self.tasks[task].figures[name].value for task in tasks) for name in names}
+
+def _groups() -> dict[str, list[ProbingRow]]:
+    """Return the published rows by group, in the paper's order."""
+    groups: dict[str, list[ProbingRow]] = {}
+    for row in probing_rows():
+        groups.setdefault(row.group, []).append(row)
+    return groups
 
 
 def _published(base: float, composed: float) -> list[str]:

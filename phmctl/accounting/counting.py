@@ -12,7 +12,7 @@ from phmctl.accounting.published import PublishedTable, published_tables, table_
 from phmctl.console import Table
 from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, UserError, check_known
-from phmctl.recipe.loading import Override, common_overrides, resolve
+from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.shipped import shipped_names
 
 
@@ -61,10 +61,11 @@ def count_parameters(
         return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
     if paper and not Path(recipe).is_file():
         check_known("table or recipe", recipe, dict.fromkeys([*tables, *recipes]))
-    choices: list[list[Override]] = []
+    choices = []
     for algebra in algebras or (None,):
-        free = algebra is None or algebra in WITH_N
-        choices += (common_overrides(algebra=algebra, n=n) for n in (ns if free else ()) or (None,))
+        takes_n = algebra is None or algebra in WITH_N
+        for n in ns if ns and takes_n else (None,):
+            choices.append(common_overrides(algebra=algebra, n=n))
     try:
         variants = [resolve(recipe, [*choice, *overrides]) for choice in choices]
     except RecipeError:

@@ -53,15 +53,10 @@ class Column(_Data):
     recipe: str
     scores: _Words
     metric: str
+    split: str = "test"
     setup: dict[str, Any] = {}
     stand_ins: tuple[str, ...] = ()
     remark: str = ""
-
-    @property
-    def split(self) -> str:
-        """The scored split: ``test``, or the one that the metric names, as in ``accuracy test_mismatched``."""
-        name, _, split = self.metric.partition(" ")
-        return split if name == "accuracy" and split else "test"
 
 
 class Maps(_Data):
@@ -131,14 +126,7 @@ def _content() -> Any:
 
 
 def agrees(figure: str, count: int, unit: float | None = None, *, cut: bool = False) -> bool:
-    """Return whether a count rounds to a printed figure (``5.5M``, ``721K``, ``29,421,568``).
-
-    Args:
-        figure: the printed figure.
-        count: the exact number.
-        unit: the rounding unit, if it is larger than the last printed digit: 10,000 for a ``400K``.
-        cut: the paper truncates instead of rounding.
-    """
+    """Return whether a count rounds to a printed figure (``5.5M``, ``721K``); see ``unit`` and ``cut`` in the data."""
     decimals = figure.rstrip("KM").partition(".")[2]
     unit = unit or _scale(figure) / 10 ** len(decimals)
     lowest = value_of(figure) - (0 if cut else unit / 2)

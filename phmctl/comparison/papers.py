@@ -1,9 +1,10 @@
 """``compare --paper``: a published table next to the results of the runs that reproduce its cells."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,8 +57,8 @@ class Cell:
         if self.column.metric == "seconds":
             times = [result.report.get("decoding_seconds") for result in self.variant.results]
             return [float(time) for time in times if time is not None]
-        metric = self.column.metric.partition(" ")[0]
-        return self.variant.values(Metric(metric, scale=100 if metric == "accuracy" else 1))
+        scale = 100 if self.column.metric == "accuracy" else 1
+        return self.variant.values(Metric(self.column.metric, scale=scale))
 
     @property
     def stand_in(self) -> str | None:
@@ -90,6 +91,11 @@ class Cell:
             if member.summary.state != "finished":
                 yield f"{member.run.name} is {member.summary.state}, at step {member.summary.step:,}"
 
+    def as_row(self) -> list[str]:
+        score = mean_and_spread(self.values) + (" ‡" if self.stand_in and self.values else "")
+        count = "–" if self.count is None else f"{self.count:,}"
+        return [self.row.label, self.row.figure, count, self.published, score, str(len(self.values) or "–")]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "row": self.row.label,
@@ -115,40 +121,38 @@ class PaperComparison:
     columns: tuple[tuple[Cell, ...], ...]
 
     @property
-    def cells(self) -> Iterator[Cell]:
+    def rows(self) -> list[tuple[Cell, ...]]:
+        return list(zip(*self.columns, strict=True))
+
+    @property
+    def cells(self) -> list[Cell]:
         """The cells, row by row."""
-        return (cell for row in zip(*self.columns, strict=True) for cell in row)
+        return list(chain(*self.rows))
 
     def tables(self) -> Iterator[Table]:
         """Yield the published table if it has several columns, then a table for each column that has runs."""
         several = len(self.columns) > 1
         if several:
-            rows = []
-            for cells in zip(*self.columns, strict=True):
-                rows.append([cells[0].row.label, cells[0].row.figure, *(cell.published for cell in cells)])
             labels = [column.label for column in self.published.columns]
+            rows = [
+                [cells[0].row.label, cells[0].row.figure, *(cell.published for cell in cells)] for cells in self.rows
+            ]
             yield Table(f"{self.published.title}, as published", ["model", "#", *labels], rows)
-        for column, cells in zip(self.published.columns, self.columns, strict=True):
-            variants = [cell.variant for cell in cells if cell.variant is not None]
+        for cells in self.columns:
+            column, variants = cells[0].column, _variants(cells)
             if several and not variants:
                 continue
-            rows = []
-            for cell in cells:
-                score = mean_and_spread(cell.values) + (" ‡" if cell.stand_in and cell.values else "")
-                count = "–" if cell.count is None else f"{cell.count:,}"
-                seeds = str(len(cell.values) or "–")
-                rows.append([cell.row.label, cell.row.figure, count, cell.published, score, seeds])
             title = f"{column.label}: published, and here" if several else f"{self.published.title}: {column.metric}"
             head = ["model", "published #", "counted here", "published", "here", "seeds"]
-            yield Table(title, head, rows, below=conditions(variants))
+            yield Table(title, head, [cell.as_row() for cell in cells], below=conditions(variants))
 
     def remarks(self) -> list[str]:
         """Return how the table is scored and counted, and how the setups differ."""
         lines = [self.published.score, f"not published: {self.published.unsaid}"]
         if any(cell.count is not None for cell in self.cells):
             lines.append(f"counted here: {self.published.counted}")
-        for column, cells in zip(self.published.columns, self.columns, strict=True):
-            variants = [cell.variant for cell in cells if cell.variant is not None]
+        for cells in self.columns:
+            column, variants = cells[0].column, _variants(cells)
             if variants and column.remark:
                 lines.append(f"{column.label}: {column.remark}")
             lines += [f"{column.label}: {note}" for note in copy_notes(variants)]
@@ -170,6 +174,10 @@ class PaperComparison:
             "notes": self.remarks(),
             "missing": self.missing(),
         }
+
+
+def _variants(cells: Sequence[Cell]) -> list[Variant]:
+    return [cell.variant for cell in cells if cell.variant is not None]
 
 
 def compare_papers(
@@ -198,34 +206,29 @@ def compare_papers(
     variants = {}
     for split in dict.fromkeys(column.split for _, column in columns):
         variants[split] = group_by_model(choose_results(summaries, split, checkpoint))
-    return [PaperComparison(table, tuple(_cells(table, variants, root))) for table in tables]
+    comparisons = []
+    for table in tables:
+        cells = tuple(tuple(_cells(table, column, variants[column.split], root)) for column in table.columns)
+        comparisons.append(PaperComparison(table, cells))
+    return comparisons
 
 
-def _cells(
-    table: PublishedTable, variants: Mapping[str, Sequence[Variant]], root: Path | None
-) -> Iterator[tuple[Cell, ...]]:
-    """Yield the cells of each column."""
-    for column in table.columns:
-        cells = []
-        for row, score in zip(table.rows, column.scores, strict=True):
-            variant = _find_variant(row, column, variants[column.split])
-            count = None
-            if variant is not None and table.maps is not None:
-                count = table.measure(ledger_for_recipe(variant.first.run.recipe))
-            elif variant is not None and variant.parameters is not None:
-                count = variant.parameters.total
-            cells.append(Cell(row, column, score, variant, count, root))
-        yield tuple(cells)
+def _cells(table: PublishedTable, column: Column, variants: Sequence[Variant], root: Path | None) -> Iterator[Cell]:
+    for row, score in zip(table.rows, column.scores, strict=True):
+        variant = _find_variant(row, column, variants)
+        count = None
+        if variant is not None and table.maps is not None:
+            count = table.measure(ledger_for_recipe(variant.first.run.recipe))
+        elif variant is not None and variant.parameters is not None:
+            count = variant.parameters.total
+        yield Cell(row, column, score, variant, count, root)
 
 
 def _find_variant(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
     """Return a cell's runs: those of its recipe or else of the first trained stand-in, with most scored seeds."""
+    same_model = [variant for variant in variants if variant.first.run.recipe.variant == row.variant]
     for name in (column.recipe + row.size, *column.stand_ins):
-        matches = []
-        for variant in variants:
-            recipe = variant.first.run.recipe
-            if (recipe.name, recipe.variant) == (name, row.variant):
-                matches.append(variant)
+        matches = [variant for variant in same_model if variant.first.run.recipe.name == name]
         if matches:
             return max(matches, key=lambda match: (len(match.scored), match.first.run.recipe.training.steps))
     return None

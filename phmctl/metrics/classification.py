@@ -1,6 +1,6 @@
 """Scores of classifiers: accuracy with its interval, F1 by class, the confusion matrix, McNemar's exact test.
 
-Labels are strings. Predictions and references have the same length, at least 1. :func:`parts` groups items by a
+Predictions and references have the same length, at least 1. :func:`parts` groups items by a
 number, to break a score down.
 """
 
@@ -9,9 +9,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import eq
 
 _MAX_VALUES = 12  # distinct values that get a group each
 _RANGES = 10  # groups of more values
+Label = str | int  # a name or a number
 Value = int | str | None  # a group's value, or the range of its values; None: unknown
 Part = tuple[Value, list[int]]  # a group: its value and the rows of its items
 
@@ -50,8 +52,8 @@ class McNemar:
     p_value: float  # exact, two-sided, under equal error rates
 
 
-def accuracy(predictions: Sequence[str], references: Sequence[str]) -> Accuracy:
-    right = sum(map(str.__eq__, predictions, references))
+def accuracy(predictions: Sequence[Label], references: Sequence[Label]) -> Accuracy:
+    right = sum(map(eq, predictions, references))
     total = len(references)
     share = right / total
     weight = _Z * _Z / total
@@ -78,7 +80,7 @@ def confusion(predictions: Sequence[str], references: Sequence[str], labels: Seq
     return [[pairs[truth, guess] for guess in labels] for truth in labels]
 
 
-def mcnemar(baseline: Sequence[str], system: Sequence[str], references: Sequence[str]) -> McNemar:
+def mcnemar(baseline: Sequence[Label], system: Sequence[Label], references: Sequence[Label]) -> McNemar:
     """Compare two classifiers by McNemar's exact test (McNemar 1947)."""
     outcomes = Counter((old == true, new == true) for old, new, true in zip(baseline, system, references, strict=True))
     lost, won = outcomes[True, False], outcomes[False, True]

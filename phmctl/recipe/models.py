@@ -175,12 +175,15 @@ class StackSection(LinearSection):
 
     def _check_start(self) -> None:
         """Raise ValueError if the compositions cannot start with the outputs of the base model."""
-        kinds = {self.compose_layers, self.compose_heads} - {"none"}
-        full = "bilinear" not in kinds or (self.pooling_rank == self.width and self.first_order)
-        dense_heads = self.compose_heads == "bilinear" and self.composition_maps == "dense" and self.algebra != "real"
-        learned = self.composition_maps == "algebra" and self.algebra == "phm" and self.n > 1
-        own_rules = not learned or (self.rules, self.parametrization) == ("separate", "rule")
-        if not kinds or kinds - {"linear", "bilinear"} or not full or dense_heads or not own_rules:
+        compositions = {self.compose_layers, self.compose_heads} - {"none"}
+        possible = bool(compositions) and compositions <= {"linear", "bilinear"}
+        if "bilinear" in compositions:
+            possible &= self.first_order and self.pooling_rank == self.width
+        if self.compose_heads == "bilinear" and self.algebra != "real":
+            possible &= self.composition_maps == "algebra"  # --init copies the output map, a map of the algebra
+        if self.composition_maps == "algebra" and self.algebra == "phm":
+            possible &= self.rules == "separate" and self.parametrization == "rule"
+        if not possible:
             raise ValueError(
                 "composition_start: base needs linear or bilinear compositions, first_order, "
                 f"composition_rank = width = {self.width}, maps of the algebra, rules: separate, parametrization: rule"

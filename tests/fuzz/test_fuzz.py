@@ -102,8 +102,8 @@ def at(path: Path, use: Callable[[Path], Any]) -> Use:
 
 
 def read_recipe(path: Path) -> None:
-    recipe = parse_recipe(path.read_bytes().decode("utf-8", "replace"), where="r.yaml")
-    assert parse_recipe(dump_recipe(recipe), where="again") == recipe
+    recipe = parse_recipe(path.read_bytes().decode("utf-8", "replace"))
+    assert parse_recipe(dump_recipe(recipe)) == recipe
 
 
 def test_overrides() -> None:
@@ -115,7 +115,7 @@ def test_overrides() -> None:
         return random.choice(keys).encode() + random.choice((b"=", b"=", b"")) + value
 
     def use(content: bytes) -> None:
-        parse_recipe(text, where="r.yaml", overrides=[content.decode("utf-8", "replace")])
+        parse_recipe(text, [content.decode("utf-8", "replace")])
 
     attack("--set", make, use)
 

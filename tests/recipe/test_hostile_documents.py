@@ -16,7 +16,7 @@ MINIATURE = (shipped("recipes") / "miniature.yaml").read_text(encoding="utf-8")
 def refusal(text: str, *overrides: str) -> str:
     start = time.monotonic()
     with pytest.raises(RecipeError) as caught:
-        parse_recipe(text, where="r.yaml", overrides=overrides)
+        parse_recipe(text, overrides)
     assert time.monotonic() - start < 5
     return str(caught.value)
 
