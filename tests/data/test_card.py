@@ -1,13 +1,11 @@
 """Dataset cards: every shipped card is valid; errors name the key of an invalid card."""
 
-import json
 import re
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from phmctl.data.card import Card, Layout, load_card
+from phmctl.data.card import Card, load_card
 from phmctl.errors import DataError
 from phmctl.shipped import shipped_names
 
@@ -23,15 +21,15 @@ MINIMAL = {
 }
 
 
-def load(tmp_path, **changes) -> Card:
+def load(tmp_path, card=MINIMAL, **changes) -> Card:
     path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(MINIMAL | changes))
+    path.write_text(yaml.safe_dump(card | changes))
     return load_card(str(path))
 
 
-def refusal(tmp_path, **changes) -> str:
+def refusal(tmp_path, card=MINIMAL, **changes) -> str:
     with pytest.raises(DataError) as caught:
-        load(tmp_path, **changes)
+        load(tmp_path, card, **changes)
     return str(caught.value)
 
 
@@ -126,9 +124,8 @@ def test_names_of_files_stay_below_their_folder(tmp_path, name):
     layout = {"name": "mine", "splits": {"train": {"source": [name], "target": ["train.en"]}}}
     assert "splits.train.source.0" in refusal(tmp_path, local=[layout])
     assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
-    labelled = {"name": "mine", "rows": {"texts": ["a"], "label": "b"}, "splits": {"train": [name]}}
-    with pytest.raises(ValidationError, match=r"splits\.train\.tables\.0"):
-        Layout.model_validate(json.loads(json.dumps(labelled)), strict=False)
+    tables = {"name": "mine", "splits": {"train": [name]}}
+    assert "splits.train.tables.0" in refusal(tmp_path, local=[tables])
 
 
 def test_layouts_may_name_subfolders_but_downloads_may_not(tmp_path):
@@ -143,28 +140,21 @@ def test_only_http_addresses(tmp_path, address):
     assert "urls.0.url" in refusal(tmp_path, urls=[{"url": address, "file": "x"}])
 
 
-@pytest.mark.parametrize("name", ["text", "/etc", "../etc", "./etc", "a/b/c"])
-def test_a_cards_hub_cannot_be_a_local_folder(tmp_path, name):
-    hub = {"splits": {"train": "train"}, "texts": ["de", "en"]}
-    assert "hub.id" in refusal(tmp_path, hub={**hub, "id": name})
-    assert "hub.folder" in refusal(tmp_path, hub={**hub, "id": "a/b", "folder": "/etc"})
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("folder", "/etc"), *(("id", name) for name in ("text", "/etc", "../etc", "./etc", "a/b/c"))],
+)
+def test_a_cards_hub_cannot_be_a_local_folder(tmp_path, key, value):
+    hub = {"id": "a/b", "splits": {"train": "train"}, "texts": ["de", "en"], key: value}
+    assert f"hub.{key}" in refusal(tmp_path, hub=hub)
 
 
-LABELLED_CARD = {
-    "id": "own",
-    "task": "classification",
-    "title": "Own",
-    "description": "A user's card.",
-    "licence": "none",
-    "texts": 1,
-    "local": [
-        {
-            "name": "tables",
-            "rows": {"texts": ["text"], "label": "label"},
-            "splits": {"train": ["train.tsv"], "valid": ["valid.tsv"]},
-        }
-    ],
+TABLES = {
+    "name": "tables",
+    "rows": {"texts": ["text"], "label": "label"},
+    "splits": {"train": ["train.tsv"], "valid": ["valid.tsv"]},
 }
+LABELLED_CARD = MINIMAL | {"task": "classification", "texts": 1, "local": [TABLES]}
 
 
 @pytest.mark.parametrize("name", LABELLED)
@@ -188,12 +178,9 @@ def test_shipped_labelled_cards_are_complete(name):
     [
         ({"texts": 2}, "layout 'tables'"),
         ({"texts": None}, "'texts'"),
-        ({"label": ["a"]}, "'label'.*'labels'"),
+        ({"label": ["a"]}, "'labels'"),
         ({"sizes": {"dev": 3}}, "dev"),
     ],
 )
 def test_invalid_labelled_cards(tmp_path, changes, place):
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(LABELLED_CARD | changes))
-    with pytest.raises(DataError, match=place):
-        load_card(str(path))
+    assert place in refusal(tmp_path, LABELLED_CARD, **changes)

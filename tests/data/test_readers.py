@@ -49,9 +49,7 @@ def test_line_ends_at_the_end_of_a_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
 def test_invalid_utf8_names_file_and_line(tmp_path, name):
-    content = b"gut\n" * 2 + "schön\n".encode("latin-1")
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    path = put(tmp_path / name, mark=b"gut\n" * 2 + "schön\n".encode("latin-1"))
     with pytest.raises(DataError, match=rf"{name}, line 3: .*0xf6 at position 4") as caught:
         list(read_lines(path))
     assert "8859" not in str(caught.value)  # the encoding is not guessed
@@ -68,20 +66,13 @@ def test_missing_and_damaged_files(tmp_path):
             list(read_lines(tmp_path / name))
 
 
-@pytest.mark.parametrize(("sources", "targets"), [(3, 5), (5, 3), (0, 1)])
+@pytest.mark.parametrize(("sources", "targets"), [([3], [5]), ([5], [3]), ([0], [1]), ([2, 1], [1, 2])])
 def test_unequal_lengths_name_both_files_and_counts(tmp_path, sources, targets):
-    source = put(tmp_path / "a.de", *["x"] * sources)
-    target = put(tmp_path / "a.en", *["y"] * targets)
-    with pytest.raises(DataError, match=rf"a\.de has {sources} .*a\.en has {targets}\b"):
-        list(parallel_files([source], [target]))
-
-
-def test_unequal_lengths_are_found_file_by_file(tmp_path):
-    """The lengths of a pair of files differ, although all sources together are as long as all targets."""
-    sources = [put(tmp_path / "a.de", "x", "x"), put(tmp_path / "b.de", "x")]
-    targets = [put(tmp_path / "a.en", "x"), put(tmp_path / "b.en", "x", "x")]
-    with pytest.raises(DataError, match=r"a\.de has 2 .*a\.en has 1\b"):
-        list(parallel_files(sources, targets))
+    """Each pair of files is compared, not the totals."""
+    source_files = [put(tmp_path / f"{number}.de", *["x"] * count) for number, count in enumerate(sources)]
+    target_files = [put(tmp_path / f"{number}.en", *["y"] * count) for number, count in enumerate(targets)]
+    with pytest.raises(DataError, match=rf"0\.de .*{sources[0]} .*0\.en .*{targets[0]}\b"):
+        list(parallel_files(source_files, target_files))
 
 
 def test_subwords_are_joined(tmp_path):
@@ -107,19 +98,13 @@ Zeilen </seg>
 </mteval>"""
 
 
-def test_iwslt_xml_yields_its_segments(tmp_path):
-    path = put(tmp_path / "IWSLT14.TED.dev2010.de-en.de.xml", XML)
-    expected = ["Tom & Jerry <3 ä, R&D &lt; &ltd", "", "\u00a0zwei Zeilen", "a", "b  c"]
-    assert list(read_sentences(path, "iwslt-xml")) == expected
-
-
 def test_iwslt_xml_without_an_end_tag(tmp_path):
     path = put(tmp_path / "a.xml", '<seg id="1">ganz</seg>', '<seg id="2">nicht', "ganz")
     with pytest.raises(DataError, match=r"a\.xml, line 2:"):
         list(read_sentences(path, "iwslt-xml"))
 
 
-def test_iwslt_tags_leave_out_the_talks_data_and_no_sentence(tmp_path):
+def test_iwslt_tags_drop_the_talks_elements_and_no_sentence(tmp_path):
     plain = ("url", "keywords", "speaker", "talkid", "title", "description")
     linked = ("reviewer", "translator")
     talk = ['<doc docid="1">', *(f"<{name}>Angabe</{name}>" for name in plain), "<transcript>"]
@@ -150,6 +135,7 @@ def test_format_by_name():
 @pytest.mark.parametrize(
     ("text", "segments"),
     [
+        (XML, ["Tom & Jerry <3 ä, R&D &lt; &ltd", "", "\u00a0zwei Zeilen", "a", "b  c"]),
         (
             '<doc docid="a.1" genre="news">\n<hl>\n<seg id="1">AT&amp;T rises</seg>\n</hl>\n<p>\n'
             '<seg id="2"> Two &lt;tags&gt; </seg>\n<seg id="3"></seg>\n</p>\n</doc>',
@@ -162,19 +148,15 @@ def test_format_by_name():
         (f"<seg>&#{'9' * 5000};&#65;&#x110000;</seg>", [f"&#{'9' * 5000};A\ufffd"]),  # an invalid number is text
     ],
 )
-def test_sgm_yields_its_segments(tmp_path, text, segments):
-    """WMT's dev and test files: a document's paragraphs, with headlines, and XML's entities."""
-    path = tmp_path / "newstest-src.en.sgm"
-    path.write_text(text, encoding="utf-8")
-    assert list(read_sentences(path, "iwslt-xml")) == segments
+def test_segments_of_iwslt_and_wmt(tmp_path, text, segments):
+    """Documents contain paragraphs, headlines and XML's entities."""
+    assert list(read_sentences(put(tmp_path / "newstest-src.en.sgm", text), "iwslt-xml")) == segments
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
 def test_a_byte_order_mark_sets_the_encoding(tmp_path, encoding, name):
-    content = "Привет\r\nÜber\u2028uns\n\n没有".encode(encoding)
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    path = put(tmp_path / name, mark="Привет\r\nÜber\u2028uns\n\n没有".encode(encoding))
     assert list(read_lines(path)) == ["Привет", "Über\u2028uns", "", "没有"]
 
 
@@ -189,7 +171,7 @@ def test_utf_16_without_a_mark_is_refused(tmp_path, encoding):
 def test_a_line_without_end_is_refused(tmp_path):
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"a\n" + bytes(40 << 20)))
-    with pytest.raises(DataError, match=r"bomb\.gz, line 2: .*16,777,216"):
+    with pytest.raises(DataError, match=r"bomb\.gz, line 2:"):
         list(read_lines(path))
 
 
