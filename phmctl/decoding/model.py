@@ -1,4 +1,4 @@
-"""A trained model that answers: what ``decode``, ``serve`` and :func:`phmctl.load` ask."""
+"""The interface of a loaded model, which ``decode``, ``serve`` and :func:`phmctl.load` use."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,63 +14,63 @@ if TYPE_CHECKING:
     from phmctl.runs import Run
 
 Texts = Sequence[str | Sequence[str]]
-Advance = Callable[[int], None]  # is told how many more lines are done
-Line = tuple[str, dict[str, Any]]  # an answer as ``decode`` writes it: its text, and what ``--json`` says of it
+Advance = Callable[[int], None]  # called with the number of lines that were answered since the last call
+Line = tuple[str, dict[str, Any]]  # an answer of ``decode``: its text, and its JSON object
 
 
 def ignore(count: int) -> None:
-    """Tell nobody."""
+    """Do not report progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """What a classifier answers to one example."""
+    """A classifier's answer to one example."""
 
     label: str  # the most probable class; empty for an empty text
-    # that of each class, 0 to 1, in the order of the model's labels; they sum to 1. An empty text has none
-    probabilities: Mapping[str, float]
-    cut: bool = False  # whether a text was longer than the model knows, so that only a part of it was read
+    probabilities: Mapping[str, float]  # class -> probability, in the order of the model's labels; empty for no text
+    cut: bool = False  # True if a text exceeded the model's limit and only a part of it was read
 
     @property
     def probability(self) -> float:
-        """That of the label; 0 for an empty text."""
+        """The probability of the label; 0 for an empty text."""
         return self.probabilities.get(self.label, 0.0)
 
 
 class Model:
-    """A trained model, ready to answer; :func:`phmctl.load` makes one.
+    """A trained model that is ready to answer; :func:`phmctl.load` returns one.
 
-    What a program asks prints nothing and changes nothing global. It may be used by many threads at once: nothing that
-    an answer depends on changes after loading. A method that the task does not have is a
-    :class:`~phmctl.errors.UserError` that names those it has.
+    The methods print nothing and change no global state. Several threads may call them at once, because a loaded model
+    never changes. A method that the task lacks raises a :class:`~phmctl.errors.UserError` that lists the available
+    methods.
 
     Attributes:
-        name: ``<recipe>/<variant>/<version>`` of the run that it comes from.
+        name: ``<recipe>/<variant>/<version>`` of the model's run.
         task: ``translation`` or ``classification``.
-        max_tokens: the longest text that the model knows, as :meth:`lengths` counts; None is no limit.
+        max_tokens: maximum length of a text in tokens, as counted by :meth:`lengths`; None: no limit.
     """
 
-    answers: Sequence[str] = ()  # the methods that this model has
+    answers: Sequence[str] = ()  # names of the available methods
     max_tokens: int | None = None
-    verb = "answering"  # what ``decode`` does to lines, for the progress bar
+    verb = "answering"  # label of the progress bar of ``decode``
 
     def __init__(self, about: Mapping[str, Any]) -> None:
         self._about = about
-        self.name, self.task = str(about["name"]), str(about["task"])
+        self.name = str(about["name"])
+        self.task = str(about["task"])
 
     def __repr__(self) -> str:
         return f"<phmctl model {self.name}: {', '.join(self.answers)}>"
 
     def about(self) -> dict[str, Any]:
-        """Return what the model is, as JSON values: name, task, folder, checkpoint, engine, device, settings.
+        """Return a description as JSON values: name, task, folder, checkpoint, engine, device, settings.
 
-        ``methods`` names what can be asked of it, ``vectors`` says what :meth:`encode` returns. A translator has its
-        ``decoding``; a classifier ``labels``, and ``texts``, how many an example has.
+        ``methods`` lists the available methods; ``vectors`` describes the result of :meth:`encode`. A translator adds
+        its ``decoding`` settings, a classifier its ``labels`` and the number of ``texts`` in an example.
         """
         return {**self._about, "methods": list(self.answers)}
 
     def lengths(self, texts: Texts) -> list[int]:
-        """Return the tokens of each text, without an end of sentence; of a pair those of the longer one."""
+        """Return the number of tokens of each text, without EOS; the longer text counts in a pair."""
         raise self._lacks("lengths")
 
     def translate(
@@ -85,37 +85,36 @@ class Model:
         """Translate texts by beam search.
 
         Args:
-            texts: N texts, each one line; they are cleaned as the training text was.
-            beam: live prefixes a sentence; 1 is greedy. The recipe's where None.
-            alpha: exponent of the length penalty. The recipe's where None.
-            n_best: translations wanted a text, at most `beam`.
-            strict: refuse a text that is longer than the model knows; otherwise its beginning is translated, and
-                ``cut`` of the translations says so.
+            texts: N texts of one line each; they are cleaned like the training text.
+            beam: live prefixes of each sentence; 1 is greedy search; None: the recipe's value.
+            alpha: exponent of the length penalty; None: the recipe's value.
+            n_best: number of translations of each text, at most `beam`.
+            strict: raise an error if a text is longer than `max_tokens`. By default its beginning is translated, and
+                the translations have ``cut`` set.
 
         Returns:
-            N lists of at most `n_best` translations, best first. A text without a token has one empty translation.
+            N lists of at most `n_best` translations, best first. A text without tokens has one empty translation.
 
         Raises:
-            UserError: this is no translator, `texts` is no list of strings, or `n_best` is larger than the beam.
+            UserError: the model is not a translator, `texts` is not a list of strings, or `n_best` exceeds the beam.
             RecipeError: `beam` or `alpha` is out of range.
-            DataError: a text is too long and `strict` is set, or it is no Unicode text.
+            DataError: a text is too long and `strict` is set, or a text is not valid Unicode.
         """
         raise self._lacks("translate")
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
-        """Return the log-probability that the model gives each target as the translation of its source.
+        """Return the log-probability of each target as the translation of its source (forced decoding).
 
-        It is the sum over the target's tokens and its end, in natural logarithms (forced decoding): what
-        ``log_prob`` is of a translation that the model finds itself. An empty source has one translation, the empty
-        one: its score is 0, that of any other text −∞.
+        It is the sum of the natural logarithms over the target's tokens and EOS, like ``log_prob`` of a translation.
+        The only translation of an empty source is the empty text: its score is 0, and any other text scores −∞.
 
         Args:
             sources: N texts.
-            targets: N texts. A word that the target's vocabulary does not have is scored as the unknown word.
+            targets: N texts. A word outside the target vocabulary is scored as the unknown word.
 
         Raises:
-            UserError: this is no translator, its engine gives no scores, or the lists are not of one length.
-            DataError: a source is longer than the model knows.
+            UserError: the model is not a translator, its engine cannot score, or the lists differ in length.
+            DataError: a source is longer than `max_tokens`.
         """
         raise self._lacks("score")
 
@@ -123,61 +122,60 @@ class Model:
         """Return the label of each text, or of each pair of texts.
 
         Args:
-            texts: N texts, or N pairs where the classifier reads pairs: ``[("one", "two"), …]``.
-            strict: refuse a text that is longer than the model knows; otherwise a part of it is read, and ``cut`` says
-                so.
+            texts: N texts, or N pairs if the classifier reads pairs: ``[("one", "two"), …]``.
+            strict: raise an error if a text is longer than `max_tokens`. By default a part of it is read, and the
+                answer has ``cut`` set.
 
         Raises:
-            UserError: this is no classifier, or it reads pairs where texts are given, or the other way round.
-            DataError: a text is too long and `strict` is set, or it is no Unicode text.
+            UserError: the model is not a classifier, or an example has the wrong number of texts.
+            DataError: a text is too long and `strict` is set, or a text is not valid Unicode.
         """
         raise self._lacks("classify")
 
     def encode(self, texts: Sequence[str]) -> "Tensor":
         """Return a vector for each text, (N, d) float32 on the CPU.
 
-        Of a translator it is the mean of the encoder's states over all positions, the end of sentence among them; of
-        an encoder classifier the vector that the label is read from (the recipe's ``pooling``); of a pair classifier
-        the maximum and the mean over time of the LSTM's states, side by side. A text without a token gives zeros.
-        The beginning of a text that is longer than the model knows is encoded (of a classifier: what its card keeps).
+        A translator returns the mean of the encoder's states over all positions, including EOS. An encoder classifier
+        returns the input of its output layer (the recipe's ``pooling``). A pair classifier concatenates the maximum
+        and the mean of the LSTM's states over time. A text without tokens gives zeros. Long texts are truncated to
+        their beginning (by a classifier to the part that its card keeps).
 
-        Raises UserError where the model's engine gives no states.
+        Raises UserError if the engine cannot return encoder states.
         """
         raise self._lacks("encode")
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
-        """Return the answer to each line, for ``decode``; `first` is the first one's number. What is cut is told."""
+        """Return the answer to each line, for ``decode``. Warnings count lines from `first`."""
         raise self._lacks("answer")
 
     def _lacks(self, method: str) -> UserError:
-        has = ", ".join(self.answers) or "none of them"
-        return UserError(f"{method}: {self.name}, a model of task {self.task!r}, does not have it; it has {has}")
+        methods = ", ".join(self.answers) or "none"
+        return UserError(f"{self.name} (task {self.task!r}) has no method {method!r}; available methods: {methods}")
 
 
 def about_run(run: "Run", checkpoint: str) -> dict[str, Any]:
-    """Return what every model says of the run that it comes from; see :meth:`Model.about`."""
+    """Return the run's part of :meth:`Model.about`."""
     weights = run.weights(checkpoint)
     return {"name": run.name, "task": run.recipe.task, "folder": str(run.folder), "checkpoint": weights.name}
 
 
-def check_export(run: "Export", checkpoint: str, device: str, **own: str | None) -> None:
-    """Verify an export's files; refuse (UserError) what it cannot do, and options that it has settled by itself."""
+def check_export(run: "Export", checkpoint: str, device: str, precision: str | None = None) -> None:
+    """Verify an export's files. Raises UserError if an option does not apply to the export."""
     run.checkpoint(checkpoint)
-    for option, value in own.items():
-        if value is not None:
-            raise UserError(f"--{option} {value}: {run.folder} has its own; leave it out, or answer with the run")
+    if precision is not None:
+        raise UserError(f"--precision {precision}: {run.folder} has a fixed precision; leave it out, or use the run")
     if run.engine != "torch" and device not in ("auto", "cpu"):
-        raise UserError(f"--device {device}: an export to {run.to} runs on the CPU here; leave it out")
+        raise UserError(f"--device {device}: an export to {run.to} runs on the CPU; leave it out")
     run.verify()
 
 
 def check_texts(texts: Texts, name: str = "texts") -> list[str]:
-    """Return texts as a list. Raises UserError: they are no list of strings; DataError: one is no Unicode text."""
-    found = [text for text in texts if isinstance(text, str)]
-    if isinstance(texts, str) or len(found) != len(texts):
-        raise UserError(f"{name}: want a list of strings; of one text write [text]")
+    """Return `texts` as a list. Raises UserError if it is not a list of strings, DataError for invalid Unicode."""
+    strings = [text for text in texts if isinstance(text, str)]
+    if isinstance(texts, str) or len(strings) != len(texts):
+        raise UserError(f"{name} must be a list of strings; pass a single text as [text]")
     try:
-        "".join(found).encode()
+        "".join(strings).encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{name}: one has a lone surrogate in it, half of a character") from error
-    return found
+        raise DataError(f"{name}: a text contains a lone surrogate, which is half of a character") from error
+    return strings
