@@ -34,7 +34,6 @@ from phmctl.verbs import prepare, train
 if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
 
-STARTS = ("nearest", "random")
 _SET_KEYS = {  # recipe keys that distil sets, by task
     "translation": {"data.card", "data.direction", "data.copies", "training.initialise_from"},
     "classification": {"training.teacher", "training.initialise_from"},
@@ -43,7 +42,6 @@ _SHARED_KEYS = {  # keys of the data section on which teacher and student must a
     "translation": {"tokenizer", "vocabulary", "joint"},
     "classification": {"tokenizer", "vocabulary", "joint", "card"},
 }
-_LINES_PER_UPDATE = 2000  # lines between two updates of the progress bar
 
 
 def distil(
@@ -93,7 +91,7 @@ def distil(
     from phmctl.training.initial import differing_shape_key
     from phmctl.training.train import check_machine
 
-    check_known("start", start, STARTS)
+    check_known("start", start, ("nearest", "random"))
     check_tag(tag)
     run = Run.open(teacher, None if runs is None else Path(runs))
     task = run.recipe.task
@@ -193,15 +191,11 @@ def _translate_training_text(
             f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
             "take a teacher with data.tokenizer: bpe"
         )
-    model = open_model(run.folder, ModelOptions(engine=engine)).model
+    model = open_model(run.folder, ModelOptions(engine=engine, task={"beam": search.beam})).model
     sources = [tokenizers.source.decode(source) for source, _ in rows]
-    translations: list[str] = []
     note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
     with progress("translating", len(sources)) as advance:
-        for begin in range(0, len(sources), _LINES_PER_UPDATE):
-            lines = sources[begin : begin + _LINES_PER_UPDATE]
-            translations += [n_best[0].text for n_best in model.translate(lines, beam=search.beam)]
-            advance(len(lines))
+        translations = [text for text, _ in model.answer(sources, advance=advance)]
     if not any(map(str.strip, translations)):
         raise RunError(f"all translations of {run.folder} are empty; train it longer")
     _write_lines(folder / "train.source", sources)

@@ -1,15 +1,15 @@
-"""Exports: a trained model in the form of another engine, in a folder that reads like a run.
+"""Exports: a trained model in the format of another engine, in a folder that can be opened like a run.
 
 ::
 
     DIR/
-        export.json        format number, what it is, the run and checkpoint it came from, its files with their SHA-256
+        export.json        the manifest: format, origin (run and checkpoint), verification, files with their SHA-256
         README.md          the model card
-        recipe.yaml        the resolved recipe, data.json and tokenizer/ and text/: as in a run
-        …                  the weights in the engine's form
-        results/           what eval writes
+        recipe.yaml, data.json, tokenizer/, text/    as in a run
+        …                  the weights in the engine's format
+        results/           scores and translations of eval
 
-``decode``, ``eval`` and :func:`phmctl.load` take an export where they take a run. Nothing here imports torch.
+``decode``, ``eval`` and :func:`phmctl.load` accept an export like a run. This module does not import torch.
 """
 
 import json
@@ -25,16 +25,18 @@ from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
 
 CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
-ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # those that phmctl answers with
-EXACT = "float32"  # CTranslate2's type that keeps the trained numbers
+ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # formats that phmctl can run
+EXACT = "float32"  # the quantisation that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
-_ADVICE = "copy the export again, or make it anew with: phmctl export"
+_ADVICE = "copy the export again, or export the run again"
 
 
 @dataclass(frozen=True)
 class Export(Run):
+    """The folder of an export, its recipe and its manifest."""
+
     manifest: dict[str, Any]
-    asked_as: str = AUTO  # the name of its checkpoint in the run that it was made of in passing
+    asked_as: str = AUTO  # value of --checkpoint for which --engine made this export
 
     @classmethod
     def open(cls, name: Path | str, root: Path | None = None) -> Self:
@@ -61,7 +63,7 @@ class Export(Run):
 
     @property
     def engine(self) -> str:
-        """What computes its answers: ``torch``, ``ctranslate2`` or ``onnx``."""
+        """The engine that runs it: ``torch``, ``ctranslate2`` or ``onnx``."""
         return "torch" if self.to == SAFETENSORS else self.to
 
     @property
@@ -71,51 +73,51 @@ class Export(Run):
         return f"{self.manifest['run']}@{self.to}{f'-{quantize}' if quantize else ''}"
 
     def verify(self) -> None:
-        """Compare the files that answering wants with the manifest; of the text what is read is verified then.
+        """Compare the files of the model with the manifest; a text is verified when it is read.
 
-        UserError: phmctl does not answer with this format.
+        Raises RunError if a file is damaged, UserError if phmctl cannot run this format.
         """
         if self.to not in ANSWERING:
             raise UserError(
-                f"{self.folder} is for the transformers library, which reads it itself; "
-                f"phmctl answers with a run or with an export to {', '.join(ANSWERING)}"
+                f"{self.folder} is for the transformers library; phmctl needs the run or an export to "
+                f"{', '.join(ANSWERING)}"
             )
-        aside = ("text/", "README.md")
-        wanted = [entry for entry in self.manifest["files"] if not entry["name"].startswith(aside)]
-        verify(self.folder, wanted, RunError, _ADVICE)
+        files = [entry for entry in self.manifest["files"] if not entry["name"].startswith(("text/", "README.md"))]
+        verify(self.folder, files, RunError, _ADVICE)
 
     def checkpoint(self, name: str = "best") -> Path:
-        """The export's folder, which holds the weights of one checkpoint; RunError for another's name."""
-        own = self.manifest["checkpoint"]
-        if name not in (AUTO, "best", own, self.asked_as):
+        """Return the export's folder, which holds one checkpoint. Raises RunError for the name of another."""
+        exported = self.manifest["checkpoint"]
+        if name not in (AUTO, "best", exported, self.asked_as):
             raise RunError(
-                f"{self.folder} holds {own} of {self.manifest['run']} and no checkpoint {name!r}; "
-                "leave --checkpoint out, or export that one from the run"
+                f"{self.folder} holds {exported} of {self.manifest['run']} and no checkpoint {name!r}; "
+                "leave --checkpoint out, or export that checkpoint of the run"
             )
         return self.folder
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """What `read` makes of the export's only checkpoint, which nobody prunes."""
+        """Call `read` with the checkpoint's name; no training removes the checkpoint of an export."""
         self.checkpoint(name)
         return read(name)
 
     def weights(self, name: str = "best") -> Weights:
         self.checkpoint(name)
-        made = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
-        return Weights(f"{self.manifest['checkpoint']} ({self.to})", sha256_text([json.dumps(made)]))
+        digests = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
+        return Weights(f"{self.manifest['checkpoint']} ({self.to})", sha256_text([json.dumps(digests)]))
 
 
 def decoding_of_export(section: DecodingSection) -> DecodingSection:
-    """A run's decoding without what its export has no choice of: how H is applied, and in which precision."""
+    """Return a run's decoding settings without the precision, which an export cannot change."""
     return section.model_copy(update={"precision": None})
 
 
 def open_run_or_export(path: Path | str) -> Run:
+    """Open the export in a folder, else the run with this path, name or tag."""
     is_export = isinstance(path, str | Path) and (Path(path) / EXPORT).is_file()
     return Export.open(path) if is_export else Run.open(path)
 
 
 def check_quantize(to: str, quantize: str | None) -> None:
-    """Raise UserError for a type of another format than CTranslate2."""
+    """Raise UserError if a quantisation is given for another format than CTranslate2."""
     if quantize is not None and to != CTRANSLATE2:
-        raise UserError(f"--quantize {quantize}: only ctranslate2 has types, not {to}; leave it out")
+        raise UserError(f"--quantize {quantize}: only ctranslate2 has it, not {to}; leave it out")

@@ -10,7 +10,7 @@ import phmctl
 from phmctl.algebra.kronecker import nearest_sum
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
-from phmctl.decoding.translator import EMPTY, Translator
+from phmctl.decoding.translator import Translator
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from tests.calls import call
@@ -118,7 +118,7 @@ def test_wrong_options_are_refused_before_anything_is_written(
 def test_a_teacher_with_empty_translations_is_refused(
     teacher: Run, copying_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Translator, "translate", lambda self, lines, **options: [[EMPTY]] * len(lines))
+    monkeypatch.setattr(Translator, "answer", lambda self, lines, **options: [("", {})] * len(lines))
     test_wrong_options_are_refused_before_anything_is_written(teacher, copying_data, {"beam": 7}, RunError)
 
 

@@ -141,8 +141,7 @@ class Variant:
 
     @property
     def parameters(self) -> Parameters | None:
-        known = [member.summary.parameters for member in self.runs if member.summary.parameters]
-        return known[0] if known else None
+        return next((member.summary.parameters for member in self.runs if member.summary.parameters), None)
 
     @property
     def speed(self) -> float | None:
@@ -386,8 +385,8 @@ _ByValue = dict[float | str, dict[int, _Trial]]  # one trial per value and seed
 def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, Trials]:
     """Return the trials of one model by value and seed, and their scores without the model's label."""
     by_value: _ByValue = {}
-    order = sorted(trials, key=lambda trial: (isinstance(trial.value, str), trial.value, _is_finished(trial)))
-    for trial in order:  # a finished run replaces an unfinished one of its value and seed
+    finished_last = sorted(trials, key=lambda trial: trial.summary.state == "finished")
+    for trial in sorted(finished_last, key=lambda trial: (isinstance(trial.value, str), trial.value)):
         by_value.setdefault(trial.value, {})[trial.summary.recipe.training.seed] = trial
     common = set.intersection(*map(set, by_value.values()))
     if not common:
@@ -399,10 +398,6 @@ def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, Trials]
     metric = trials[0].best.metric
     choose = min if metric == "loss" else max
     return by_value, Trials("", key, scores, metric, best=choose(scores, key=scores.__getitem__))
-
-
-def _is_finished(trial: _Trial) -> bool:
-    return trial.summary.state == "finished"
 
 
 def _value_of(summary: Summary, key: str) -> float | str:

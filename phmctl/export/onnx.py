@@ -4,9 +4,6 @@
 so they contain standard operators only.
 """
 
-import contextlib
-import io
-import logging
 import math
 import warnings
 from pathlib import Path
@@ -120,20 +117,15 @@ def _export(model: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: li
     This is torch's older exporter, with its warnings hidden. The one on ``torch.export`` unrolls an LSTM to the length
     of the example and takes twenty times as long.
     """
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            torch.onnx.export(
-                model,
-                tuple(inputs.values()),
-                str(path),
-                dynamo=False,
-                opset_version=18,
-                input_names=list(inputs),
-                output_names=outputs,
-                dynamic_axes={name: _DYNAMIC_AXES[name] for name in inputs},
-            )
-        finally:
-            logging.disable(level)
+        torch.onnx.export(
+            model,
+            tuple(inputs.values()),
+            str(path),
+            dynamo=False,
+            opset_version=18,
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamic_axes={name: _DYNAMIC_AXES[name] for name in inputs},
+        )

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Content of a section: pairs of a type and a value, which ``page.html`` shows with all text escaped. Types are
-# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``details`` (a summary and its blocks), and lists of pictures:
-# ``grid``, ``tiles`` and ``tiles wide``.
+# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``pictures``, and ``details`` (a summary and its blocks).
 Blocks = list[tuple[str, Any]]
 
 Points = Sequence[tuple[float, float]]
@@ -45,7 +44,6 @@ _LABEL_LENGTH = 44  # characters
 _LOG_SCALE_RATIO = 1000  # ratio of values above which an axis is logarithmic
 _POINTS = 240  # largest number of points of a line
 _LARGEST_ALIGNED = 8  # largest n for which a rule is drawn with its nearest algebra
-_LARGEST_NARROW = 5  # largest n whose matrices fit a narrow tile
 _SAMPLES = 5  # samples in favour of either model
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 _MATPLOTLIB_STYLE = {
@@ -135,7 +133,7 @@ def _curves(comparison: Comparison) -> Blocks:
         description = f"{title} over the steps: {'; '.join(ends)}"
         caption = f"{title.capitalize()}. Each colour is a model, each line style a seed."
         pictures.append(picture(draw_curves(curves, title), description, caption))
-    return [("grid", pictures)] if pictures else []
+    return [("pictures", pictures)] if pictures else []
 
 
 def _breakdowns(comparison: Comparison) -> Blocks:
@@ -230,11 +228,11 @@ def _rules_of(variant: Variant) -> Blocks:
         ("heading", f"{variant.label}, seed {member.seed}: {_count(len(rules), 'rule')}, n = {n}"),
         ("text", summary),
         ("table", Table("learned rules", head, rows, text=(2,))),
-        ("details", ("the matrices A₁ … Aₙ of each rule", _tiles(rules))),
+        ("details", ("the matrices A₁ … Aₙ of each rule", _rule_pictures(rules))),
     ]
 
 
-def _tiles(rules: Sequence[LearnedRule]) -> Blocks:
+def _rule_pictures(rules: Sequence[LearnedRule]) -> Blocks:
     pictures = []
     for rule in rules:
         n, nearest, largest = len(rule.A), rule.nearest, float(rule.A.abs().max())
@@ -242,12 +240,11 @@ def _tiles(rules: Sequence[LearnedRule]) -> Blocks:
         caption = f"{rule.name}: {nearest.name} at {nearest.distance:.2f}"
         pictures.append(picture(draw_rule(rule.A, nearest.aligned, nearest.rule), description, caption))
     text = (
-        "Each tile shows the learned matrices (A), the same in the basis nearest to the known algebra (P·A), and that "
-        "algebra (A*); for more than eight matrices, A only. Blue is positive, red is negative; the colour is "
+        "Each picture shows the learned matrices (A), the same in the basis nearest to the known algebra (P·A), and "
+        "that algebra (A*); for more than eight matrices, A only. Blue is positive, red is negative; the colour is "
         "relative to the largest entry of its row."
     )
-    is_narrow = all(len(rule.A) <= _LARGEST_NARROW for rule in rules)
-    return [("text", text), ("tiles" if is_narrow else "tiles wide", pictures)]
+    return [("text", text), ("pictures", pictures)]
 
 
 def _samples(comparison: Comparison) -> Blocks:

@@ -10,6 +10,7 @@ import torch
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.files import write_atomic, write_json
+from phmctl.metrics.text import all_scores
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
@@ -52,7 +53,7 @@ def make_run(
 
     run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate, loss)
     if hypotheses is not None:
-        score(run, hypotheses, references, decoding or {}, copy)
+        score(run, hypotheses, references, decoding, copy)
     return run
 
 
@@ -109,18 +110,16 @@ def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
 def score(
     run: Run,
     hypotheses: Sequence[str],
-    references: Sequence[str],
-    decoding: Mapping[str, Any],
+    references: Sequence[str] = REFERENCES,
+    decoding: Mapping[str, Any] | None = None,
     copy: Mapping[str, float] | None = None,
     lowercase: bool = False,
+    checkpoint: str = "best",
 ) -> None:
     """Write a result like ``phmctl eval``."""
-    from phmctl.metrics.text import all_scores
-
-    settings = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding)
-    setting = ScoringKey(
-        "test", run.weights("best"), {"decoding": settings, "lowercase": lowercase}, f"beam-{settings['beam']}"
-    )
+    search = run.recipe.decoding.model_dump(exclude={"batch_tokens"}, exclude_none=True) | dict(decoding or {})
+    settings = {"decoding": search, "lowercase": lowercase}
+    setting = ScoringKey("test", run.weights(checkpoint), settings, f"beam-{search['beam']}")
     path = setting.path(run, "hyp")
     write_atomic(path, "".join(f"{line}\n" for line in hypotheses))
     scores = all_scores(hypotheses, references)

@@ -6,7 +6,6 @@ import re
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ from phmctl.comparison.compare import OVER_SEEDS, POOLED
 from phmctl.comparison.variants import conditions, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import RunError
-from phmctl.metrics.text import all_scores, bleu
+from phmctl.metrics.text import bleu, paired_bootstrap
 from phmctl.runs import Run
-from phmctl.runs.results import ScoringKey, write_result
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import Asked
+from phmctl.tasks.registry import kind_of
 from tests.calls import call
-from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, worse
+from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, score, worse
 from tests.references import compare_runs
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
@@ -60,8 +59,6 @@ def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(roo
 
 
 def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None:
-    from phmctl.metrics.text import paired_bootstrap
-
     dense, phm = worse(REFERENCES, 6), worse(REFERENCES, 2)
     make_run(tmp_path, settings=REAL, hypotheses=dense)
     make_run(tmp_path, settings=PHM, hypotheses=phm)
@@ -143,8 +140,6 @@ def test_runs_without_a_result_are_listed_with_their_command(tmp_path: Path) -> 
 
 
 def test_scoring_first_uses_the_requested_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from phmctl.tasks.registry import kind_of
-
     unscored = make_run(tmp_path, settings=REAL, hypotheses=None)
     checkpoints: list[str] = []
 
@@ -246,11 +241,8 @@ def test_runs_with_different_training_settings_are_different_variants(tmp_path: 
     assert labels == {"real steps=1800": 2, "real steps=900": 1}
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"))
     comparison = compare_runs([str(tmp_path)])
-    assert [variant.label for variant in comparison.variants] == [
-        "real (1)",
-        "real (2)",
-        "real (3)",
-    ]  # no key tells all apart
+    labels = [variant.label for variant in comparison.variants]
+    assert labels == ["real (1)", "real (2)", "real (3)"]  # no key has three values
 
 
 def test_csv_reads_back_with_all_figures(root: Path) -> None:
@@ -280,13 +272,10 @@ def test_latex_escapes_special_characters(root: Path) -> None:
 
 
 def average(run: Run, lines: Sequence[str]) -> None:
-    """Give a run an average of its checkpoints, and that a result."""
+    """Write an average of checkpoints into a run, and its result."""
     folder = run.checkpoint("best")
     shutil.copytree(folder, folder.with_name("average"))
-    setting = ScoringKey("test", run.weights("average"), {"lowercase": False}, "")
-    path = setting.path(run, "hyp")
-    path.write_text("".join(f"{line}\n" for line in lines))
-    write_result(run, setting, {"scores": [asdict(score) for score in all_scores(lines, REFERENCES)]}, path)
+    score(run, lines, checkpoint="average")
 
 
 def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: Path) -> None:
@@ -310,11 +299,9 @@ def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: P
 
 def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
     """One run was decoded twice: what all runs have in common is compared."""
-    from tests.comparison.runs import score
-
     make_run(tmp_path, settings=REAL, decoding={"beam": 1})
     both = make_run(tmp_path, settings=PHM, decoding={"beam": 1})
-    score(both, worse(REFERENCES, 2), REFERENCES, {"beam": 5})
+    score(both, worse(REFERENCES, 2), decoding={"beam": 5})
     comparison = compare_runs([str(tmp_path)])
     assert not [line for line in comparison.differences() if "beam" in line]
     assert comparison.variants[0].first.result is not None
@@ -322,10 +309,8 @@ def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
 
 
 def test_scores_with_a_different_case_are_refused(tmp_path: Path) -> None:
-    from tests.comparison.runs import score
-
     make_run(tmp_path, settings=REAL)
-    score(make_run(tmp_path, settings=PHM, hypotheses=None), REFERENCES, REFERENCES, {}, lowercase=True)
+    score(make_run(tmp_path, settings=PHM, hypotheses=None), REFERENCES, lowercase=True)
     with pytest.raises(RunError, match="tokenizer"):
         compare_runs([str(tmp_path)])
 
@@ -353,10 +338,8 @@ def test_named_test_sets_are_compared_without_a_plain_one(tmp_path: Path) -> Non
     assert printed == [f"phmctl eval {run.folder} --split test_{name}" for name in "ab"]
     assert call(*printed[0].split()[1:]).exit_code == 0
     comparisons = json.loads(call("compare", run.folder, "--split", "all", "--json").stdout)["comparisons"]
-    assert [(comparison["split"], len(comparison["missing"])) for comparison in comparisons] == [
-        ("test_a", 0),
-        ("test_b", 1),
-    ]
+    missing = [(comparison["split"], len(comparison["missing"])) for comparison in comparisons]
+    assert missing == [("test_a", 0), ("test_b", 1)]
     assert call("eval", run.folder, "--device", "cpu").exit_code == 0
     assert not list(compare_runs([str(run.folder)], split="test_b").missing())
 
