@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.accounting.published import ProbingRow, probing_rows
+from phmctl.accounting.published import probing_rows
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
@@ -91,8 +91,9 @@ def probe(
 def _prepared(root: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
     """Return the recipes of the tasks whose data is prepared, or of the one that ``data.card`` names."""
     cards = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.card=")]
+    tasks = [card.replace("probing-", "probe-", 1) for card in cards[-1:]] or [row.task for row in probing_rows()]
     recipes = {}
-    for task in [_task(cards[-1])] if cards else [row.task for row in probing_rows()]:
+    for task in tasks:
         defaults = [f"data.card={task.replace('probe-', 'probing-', 1)}"]
         if task == "probe-word-content":
             defaults.append("model.hidden=0")
@@ -102,10 +103,6 @@ def _prepared(root: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
         command = prepare_command(next(iter(recipes.values())).data, root)
         raise DataError(f"no probing task is prepared in {root}; for the first one, run: {command} --source DIR")
     return prepared
-
-
-def _task(card: str) -> str:
-    return card.replace("probing-", "probe-", 1)
 
 
 def _open(recipe: ProbingRecipe, root: Path) -> PreparedData:
@@ -257,26 +254,27 @@ class ProbingReport:
     against: str | None = None  # the baseline's name
     pooling: str = "mean"  # how encoder states became a vector
 
+    @property
+    def missing(self) -> list[str]:
+        """The published tasks without a score."""
+        return [row.task for row in probing_rows() if row.task not in self.tasks]
+
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; averages are over the scored tasks of each group."""
-        averages = {group: self._averages(members) for group, members in _groups().items()}
-        averages = {group: values for group, values in averages.items() if values}
-        return {**asdict(self), "averages": averages, "missing": self._missing()}
+        averages = {group: self._averages(tasks) for group, tasks in _groups().items()}
+        averages = {group: percents for group, percents in averages.items() if percents}
+        return {**asdict(self), "averages": averages, "missing": self.missing}
 
     def tables(self) -> Iterator[Table]:
         """Yield the table in the paper's arrangement; the user's own corpora come last."""
+        labels = {row.task: row.label for row in probing_rows()}
         rows = []
-        for group, members in _groups().items():
-            for member in members:
-                rows.append([member.label, *self._cells(member.task), *_published(member.base, member.composed)])
-            averages = self._averages(members)
-            scored = sum(member.task in self.tasks for member in members)
-            count = f" of {scored}" if scored < len(members) else ""
-            cells = self._row(averages, {name: f"{value:.2f}" for name, value in averages.items()})
-            means = fmean(member.base for member in members), fmean(member.composed for member in members)
-            rows.append([f"{group}, average{count}", *cells, *_published(*means)])
-        known = {row.task for row in probing_rows()}
-        rows += [[task, *self._cells(task), "–", "–", "–"] for task in self.tasks if task not in known]
+        for group, tasks in _groups().items():
+            rows += [self._row(labels[task], [task]) for task in tasks]
+            scored = len(self.tasks.keys() & set(tasks))
+            count = f" of {scored}" if scored < len(tasks) else ""
+            rows.append(self._row(f"{group}, average{count}", tasks, average=True))
+        rows += [self._row(task, [task]) for task in self.tasks if task not in labels]
         columns = [_COLUMNS[name] for name in self._names] + ["Δ"] * (self.against is not None)
         yield Table(f"probing: accuracy of {self.run} in %", ["", *columns, "Base", "NI", "Δ"], rows)
 
@@ -284,31 +282,28 @@ class ProbingReport:
     def _names(self) -> list[str]:
         return [name for name in _COLUMNS if self.against or not name.startswith("against")]
 
-    def _missing(self) -> list[str]:
-        return [row.task for row in probing_rows() if row.task not in self.tasks]
+    def _averages(self, tasks: Sequence[str]) -> dict[str, float]:
+        """Return the mean accuracies in % over the scored tasks; empty without any."""
+        scored = [self.tasks[task].figures for task in tasks if task in self.tasks]
+        return {name: 100 * fmean(figures[name].value for figures in scored) for name in self._names if scored}
 
-    def _averages(self, members: Sequence[ProbingRow]) -> dict[str, float]:
-        """Return the mean accuracies in % over the scored tasks of a group."""
-        scored = [self.tasks[member.task].figures for member in members if member.task in self.tasks]
-        names = scored[0] if scored else ()
-        return {name: 100 * fmean(figures[name].value for figures in scored) for name in names}
-
-    def _cells(self, task: str) -> list[str]:
-        """Return the cells of a task; the accuracies of the encoders have their intervals."""
-        figures = self.tasks[task].figures if task in self.tasks else {}
-        texts = {}
-        for name, figure in figures.items():
-            texts[name] = f"{100 * figure.value:.1f}"
-            if name in ("run", "against"):
-                texts[name] += f" ({100 * figure.lower:.1f}–{100 * figure.upper:.1f})"
-        return self._row({name: figure.value for name, figure in figures.items()}, texts)
-
-    def _row(self, accuracies: Mapping[str, float], texts: Mapping[str, str]) -> list[str]:
-        """Return a cell for each column, and with a baseline the run's gain over it."""
-        cells = [texts.get(name, "–") for name in self._names]
+    def _row(self, label: str, tasks: Sequence[str], *, average: bool = False) -> list[str]:
+        """Return the mean accuracies over some tasks, or a task's with intervals, and the published means."""
+        cells = [label]
+        percents = self._averages(tasks)
+        for name in self._names:
+            cell = f"{percents[name]:.{2 if average else 1}f}" if percents else "–"
+            if percents and not average and name in ("run", "against"):
+                figure = self.tasks[tasks[0]].figures[name]
+                cell += f" ({100 * figure.lower:.1f}–{100 * figure.upper:.1f})"
+            cells.append(cell)
         if self.against is not None:
-            cells.append(_gain(accuracies["against"], accuracies["run"]) if accuracies else "–")
-        return cells
+            cells.append(_gain(percents["against"], percents["run"]) if percents else "–")
+        published = [row for row in probing_rows() if row.task in tasks]
+        if not published:
+            return [*cells, "–", "–", "–"]
+        base, composed = fmean(row.base for row in published), fmean(row.composed for row in published)
+        return [*cells, f"{base:.2f}", f"{composed:.2f}", _gain(base, composed)]
 
     @property
     def notes(self) -> Iterator[str]:
@@ -318,21 +313,17 @@ class ProbingReport:
         yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences, the published ones to 100,000"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"
         yield "right: as published (Li et al. 2020, Table 3); our averages are over the scored tasks"
-        missing = [task.removeprefix("probe-") for task in self._missing()]
-        if missing:
-            yield f"no data for {', '.join(missing)}: phmctl prepare-data probing-{missing[0]} --source DIR"
+        if self.missing:
+            names = [task.removeprefix("probe-") for task in self.missing]
+            yield f"no data for {', '.join(names)}: phmctl prepare-data probing-{names[0]} --source DIR"
 
 
-def _groups() -> dict[str, list[ProbingRow]]:
-    """Return the published rows by group, in the paper's order."""
-    groups: dict[str, list[ProbingRow]] = {}
+def _groups() -> dict[str, list[str]]:
+    """Return the published tasks by group, in the paper's order."""
+    groups: dict[str, list[str]] = {}
     for row in probing_rows():
-        groups.setdefault(row.group, []).append(row)
+        groups.setdefault(row.group, []).append(row.task)
     return groups
-
-
-def _published(base: float, composed: float) -> list[str]:
-    return [f"{base:.2f}", f"{composed:.2f}", _gain(base, composed)]
 
 
 def _gain(base: float, system: float) -> str:
