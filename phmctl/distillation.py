@@ -27,7 +27,7 @@ from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.find import check_tag
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from phmctl.tasks.translation.kind import CODE
 from phmctl.verbs import prepare, train
 
@@ -108,7 +108,7 @@ def distil(
     if conflicts:
         raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
     _check_student(run, student)
-    kind_of(run.recipe).open(run.recipe, root).check_run(run)
+    trained_kind(run.recipe).open(run.recipe, root).check_run(run)
     check_machine(student.training)
     folder = str(run.folder.resolve())
     if task == "translation":

@@ -38,15 +38,13 @@ from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe
-from phmctl.recipe.models import NOTHING, ProbeSection, keys_changing
+from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.base import Sizes, TaskKind
 
 VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
 # scores of a task and their column titles
 _COLUMNS = {"majority": "majority", "against": "base", "against_bag": "its bag", "run": "run", "run_bag": "its bag"}
-_WIDTH = 512  # width of the vectors for parameter counts without an encoder
 
 
 def probe(
@@ -328,26 +326,3 @@ def _groups() -> dict[str, list[str]]:
 
 def _gain(base: float, system: float) -> str:
     return f"{100 * (system / base - 1):+.1f}%"
-
-
-class ProbingKind(TaskKind[ProbingRecipe]):
-    """The task of probes, which have no run."""
-
-    recipe = ProbingRecipe
-    commands = ("eval RUN --probing", "count-params")
-
-    def sizes(self, recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
-        trained = None if data is None else trained_sizes(recipe.data, data)
-        classes = 2 if trained is None else trained[1]
-        return Sizes({"width": _WIDTH, "classes": classes}, f"vectors {_WIDTH} wide, {classes} classes")
-
-    def build(
-        self, settings: ProbeSection, sizes: Mapping[str, int], device: torch.device | str | None = None
-    ) -> nn.Module:
-        return build_probe(settings, sizes["width"], sizes["classes"], device)
-
-    def notes(self, settings: ProbeSection, sizes: Mapping[str, int]) -> tuple[str]:
-        return (f"the probe of vectors {sizes['width']} wide, without the encoder that computes them",)
-
-
-KIND = ProbingKind()

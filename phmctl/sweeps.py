@@ -36,7 +36,7 @@ from phmctl.runs.results import scores_of, significance_tests
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, format_best, summarise
 from phmctl.tasks.answers import ONE_SEED, p_words, signed
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from phmctl.training.signals import STARTER, StopRequest
 
 _OUTPUT_LINES = 30  # lines of a process's stderr that are kept for its error report
@@ -195,7 +195,7 @@ def sweep_trainings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: 
     root = data_root() if calls[0]["data"] is None else Path(calls[0]["data"])
     for training in trainings:
         if training.state == "waiting":  # check the data here: otherwise each process would report that it is missing
-            kind_of(training.recipe).open(training.recipe, root)
+            trained_kind(training.recipe).open(training.recipe, root)
     return run_and_report(trainings, jobs or 1)
 
 

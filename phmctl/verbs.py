@@ -127,7 +127,7 @@ def prepare(
     """
     from phmctl.data.prepared.folder import data_root
     from phmctl.data.prepared.provenance import Vocabulary
-    from phmctl.tasks.registry import kind_for_corpus
+    from phmctl.tasks.registry import text_kind
 
     if name is None:
         raise DataError(
@@ -147,7 +147,7 @@ def prepare(
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)
     with silence(quiet):
-        task_kind = kind_for_corpus(name, recipe_name, [*groups, *reading])
+        task_kind = text_kind(name, recipe_name, [*groups, *reading])
         return task_kind.prepare(
             name,
             recipe=recipe_name,
@@ -342,7 +342,7 @@ def evaluate(
 
     Returns:
         the report: ``as_json()`` has all figures, ``tables()`` the printed ones. The report of a translator is an
-        :class:`~phmctl.tasks.translation.kind.Evaluation`.
+        :class:`~phmctl.tasks.translation.evaluation.Evaluation`.
 
     Raises:
         RunError: a file is missing or damaged, or the runs cannot be compared.

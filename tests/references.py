@@ -12,7 +12,7 @@ from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.algebra.bilinear import decompose, normalised, search
 from phmctl.comparison.compare import Comparison, compare
 from phmctl.recipe.models import TransformerSection
-from phmctl.tasks.registry import task_kind
+from phmctl.tasks.registry import TASKS
 
 
 class Watch(TorchDispatchMode):
@@ -69,7 +69,7 @@ def bilinear_rank(rule: Tensor) -> int:
 
 def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, target_vocabulary: int) -> Ledger:
     """Count a translator's model; see :func:`ledger_for`."""
-    return ledger_for(task_kind("translation"), settings, {"source": source_vocabulary, "target": target_vocabulary})
+    return ledger_for(TASKS["translation"], settings, {"source": source_vocabulary, "target": target_vocabulary})
 
 
 def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:

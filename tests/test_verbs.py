@@ -9,7 +9,7 @@ from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.translation.kind import Evaluation
+from phmctl.tasks.translation.evaluation import Evaluation
 from tests.calls import call
 from tests.tasks.translation.runs import make_run
 

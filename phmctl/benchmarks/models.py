@@ -37,7 +37,7 @@ from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import AUTO, Run
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from phmctl.training.optimiser import mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
@@ -56,7 +56,7 @@ def bench_training(
     training = recipe.training
     device = pick_device(training.device)
     set_threads(training.threads)
-    kind = kind_of(recipe)
+    kind = trained_kind(recipe)
     task: Any = kind.open(recipe, data)
     sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
 

@@ -21,7 +21,7 @@ from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.schema import Recipe
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from phmctl.training.optimiser import build_rates, mean_loss
 
 _TOKENS = 512  # input rows with which a map's output is measured
@@ -40,7 +40,7 @@ def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]
     """
     training = recipe.training
     device = pick_device(training.device)
-    task = kind_of(recipe).open(recipe, data or data_root())
+    task = trained_kind(recipe).open(recipe, data or data_root())
     with isolated(device, training.threads):
         torch.manual_seed(training.seed)
         model = task.build_model(device)

@@ -163,7 +163,7 @@ def _training_plan(call: Call["TrainingResult"]) -> Shown:
     from phmctl.accounting.ledger import ledger_for_recipe
     from phmctl.data.prepared.folder import data_root
     from phmctl.recipe.loading import COMMON, common_overrides, dump_recipe, resolve
-    from phmctl.tasks.registry import kind_of
+    from phmctl.tasks.registry import trained_kind
     from phmctl.training.initial import find_start
     from phmctl.verbs import recipe_to_train
 
@@ -172,7 +172,7 @@ def _training_plan(call: Call["TrainingResult"]) -> Shown:
     written, _ = recipe_to_train(call["recipe"], call["resume"], call["tag"], call["runs"])
     recipe = resolve(written, common_overrides(**call.select(COMMON)), call["settings"])
     root = data_root() if call["data"] is None else Path(call["data"])
-    task_kind = kind_of(recipe)
+    task_kind = trained_kind(recipe)
     task = None
     if recipe.training.initialise_from:
         with suppress(DataError):  # the data is not prepared: the run to start from is checked alone

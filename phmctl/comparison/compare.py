@@ -27,6 +27,7 @@ from phmctl.comparison.variants import (
 )
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
+from phmctl.inference.opening import ModelOptions, evaluate
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.options import Runs, Split
@@ -36,8 +37,7 @@ from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
-from phmctl.tasks.base import Asked
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
 POOLED = f"{OVER_SEEDS}; the single seed is assumed to vary as the other model's seeds"
@@ -266,7 +266,7 @@ def compare(
         if budget is not None:
             variants = within_budget(variants, reference, budget)
         _check_comparable(variants, reference, name)
-        metrics = tuple(kind_of(reference.first.run.recipe).metrics)
+        metrics = tuple(trained_kind(reference.first.run.recipe).metrics)
         tests = _test(variants, reference, margin)
         comparisons.append(Comparison(name, metrics, tuple(variants), reference, tests, tuple(trials), margin))
     return comparisons
@@ -290,7 +290,7 @@ def _score_missing(members: Sequence[ComparedRun], split: str, checkpoint: str |
     for member in members:
         if member.lacks_result(split):
             try:
-                kind_of(member.run.recipe).evaluate(Asked(member.run, checkpoint or AUTO, split=split))
+                evaluate(member.run.folder, split, ModelOptions(checkpoint or AUTO))
             except UserError as error:  # the other runs can still be compared
                 warn(f"{member.run.name} is not scored: {error}")
     return choose_results(list_runs([member.run.folder for member in members]), split, checkpoint)
@@ -336,7 +336,7 @@ def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str
 
 def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[SignificanceTest]]:
     """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label."""
-    kind = kind_of(baseline.first.run.recipe)
+    kind = trained_kind(baseline.first.run.recipe)
     comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
     systems = [variant for variant in variants if variant is not baseline and variant.answers]
     if comparer is None or not baseline.answers:
@@ -396,7 +396,7 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
     if len(variant.runs) == 1:
         yield "one seed, so the spread over seeds is unknown"
     lost = [str(member.seed) for member in variant.scored if member.answers is None]
-    if lost and kind_of(variant.first.run.recipe).comparer is not None:
+    if lost and trained_kind(variant.first.run.recipe).comparer is not None:
         can_be_scored = split in (variant.first.run.splits() or [split])
         advice = "; score it again" if can_be_scored else ""
         yield f"the answers of seed {', '.join(lost)} were not kept, so they are not tested{advice}"

@@ -23,7 +23,7 @@ from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
 from phmctl.runs.summary import Best, Parameters, Summary, format_value, run_differences, same_model
 from phmctl.tasks.answers import Answers, Metric
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class ComparedRun:
         """The scored answers; None without a result, or if its answers were not kept."""
         if self.result is None or self.result.answers is None:
             return None
-        return kind_of(self.run.recipe).answers(self.run, self.result)
+        return trained_kind(self.run.recipe).answers(self.run, self.result)
 
     @cached_property
     def speed(self) -> float | None:

@@ -24,8 +24,8 @@ from phmctl.exports import CTRANSLATE2, EXACT, FORMATS, HUGGINGFACE, ONNX, Expor
 from phmctl.files import FORMAT, replacing, restore_replaced, seal, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.task import exported_model
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.classification.classifier import exported_model
+from phmctl.tasks.registry import kind_of, trained_kind
 
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
@@ -86,7 +86,7 @@ def _scores(run: Run) -> Iterator[str]:
         signatures = {score["name"]: score["signature"] for score in result.report.get("scores", ())}
         search = result.settings.get("decoding", {})
         settings = [f"checkpoint {result.checkpoint}", *(f"{key} {search[key]}" for key in ("beam", "alpha") if search)]
-        for metric in kind_of(run.recipe).metrics:
+        for metric in trained_kind(run.recipe).metrics:
             signature = f" ({signatures[metric.name]})" if metric.name in signatures else ""
             value = metric.scale * result.scores[metric.name]
             yield f"{result.split}: {metric.name} {value:.2f}{signature}, {', '.join(settings)}"

@@ -17,13 +17,13 @@ from phmctl.decoding.beam import pad
 from phmctl.decoding.search import Engine, Hypothesis, plan
 from phmctl.decoding.translator import Translator
 from phmctl.export.dense import DenseForm, dense_form
-from phmctl.metrics.text import ScoreOptions, bleu, usual_tokenizer
+from phmctl.metrics.text import ScoreOptions, bleu
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
-from phmctl.tasks.base import Asked
-from phmctl.tasks.classification.kind import read_examples
-from phmctl.tasks.classification.task import TextClassifier
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.classification.classifier import TextClassifier
+from phmctl.tasks.classification.examples import read_examples
+from phmctl.tasks.registry import answering_kind
+from phmctl.tasks.translation.text import bleu_tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,17 @@ class ExportSource:
 
 def open_source(run: Run, checkpoint: str) -> ExportSource:
     """Load a checkpoint of a run. Raises UserError if the run's task cannot be exported."""
-    task_kind: Any = kind_of(run.recipe)
-    if "decode" not in task_kind.commands:
-        raise task_kind.lacks("export")
+    kind: Any = answering_kind(run.recipe, "export")
 
     def load(name: str) -> ExportSource:
         is_translation = isinstance(run.recipe, TranslationRecipe)
         options = {"precision": "float32"} if is_translation else {}
-        predictor: Any = task_kind.load(Asked(run, name, "cpu", options, own_text=True))
+        request = kind.load_request(run=run, checkpoint=name, device="cpu", cleaned=True, **options)
+        predictor: Any = kind.load(request)
         tokenizers = load_tokenizers(run)
         outputs = tokenizers.target.size if is_translation else len(predictor.labels)
-        sizes = dict(zip(task_kind.sides, (tokenizers.source.size, outputs), strict=True))
-        model = trained(task_kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
+        sizes = dict(zip(kind.sides, (tokenizers.source.size, outputs), strict=True))
+        model = trained(kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
         return ExportSource(run, run.weights(name), model, predictor, tokenizers, sizes)
 
     return run.use(checkpoint, load)
@@ -161,8 +160,7 @@ def verify_translator(source: ExportSource, engine: Engine, count: int | None = 
         return abs(float(logits[first[place]] - logits[second[place]]))
 
     target = source.tokenizers.target
-    tokenizer = source.run.recipe_of(TranslationRecipe).training.bleu_tokenizer
-    tokenizer = tokenizer or usual_tokenizer(source.run.data().get("target_language"))
+    tokenizer = bleu_tokenizer(source.run.recipe_of(TranslationRecipe), source.run.data())
     options: ScoreOptions = {"lowercase": target.lowercase, "tokenize": tokenizer}
     torch_bleu, export_bleu = (
         bleu([target.decode(hypothesis.tokens) for hypothesis in hypotheses], references, **options)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from phmctl import exports
 from phmctl.console import note
@@ -12,8 +13,8 @@ from phmctl.errors import RunError, UserError, check_known
 from phmctl.exports import CTRANSLATE2, EXACT, Export, check_quantize
 from phmctl.files import lock
 from phmctl.runs import AUTO, Run, Weights
-from phmctl.tasks.base import Asked, Report
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.base import Report, check_options
+from phmctl.tasks.registry import answering_kind, trained_kind
 
 _VERIFIED_TEXTS = 64  # texts on which an export is compared with its run when an engine needs one
 
@@ -27,9 +28,9 @@ class ModelOptions:
     engine: str | None = None  # torch, ctranslate2 or onnx; None: torch for a run, the export's own for an export
     quantize: str | None = None  # CTranslate2's type
     threads: int = 0  # CPU threads of an engine that has its own; 0: the engine's default
-    task: Mapping[str, object] = field(default_factory=dict)  # options of the task; None: not set
+    task: Mapping[str, Any] = field(default_factory=dict)  # options of the task; None: not set
 
-    def task_options(self) -> dict[str, object]:
+    def task_options(self) -> dict[str, Any]:
         """Return the options of the task that are set."""
         return {name: value for name, value in self.task.items() if value is not None}
 
@@ -56,17 +57,25 @@ def open_model(path: Path | str, options: ModelOptions | None = None, *, split: 
         MissingExtraError: the engine is not installed.
     """
     options = options or ModelOptions()
-    run = open_run(path, options, "decode")
+    run = exports.open_run_or_export(path)
+    kind = answering_kind(run.recipe)
+    task_options = options.task_options()
+    check_options(kind, kind.load_request, task_options)
+    run = with_engine(run, options)
     if options.threads and engine_of(run) == TORCH:
         raise UserError("threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS")
-    kind = kind_of(run.recipe)
     lines = None if split is None else kind.split_lines(run, split)
 
     def load(checkpoint: str) -> Model:
-        cleaned = lines is not None
-        return kind.load(
-            Asked(run, checkpoint, options.device, options.task_options(), own_text=cleaned, threads=options.threads)
+        request = kind.load_request(
+            run=run,
+            checkpoint=checkpoint,
+            device=options.device,
+            cleaned=lines is not None,
+            threads=options.threads,
+            **task_options,
         )
+        return kind.load(request)
 
     return OpenedModel(run, run.use(options.checkpoint, load), lines)
 
@@ -79,29 +88,25 @@ def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Pa
         UserError: the task or the engine lacks an option.
         OutputError: the scores cannot be written.
     """
-    run = open_run(path, options, "eval")
-    baseline = None if against is None else exports.open_run_or_export(against)
-    task = run.recipe.task
-    if baseline is not None and baseline.recipe.task != task:
-        raise RunError(f"{baseline.folder} has task {baseline.recipe.task!r}, not {task!r}: scores do not compare")
+    run = exports.open_run_or_export(path)
+    kind = trained_kind(run.recipe, "eval")
     task_options = options.task_options()
+    check_options(kind, kind.score_request, task_options)
+    baseline = None if against is None else exports.open_run_or_export(against)
+    if baseline is not None and baseline.recipe.task != kind.name:
+        raise RunError(f"{baseline.folder} has task {baseline.recipe.task!r}, not {kind.name!r}: scores do not compare")
     other_text = [name for name in ("source", "table") if name in task_options]
     if split != "test" and other_text:
         raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
-    return kind_of(run.recipe).evaluate(
-        Asked(run, options.checkpoint, options.device, task_options, split=split, against=baseline)
+    request = kind.score_request(
+        run=with_engine(run, options),
+        checkpoint=options.checkpoint,
+        device=options.device,
+        split=split,
+        against=baseline,
+        **task_options,
     )
-
-
-def open_run(path: Path | str, options: ModelOptions, command: str) -> Run:
-    """Open a run or an export for ``decode`` or ``eval``.
-
-    Raises UserError if the task lacks the command or an option. If the options choose another engine than torch for a
-    run, its export is returned.
-    """
-    run = exports.open_run_or_export(path)
-    kind_of(run.recipe).require(command, options.task_options())
-    return with_engine(run, options)
+    return kind.evaluate(request)
 
 
 def with_engine(run: Run, options: ModelOptions) -> Run:

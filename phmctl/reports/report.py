@@ -27,7 +27,7 @@ from phmctl.metrics.classification import part_name, parts
 from phmctl.nn.structures import PARAMETER_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs.results import read_metrics, series
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ def _curves(comparison: Comparison) -> Blocks:
 
 def _breakdowns(comparison: Comparison) -> Blocks:
     """Return tables of the scores of parts of the test set: the task's division, and one for each stored number."""
-    comparer = kind_of(comparison.baseline.first.run.recipe).comparer
+    comparer = trained_kind(comparison.baseline.first.run.recipe).comparer
     models = {variant.label: variant.answers for variant in comparison.variants if variant.answers}
     if comparer is None or not models:
         return []
@@ -250,7 +250,7 @@ def _rule_pictures(rules: Sequence[LearnedRule]) -> Blocks:
 def _samples(comparison: Comparison) -> Blocks:
     """Return the items on which each model differs most from the baseline, in either direction."""
     baseline = comparison.baseline
-    comparer = kind_of(baseline.first.run.recipe).comparer
+    comparer = trained_kind(baseline.first.run.recipe).comparer
     if comparer is None or not baseline.answers:
         return []
     base = baseline.answers[0]

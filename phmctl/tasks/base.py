@@ -1,14 +1,14 @@
-"""What a task is: the trainer asks a :class:`Task`, a recipe bound to its data; the commands ask a :class:`TaskKind`.
+"""Interfaces of a task: the trainer calls a :class:`Task`, the commands a :class:`TaskKind`.
 
-Nothing else knows what a batch, a loss, a score or an answer is about.
+All other modules are the same for every task: they do not know what a batch, a loss, a score or an answer consists of.
 """
 
-from __future__ import annotations  # commands ask kinds of tasks; what a kind is about is imported when it is used
+from __future__ import annotations  # torch and numpy are imported for type checking only
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -26,95 +26,95 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from phmctl.data.prepared.folder import PreparedData
-
 R = TypeVar("R", bound=Recipe)
 P = TypeVar("P")
 
-Rows: TypeAlias = "npt.NDArray[np.int64]"  # numbers of a split's rows
+Rows: TypeAlias = "npt.NDArray[np.int64]"  # row numbers of a split
 Autocast = Callable[[], AbstractContextManager[Any]]
-USUAL_COMMANDS = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a micro-batch is, known from its rows without building it."""
+    """Size of a micro-batch, computed from its rows without building it."""
 
-    items: int  # that the loss sums over, the batch's ``target_tokens``
-    tokens: int  # real ones of all sides, padding not counted; for speeds
-    rows: int  # that a map sees: real tokens of the side that has most
+    items: int  # items that the loss sums over: the batch's ``target_tokens``
+    tokens: int  # tokens of all sides, without padding; for speeds
+    rows: int  # rows that a map reads: tokens, without padding, of the side with the most
 
 
 class Share:
-    """One process's part of work, here all of it; where several share it, each calls the same methods in one order."""
+    """The part of the work of one process; this class is for a single process, which does all of it.
+
+    The processes of a training call the same methods in the same order.
+    """
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
-        """Yield this process's parts of what all of them do, each to one process. Raises PhmctlError: asked to stop."""
+        """Yield this process's parts; each part goes to one process. Raises PhmctlError if the training must stop."""
         return iter(parts)
 
     def total(self, sums: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes; float64 keeps sums of float32 the same for any division."""
+        """Return the sum of a tensor over all processes; float64 makes sums of float32 independent of their number."""
         return sums
 
-    def merge(self, found: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what all processes found together, under the keys that they gave it."""
-        return dict(found)
+    def merge(self, results: Mapping[int, Any]) -> dict[int, Any]:
+        """Return the results of all processes; the keys are unique."""
+        return dict(results)
 
 
 ALONE = Share()
 
 
 class Task(Protocol):
-    """Binds data, model, loss and metric.
+    """A recipe bound to its data: model, batches, loss and validation.
 
-    An epoch is planned as rows of micro-batches, which every process works out for itself without talking; a process
-    builds (:meth:`collate`) only those that it trains on.
+    Every process computes the plan of an epoch, the rows of its micro-batches, by itself; it builds (:meth:`collate`)
+    only the micro-batches that it trains on.
     """
 
-    unit: str  # what the loss is divided by, shortly: ``tok``, ``examples``
-    least_score: float  # scores below it count as equal: what tells them apart is chance, and the loss says more
+    unit: str  # short name of the items that the loss is divided by: ``tok``, ``examples``
+    least_score: float  # lower scores are equal, because they differ by chance; then the loss decides
 
     def build_model(self, device: torch.device) -> nn.Module: ...
 
     def plan(self, epoch: int) -> Sequence[Rows]:
-        """Return the rows of each micro-batch of an epoch; the same for the same epoch and seed."""
+        """Return the rows of each micro-batch of an epoch; they depend on the epoch and the seed only."""
 
     def cost(self, rows: Rows) -> Cost: ...
 
     def collate(self, rows: Rows) -> Any:
-        """Build the micro-batch of some training rows, in this order."""
+        """Build the micro-batch of training rows, in this order."""
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """Return the loss summed over the batch's items, by one call of the model, and their number."""
+        """Return the loss summed over the batch's items, and their number; the model is called once."""
 
     def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
-        """Return the validation metrics, ``loss`` (a mean) among them; the same on each process that has a share."""
+        """Return the validation metrics, the mean ``loss`` among them; every process gets the same."""
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """Return the number by which the best checkpoint is chosen: the highest, of equal ones the one of less loss."""
+        """Return the score of a checkpoint: the best has the highest, and of equal scores the lowest loss."""
 
     def check_data(self) -> None:
-        """Refuse (DataError) data that no training can begin or be validated with; called before a run is made."""
+        """Raise DataError if the data does not suffice for training and validation; called before a run is created."""
         return
 
     def check_run(self, run: Run) -> None:
-        """Refuse (RunError) to continue a run that was trained on other data."""
+        """Raise RunError if a run that is resumed was trained on other data."""
 
     def check_vocabulary(self, run: Run) -> None:
-        """Refuse (RunError) to begin with the tensors of a run to which ids mean something else."""
+        """Raise RunError if a run, whose tensors are copied, uses other ids."""
         return
 
     def furnish(self, run: Run) -> None:
-        """Write into a new run what using it elsewhere needs: tokenizers, raw evaluation text."""
+        """Write the tokenizers and the evaluation text into a new run, so that it can be used without the data."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data decides of a model's size."""
+    """Sizes of a model that follow from the data."""
 
-    values: Mapping[str, int]  # by the task's own names, such as ``source`` and ``target`` for two vocabularies
-    note: str = ""  # where they come from, for people
-    trained: bool = False  # whether they are those of prepared data; otherwise they are what the recipe asks for
+    values: Mapping[str, int]  # by the task's names, such as ``source`` and ``target`` for two vocabularies
+    note: str = ""  # their origin, in a sentence for people
+    trained: bool = False  # whether they are the sizes of prepared data; otherwise the recipe's
 
 
 class Report(Protocol):
@@ -123,91 +123,119 @@ class Report(Protocol):
     def tables(self) -> Iterable[Table]: ...
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What ``eval`` or ``decode`` was asked of a run."""
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """A request to load a run's model; a task with options of its own adds them in a subclass."""
 
     run: Run
     checkpoint: str = "best"
     device: str = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict)  # the task's own that were given, all of which it has
+    cleaned: bool = False  # whether the lines will be the run's own text, which was cleaned already
+    threads: int = 0  # CPU threads of an engine that has its own; 0: the engine's default
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest:
+    """A request to score a run; a task with options of its own adds them in a subclass."""
+
+    run: Run
+    checkpoint: str = "best"
+    device: str = "auto"
     split: str = "test"
-    against: Run | None = None
-    own_text: bool = False  # the lines that are to be answered are those of a split of the run
-    threads: int = 0  # of an engine that has its own
+    against: Run | None = None  # baseline
 
 
 class TaskKind(ABC, Generic[R]):
-    """A kind of task, as the commands know it; what it leaves as it is here is a clear error, or nothing.
+    """A task as the commands see it. This class alone is enough for ``count-params``."""
 
-    ``recipe``, ``sizes`` and ``build`` are enough for ``count-params``.
-    """
-
-    recipe: type[R]  # the class of its recipes; their ``task`` is the name in the registry
-    commands: Sequence[str] = USUAL_COMMANDS
-    corpus_options: Sequence[str] = ()  # of ``prepare-data``, that say that a user's own corpus is for this task
-    eval_options: Sequence[str] = ()
-    decode_options: Sequence[str] = ()
-    metrics: Sequence[Metric] = ()  # by which runs are compared, the first of them first
-    comparer: Comparer | None = None  # how differences are tested; None where there is no test
+    recipe: type[R]  # the default of its key ``task`` is the task's name
+    commands: Sequence[str] = ("count-params",)
+    corpus_options: Sequence[str] = ()  # options of ``prepare-data`` that only this task has
 
     @property
     def name(self) -> str:
         return str(self.recipe.model_fields["task"].default)
 
-    def prepare(self, name: str, *args: Any, **asked: Any) -> PreparedData:
-        """Prepare a corpus; :meth:`phmctl.tasks.own.TextKind.prepare` says from what."""
-        raise self.lacks("prepare-data")
-
-    def open(self, recipe: R, data: Path) -> Task:
-        """Bind a recipe to its data below the data folder. Raises DataError if it is not prepared."""
-        raise self.lacks("train")
-
     @abstractmethod
     def sizes(self, recipe: R, data: Path | None = None) -> Sizes:
-        """Return the sizes that prepared data gives the model; what the recipe asks for if there is none."""
+        """Return the sizes of the prepared data below the data folder; without prepared data the recipe's."""
 
     @abstractmethod
     def build(self, settings: Any, sizes: Mapping[str, int], device: torch.device | str | None = None) -> nn.Module:
-        """Build the untrained model of a recipe's ``model`` section; on ``meta`` nothing is allocated."""
-
-    def evaluate(self, asked: Asked) -> Report:
-        """Score a run on a split and write the scores into it; compare it with another. Raises RunError, UserError."""
-        raise self.lacks("eval")
-
-    def answers(self, run: Run, result: Result) -> Answers | None:
-        """Return what a result of a run is about; None where the task or the result has no answers. Raises RunError."""
-        return None
-
-    def load(self, asked: Asked) -> Model:
-        """Load a run's model, ready to answer; the same errors as :meth:`evaluate`."""
-        raise self.lacks("decode")
-
-    def split_lines(self, run: Run, split: str) -> list[str]:
-        """Return a split of the run's own text as lines that its model takes. Raises RunError."""
-        raise self.lacks("decode")
+        """Build the untrained model of a recipe's ``model`` section; the device ``meta`` allocates nothing."""
 
     def tables(self, settings: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Return, by module name, the rows asked of each table whose size is a vocabulary's."""
+        """Return the number of rows of each table with a row for each token, by module name."""
         return {}
 
     def notes(self, settings: Any, sizes: Mapping[str, int]) -> Iterable[str]:
-        """Return what a reader of the model's parameter counts must know."""
+        """Return remarks that the parameter counts need."""
         return ()
 
-    def require(self, command: str, options: Iterable[str] = ()) -> None:
-        """Refuse (UserError) a command, or options of it, that the task does not have; the message names its own."""
+    def require(self, command: str) -> None:
+        """Raise UserError if the task does not support a command."""
         if command not in self.commands:
-            raise self.lacks(command)
-        known = {"eval": self.eval_options, "decode": self.decode_options}.get(command, ())
-        if wrong := [option_name(name) for name in options if name not in known]:
-            has = ", ".join(map(option_name, known)) or "none of its own"
-            raise UserError(f"{', '.join(wrong)}: task {self.name!r} has no such option; it has {has}")
+            raise self.unsupported(command)
 
-    def lacks(self, command: str) -> UserError:
-        return UserError(f"{command}: task {self.name!r} does not have it; it has {', '.join(self.commands)}")
+    def unsupported(self, command: str) -> UserError:
+        return UserError(f"{command}: task {self.name!r} does not support it; it has {', '.join(self.commands)}")
+
+
+class TrainedKind(TaskKind[R]):
+    """A task whose recipes are trained and whose runs are scored."""
+
+    commands: Sequence[str] = ("train", "eval", "count-params", "bench train")
+    score_request: type[ScoreRequest] = ScoreRequest
+    metrics: Sequence[Metric] = ()  # for comparisons of runs; the most important first
+    comparer: Comparer | None = None  # tests of differences; None: the task has no test
+
+    @abstractmethod
+    def open(self, recipe: R, data: Path) -> Task:
+        """Bind a recipe to its data below the data folder. Raises DataError if it is not prepared."""
+
+    @abstractmethod
+    def evaluate(self, request: Any) -> Report:
+        """Score a run and write the scores into it; `request` is of class ``score_request``.
+
+        Raises RunError, DataError, UserError, OutputError.
+        """
+
+    def answers(self, run: Run, result: Result) -> Answers | None:
+        """Return the scored answers of a result; None if it has none. Raises RunError."""
+        return None
+
+
+class AnsweringKind(TrainedKind[R]):
+    """A task whose models answer lines."""
+
+    commands: Sequence[str] = ("train", "eval", "decode", "count-params", "bench train")
+    load_request: type[LoadRequest] = LoadRequest
+
+    @abstractmethod
+    def load(self, request: Any) -> Model:
+        """Load a run's model; `request` is of class ``load_request``. Raises RunError, UserError."""
+
+    @abstractmethod
+    def split_lines(self, run: Run, split: str) -> list[str]:
+        """Return a split of the run's own text as lines for its model. Raises RunError."""
+
+
+def task_options(request: type[LoadRequest] | type[ScoreRequest]) -> list[str]:
+    """Return the names of the options that a task adds to a request."""
+    base = LoadRequest if issubclass(request, LoadRequest) else ScoreRequest
+    shared = {field.name for field in fields(base)}
+    return [field.name for field in fields(request) if field.name not in shared]
+
+
+def check_options(kind: TaskKind[Any], request: type[LoadRequest] | type[ScoreRequest], options: Iterable[str]) -> None:
+    """Raise UserError for options that a task's request does not have."""
+    known = task_options(request)
+    unknown = [option_name(name) for name in options if name not in known]
+    if unknown:
+        valid = ", ".join(map(option_name, known)) or "no options"
+        raise UserError(f"{', '.join(unknown)}: task {kind.name!r} does not have this option; it has {valid}")
 
 
 def option_name(name: str) -> str:
-    """Return a key as the command line writes it: ``--batch-tokens``."""
+    """Return a key in the spelling of the command line: ``--batch-tokens``."""
     return f"--{name.replace('_', '-')}"

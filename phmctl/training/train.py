@@ -89,7 +89,7 @@ def train(
     newest run is resumed, as with ``resume="auto"``. Torch's generators and threads are restored at the end.
     """
     from phmctl.data.prepared.folder import data_root
-    from phmctl.tasks.registry import kind_of
+    from phmctl.tasks.registry import trained_kind
 
     root = runs or runs_root()
 
@@ -104,7 +104,7 @@ def train(
     with joined(recipe.training.timeout) as processes:
         old, data_folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
-            task = kind_of(recipe).open(recipe, data_folder)
+            task = trained_kind(recipe).open(recipe, data_folder)
             minutes = recipe.training.minutes
             if minutes:
                 recipe = _with_steps(recipe, task, old, processes)

@@ -7,7 +7,7 @@ from phmctl.accounting.ledger import ledger_for, rows_of
 from phmctl.assembly import build_transformer
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection
-from phmctl.tasks.registry import task_kind
+from phmctl.tasks.registry import TASKS
 from tests.references import ledger_for_settings
 
 SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}
@@ -55,7 +55,7 @@ MODELS |= sections(PairClassifierSection, PAIR, gates=["separate", "fused"], com
 @given(MODELS, st.sampled_from([16, 24, 17]), st.sampled_from([16, 24, 39]))
 def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(section, source_size, target_size):
     translator = isinstance(section, TransformerSection)
-    kind = task_kind("translation" if translator else "classification")
+    kind = TASKS["translation" if translator else "classification"]
     sizes = {"source": source_size, "target": target_size} if translator else {"vocabulary": source_size, "classes": 3}
     ledger = ledger_for(kind, section, sizes)
     assert ledger.totals.parameters == real_count(kind.build(section, sizes))

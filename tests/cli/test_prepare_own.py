@@ -13,7 +13,7 @@ from phmctl.errors import DataError
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from phmctl.training.train import train
 from tests.calls import call, rows_of
 from tests.data.helpers import put
@@ -205,7 +205,7 @@ def test_scores_of_translations_are_broken_down_by_extra_columns(
     assert [(one["value"], one["sentences"]) for one in bins] == [(2, 2), (None, 1)]
     assert "BLEU by depth" in call("eval", run.folder, "--device", "cpu").stdout
     (result,) = (each for each in read_results(run) if each.against is None)
-    answers = kind_of(run.recipe).answers(run, result)
+    answers = trained_kind(run.recipe).answers(run, result)
     assert answers is not None
     assert [*answers.groups] == ["depth"]
 

@@ -15,7 +15,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import ScoringKey, write_result
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 
 REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
 SOURCES = [f"die kleine Katze {row} saß auf der alten Matte im Haus" for row in range(24)]
@@ -101,7 +101,7 @@ def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
 
 def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
     """Return the initial tensors of a recipe's model with a small vocabulary."""
-    kind = kind_of(recipe)
+    kind = trained_kind(recipe)
     sizes = {name: min(size, 32) for name, size in kind.sizes(recipe).values.items()}
     torch.manual_seed(recipe.training.seed)
     return model_tensors(kind.build(recipe.model, sizes))

@@ -17,8 +17,8 @@ from phmctl.errors import RunError
 from phmctl.metrics.text import bleu, paired_bootstrap
 from phmctl.runs import Run
 from phmctl.tasks.answers import ONE_SEED
-from phmctl.tasks.base import Asked
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.base import ScoreRequest
+from phmctl.tasks.registry import trained_kind
 from tests.calls import call
 from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, score, worse
 from tests.references import compare_runs
@@ -143,11 +143,11 @@ def test_scoring_first_uses_the_requested_checkpoint(tmp_path: Path, monkeypatch
     unscored = make_run(tmp_path, settings=REAL, hypotheses=None)
     checkpoints: list[str] = []
 
-    def evaluate(self: object, request: Asked) -> None:
+    def evaluate(self: object, request: ScoreRequest) -> None:
         checkpoints.append(request.checkpoint)
         raise RunError("a run that cannot be scored does not stop the others")
 
-    monkeypatch.setattr(type(kind_of(unscored.recipe)), "evaluate", evaluate)
+    monkeypatch.setattr(type(trained_kind(unscored.recipe)), "evaluate", evaluate)
     compare_runs(recipe="miniature", runs=tmp_path, score=True)
     compare_runs(recipe="miniature", runs=tmp_path, score=True, checkpoint="last")
     assert checkpoints == ["auto", "last"]

@@ -70,13 +70,6 @@ def import_all() -> None:
     import torch
     import torch._dynamo
 
-    import phmctl.cli.main
-    import phmctl.tasks.registry
-    import phmctl.training.train
-    from phmctl.tasks.registry import TASKS
-
-    for name in TASKS:
-        phmctl.tasks.registry.task_kind(name)
     torch.set_num_threads(1)
 
 

@@ -19,7 +19,7 @@ from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.results import read_metrics, series
 from phmctl.runs.summary import count_stored, list_runs, summarise
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from tests.training.fake import make_recipe
 
 
@@ -128,7 +128,7 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
 )
 def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str]) -> None:
     recipe = load_recipe(name, options)
-    task_kind = kind_of(recipe)
+    task_kind = trained_kind(recipe)
     model = task_kind.build(recipe.model, dict.fromkeys(task_kind.sizes(recipe).values, 40), device="cpu")
     write_checkpoint(tmp_path / "step-000001", {"model": model_tensors(model)}, {"step": 1})
     rows, _ = rows_of(model)

@@ -15,10 +15,9 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.base import Asked
-from phmctl.tasks.rule import (
+from phmctl.tasks.base import ScoreRequest
+from phmctl.tasks.rule.task import (
     EVALUATION_SAMPLES,
-    KIND,
     THRESHOLD,
     TRUTH,
     RuleEvaluation,
@@ -27,6 +26,9 @@ from phmctl.tasks.rule import (
     draw_samples,
     draw_truth,
     read_truth,
+)
+from phmctl.tasks.rule.task import (
+    evaluate as evaluate_run,
 )
 from phmctl.training.train import train_task
 from tests.calls import call
@@ -57,7 +59,7 @@ def trained(root: Path, *settings: str, name: str = "hamilton") -> Run:
 
 
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best") -> RuleEvaluation:
-    return KIND.evaluate(Asked(run, checkpoint, split=split))
+    return evaluate_run(ScoreRequest(run=run, checkpoint=checkpoint, split=split))
 
 
 # ------------------------------------------------------------------------------------------------------ true maps

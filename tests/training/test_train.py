@@ -17,7 +17,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
 from phmctl.sweeps import newest_of
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks.registry import trained_kind
 from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task
 from tests.training.copying import copying_recipe
@@ -115,7 +115,7 @@ def test_steps_or_minutes_but_not_both(settings: list[str]) -> None:
 
 def test_more_time_is_more_steps(copying_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, cpu = _timed(1.0), pick_device("cpu")
-    task = kind_of(recipe).open(recipe, copying_data)
+    task = trained_kind(recipe).open(recipe, copying_data)
     one, ten = (measured.steps_within(minutes, task, recipe.training, cpu) for minutes in (1.0, 10.0))
     assert 3 < ten / one < 33
     with pytest.raises(RecipeError):

@@ -15,12 +15,12 @@ from phmctl.data.prepared.folder import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.files import write_atomic, write_json
-from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
+from phmctl.metrics.text import bleu, check_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.translation.kind import EXTRAS
+from phmctl.tasks.translation.text import EXTRAS, bleu_tokenizer
 
 _LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
 
@@ -111,8 +111,7 @@ class TranslationTask:
 
     @property
     def _bleu_tokenizer(self) -> str:
-        asked = self.recipe.training.bleu_tokenizer
-        return asked or usual_tokenizer(self.prepared.manifest.get("target_language"))
+        return bleu_tokenizer(self.recipe, self.prepared.manifest)
 
     @silence()  # over-long lines are the same at each validation
     def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:

@@ -10,8 +10,8 @@ from phmctl.data.card import RowFormat
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.base import Asked
-from phmctl.tasks.classification.kind import KIND, ClassifierReport
+from phmctl.tasks.classification.evaluation import ClassifierReport, ClassifierScoreRequest
+from phmctl.tasks.classification.kind import ClassificationKind
 from tests.data.helpers import prepare_tables
 
 NOUNS = ["cat", "dog", "key", "tree", "house", "road", "bird", "stone"]
@@ -104,4 +104,4 @@ def runs(
 
 
 def evaluate(run: Run, split: str = "test", against: Run | None = None) -> ClassifierReport:
-    return KIND.evaluate(Asked(run, "best", "cpu", {}, split, against))
+    return ClassificationKind().evaluate(ClassifierScoreRequest(run=run, device="cpu", split=split, against=against))

@@ -10,8 +10,8 @@ from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.kind import read_examples
-from phmctl.tasks.classification.task import load_classifier
+from phmctl.tasks.classification.classifier import load_classifier
+from phmctl.tasks.classification.examples import read_examples
 from tests.tasks.classification.conftest import evaluate
 
 
@@ -95,7 +95,7 @@ def test_a_comparison_names_the_weights_that_were_loaded(runs, tmp_path, monkeyp
             baseline.set_pointer("best", 999999)
         return found
 
-    monkeypatch.setattr("phmctl.tasks.classification.task.load_classifier", load)
+    monkeypatch.setattr("phmctl.tasks.classification.classifier.load_classifier", load)
     evaluate(system, against=baseline)
     (written,) = [each for each in read_results(system) if each.against == baseline.name]
     assert written.settings["against_sha256"] == loaded.sha256

@@ -11,8 +11,8 @@ from phmctl.files import write_atomic, write_json
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
-from phmctl.tasks.base import Asked
-from phmctl.tasks.translation.kind import KIND, Evaluation
+from phmctl.tasks.translation.evaluation import Evaluation, TranslationScoreRequest
+from phmctl.tasks.translation.evaluation import evaluate as evaluate_run
 from tests.decoding.conftest import TEXT, sharp_model
 
 SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]
@@ -55,4 +55,7 @@ def make_run(
 def evaluate(
     run: Run, split: str = "test", checkpoint: str = "best", against: Run | None = None, **options: Any
 ) -> Evaluation:
-    return KIND.evaluate(Asked(run, checkpoint, "cpu", options, split, against))
+    request = TranslationScoreRequest(
+        run=run, checkpoint=checkpoint, device="cpu", split=split, against=against, **options
+    )
+    return evaluate_run(request)

@@ -13,7 +13,7 @@ from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.translation import kind as module
+from phmctl.tasks.translation import evaluation as module
 from tests.data.helpers import files_below
 from tests.tasks.translation.runs import REFERENCES, SOURCES, evaluate, make_run
 

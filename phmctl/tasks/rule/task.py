@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -37,10 +36,9 @@ from phmctl.files import write_atomic
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
-from phmctl.runs import Run
+from phmctl.runs import Run, Weights
 from phmctl.runs.results import ScoringKey, write_result
-from phmctl.tasks.answers import Metric
-from phmctl.tasks.base import ALONE, Asked, Autocast, Cost, Rows, Share, Sizes, Task, TaskKind
+from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, ScoreRequest, Share, Task
 
 TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
@@ -136,7 +134,7 @@ class RuleTask(Task):
         self._valid = draw_samples(self.truth, "valid", EVALUATION_SAMPLES, recipe.data.seed)
 
     def build_model(self, device: torch.device | str | None = None) -> RuleModel:
-        return KIND.build(self.recipe.model, KIND.sizes(self.recipe).values, device)
+        return build_rule_model(self.recipe.model, self.truth.H.shape[1], device)
 
     def plan(self, epoch: int) -> list[Rows]:
         settings = self.recipe.training
@@ -254,7 +252,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}"
 
 
-def _why_not(n: int, truth: Truth) -> str | None:
+def _why_not_compared(n: int, truth: Truth) -> str | None:
     order, terms = len(truth.A), determined_terms(truth.S)
     if n == 1:
         return "the model is dense: it has no rule"
@@ -278,53 +276,45 @@ def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
     )
 
 
-class RuleKind(TaskKind[RuleRecipe]):
-    """Examples made on the fly, a map and a rule to compare with the true ones. No text, and nothing to prepare."""
-
-    recipe = RuleRecipe
-    commands = ("train", "eval", "count-params", "bench train")
-    metrics = (Metric("map_error", higher=False), Metric("loss", higher=False))
-
-    def open(self, recipe: RuleRecipe, data: Path) -> RuleTask:
-        return RuleTask(recipe)
-
-    def sizes(self, recipe: RuleRecipe, data: Path | None = None) -> Sizes:
-        features = recipe.data.dims * recipe.data.components
-        note = f"features: {features} = {recipe.data.dims} × {recipe.data.components}"
-        return Sizes({"features": features}, note, trained=True)
-
-    def build(
-        self, settings: RuleModelSection, sizes: Mapping[str, int], device: torch.device | str | None = None
-    ) -> RuleModel:
-        return RuleModel(builder_for(settings, device), sizes["features"])
-
-    def evaluate(self, asked: Asked) -> RuleEvaluation:
-        run, split, recipe = asked.run, asked.split, asked.run.recipe_of(RuleRecipe)
-        if asked.against is not None:
-            raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
-        check_known("split", split, ("test", "valid"))
-        truth, settings, device = read_truth(run), recipe.model, pick_device(asked.device)
-        bare = self.build(settings, self.sizes(recipe).values, "meta")
-        weights, model = run.use(asked.checkpoint, lambda name: (run.weights(name), trained(bare, run, name, device)))
-        rule_note = _why_not(settings.n, truth)
-        rule = None if rule_note else _compare_rules(model, truth)
-        free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
-        map_error = _map_error(model, truth)
-        evaluation = RuleEvaluation(
-            run.name,
-            split,
-            weights.name,
-            recipe.data.product,
-            EVALUATION_SAMPLES,
-            _mean_squared_error(model, draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)),
-            map_error,
-            nearest_sum(truth.H, settings.n).relative_error if free else None,
-            rule,
-            rule_note,
-            learned=max(map_error, 0.0 if rule is None else rule.relative_error) < THRESHOLD,
-        )
-        write_result(run, ScoringKey(split, weights), evaluation.as_json())
-        return evaluation
+def build_rule_model(settings: RuleModelSection, features: int, device: torch.device | str | None = None) -> RuleModel:
+    return RuleModel(builder_for(settings, device), features)
 
 
-KIND = RuleKind()
+def evaluate(request: ScoreRequest) -> RuleEvaluation:
+    """Compare a run's map and rule with the true ones, and write the comparison into the run.
+
+    Raises RunError, UserError.
+    """
+    run, split = request.run, request.split
+    recipe = run.recipe_of(RuleRecipe)
+    if request.against is not None:
+        raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
+    check_known("split", split, ("test", "valid"))
+    settings, device = recipe.model, pick_device(request.device)
+    truth = read_truth(run)
+    empty = build_rule_model(settings, recipe.data.dims * recipe.data.components, "meta")
+
+    def load(checkpoint: str) -> tuple[Weights, RuleModel]:
+        return run.weights(checkpoint), trained(empty, run, checkpoint, device)
+
+    weights, model = run.use(request.checkpoint, load)
+    rule_note = _why_not_compared(settings.n, truth)
+    rule = None if rule_note else _compare_rules(model, truth)
+    map_error = _map_error(model, truth)
+    is_free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
+    rule_error = 0.0 if rule is None else rule.relative_error
+    evaluation = RuleEvaluation(
+        run.name,
+        split,
+        weights.name,
+        recipe.data.product,
+        EVALUATION_SAMPLES,
+        _mean_squared_error(model, draw_samples(truth, split, EVALUATION_SAMPLES, recipe.data.seed)),
+        map_error,
+        nearest_sum(truth.H, settings.n).relative_error if is_free else None,
+        rule,
+        rule_note,
+        learned=max(map_error, rule_error) < THRESHOLD,
+    )
+    write_result(run, ScoringKey(split, weights), evaluation.as_json())
+    return evaluation

@@ -1,0 +1,1 @@
+"""Learning a multiplication rule from examples."""
