@@ -13,7 +13,7 @@ from phmctl.data.card import Hub, Url
 from phmctl.data.fetch import LARGEST, extract, fetch_all
 from phmctl.data.hub import hub_rows, load_rows
 from phmctl.errors import DataError, DownloadError, OutputError
-from tests.data.helpers import files_below, texts
+from tests.data.helpers import cut, files_below, flip, texts
 
 CONTENT = {"set/train.de": b"eins\n", "set/deep/train.en": b"one\n", "./readme": b"", "a..b": b"fine"}
 
@@ -43,6 +43,14 @@ def link(name, target, kind=tarfile.SYMTYPE):
     return info
 
 
+def flip_the_middle(path):
+    flip(path, path.stat().st_size // 2)
+
+
+def replace_by_page(path):
+    path.write_bytes(b"<html>404</html>")
+
+
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
 def test_archives_are_unpacked(tmp_path, name):
     modes = {"a.tgz": "w:gz", "a.tar": "w", "a.tar.xz": "w:xz"}
@@ -64,7 +72,7 @@ def test_names_outside_the_folder_are_refused(tmp_path, kind, evil):
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     path = (tar if kind == "tar" else packed)(tmp_path / f"x.{kind}", members)
-    with pytest.raises(DataError, match=r"member .* outside"):
+    with pytest.raises(DataError, match=evil):
         extract(path, inside / "out")
     assert files_below(tmp_path).keys() == {path.name}
 
@@ -82,32 +90,24 @@ def test_names_outside_the_folder_are_refused(tmp_path, kind, evil):
 )
 def test_links_and_devices_are_refused(tmp_path, member):
     path = tar(tmp_path / "x.tar", {"good": b"x", member.name: member, "set/out/file": b"evil"}, "w")
-    with pytest.raises(DataError, match=f"member {member.name!r} .*link"):
+    with pytest.raises(DataError, match=repr(member.name)):
         extract(path, tmp_path / "out")
     assert files_below(tmp_path).keys() == {"x.tar"}
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         info = zipfile.ZipInfo("out")
         info.external_attr = 0o120777 << 16
         archive.writestr(info, "../../evil")
-    with pytest.raises(DataError, match=r"'out' .*link"):
+    with pytest.raises(DataError, match="'out'"):
         extract(tmp_path / "x.zip", tmp_path / "out")
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "other"])
+@pytest.mark.parametrize("damage", [cut, flip_the_middle, replace_by_page])
 @pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
 def test_damaged_archives_leave_nothing(tmp_path, name, damage):
     path = tmp_path / name
     members = {f"file{number}": bytes(range(256)) * 40 for number in range(5)}
     packed(path, members) if name == "a.zip" else tar(path, members)
-    content = bytearray(path.read_bytes())
-    match damage:
-        case "cut":
-            content = content[: len(content) // 2]
-        case "flip":
-            content[len(content) // 2] ^= 255
-        case "other":
-            content = bytearray(b"<html>404</html>")
-    path.write_bytes(content)
+    damage(path)
     with pytest.raises(DataError, match=name):
         extract(path, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
@@ -121,7 +121,7 @@ def test_an_archive_with_too_much_content_leaves_nothing(tmp_path, name, monkeyp
     for bytes_allowed, members_allowed in ((1 << 20, 6), (1 << 25, 5)):
         monkeypatch.setattr(archives, "_ALWAYS_ALLOWED", bytes_allowed)
         monkeypatch.setattr(archives, "_MOST_MEMBERS", members_allowed)
-        with pytest.raises(DataError, match=rf" {members_allowed} members.*\n.*--source DIR"):
+        with pytest.raises(DataError, match=f" {members_allowed} "):
             extract(path, tmp_path / "out")
         assert [entry.name for entry in tmp_path.iterdir()] == [name]
     monkeypatch.setattr(archives, "_MOST_MEMBERS", 6)
@@ -129,28 +129,21 @@ def test_an_archive_with_too_much_content_leaves_nothing(tmp_path, name, monkeyp
     assert (tmp_path / "out" / "zeros").stat().st_size == 1 << 24
 
 
-def test_a_damaged_archive_is_fetched_again_if_asked(tmp_path):
+def test_refetch_replaces_a_damaged_or_earlier_archive(tmp_path):
     served, cache = tmp_path / "a.tgz", tmp_path / "cache"
     item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
     served.write_bytes(b"<html>busy</html>")
     with pytest.raises(DataError, match="--refetch"):
         fetch_all([item], cache)
-    tar(served, CONTENT)
+    tar(served, {"old": b"x"})
     (cache / ".a.tgz.extracted.0123abcd.tmp").mkdir()
     fetch_all([item], cache, refetch=True)
-    assert files_below(cache / "a.tgz.extracted").keys() == {"set/train.de", "set/deep/train.en", "readme", "a..b"}
-    assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
-
-
-def test_refetch_unpacks_again(tmp_path):
-    served, cache = tar(tmp_path / "a.tgz", CONTENT), tmp_path / "cache"
-    item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
-    fetch_all([item], cache)
     tar(served, {"new": b"x"})
     fetch_all([item], cache)
-    assert "new" not in files_below(cache / "a.tgz.extracted")
+    assert files_below(cache / "a.tgz.extracted") == {"old": b"x"}
     fetch_all([item], cache, refetch=True)
     assert files_below(cache / "a.tgz.extracted") == {"new": b"x"}
+    assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
 
 
 COMMIT = "0123456789" * 4
@@ -248,7 +241,7 @@ def test_errors_of_the_library_and_rows_without_text(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"set, line 2: 'de' .*None"):
         list(rows)
     hub = Hub.model_construct(id=str(tmp_path / "repository"), splits={"train": "training"}, texts=("de", "en"))
-    with pytest.raises(DataError, match=r"'training'.* test, train, validation"):
+    with pytest.raises(DataError, match="'training'"):
         load_rows(hub, tmp_path / "cache")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DownloadError, match=r"empty.*\n.*--source DIR") as caught:

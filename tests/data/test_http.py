@@ -93,7 +93,7 @@ def test_a_cut_connection_is_resumed_where_a_sha256_can_tell(server, tmp_path, s
 def test_a_later_call_resumes(server, tmp_path, monkeypatch):
     server.cuts = [300_000]
     monkeypatch.setattr(fetching, "_ATTEMPTS", 1)
-    with pytest.raises(DownloadError, match="300,000 of 1,048,576"):
+    with pytest.raises(DownloadError, match=r"train\.de.*300,000"):
         fetch(server, tmp_path, sha256=SHA256)
     assert not (tmp_path / "raw" / "train.de").exists()
     assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
@@ -113,29 +113,24 @@ def test_existing_files(server, tmp_path, name, content, seen):
     assert server.seen == seen
 
 
-def test_a_server_without_ranges(server, tmp_path):
-    server.cuts, server.ranges = [300_000], False
-    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
-
-
 def test_content_with_another_sha256_is_deleted(server, tmp_path):
     with pytest.raises(DownloadError, match=rf"{SHA256[:12]}.*000000000000"):
         fetch(server, tmp_path, sha256="0" * 64)
     assert not list((tmp_path / "raw").iterdir())
 
 
-def test_a_busy_server_is_asked_again(server, tmp_path):
-    server.answers = [503, 429]
-    assert fetch(server, tmp_path).read_bytes() == CONTENT
+@pytest.mark.parametrize("failure", [{"answers": [503, 429]}, {"cuts": [300_000], "ranges": False}])
+def test_a_busy_server_and_a_server_without_ranges(server, tmp_path, monkeypatch, failure):
+    for name, value in failure.items():
+        monkeypatch.setattr(server, name, value)
+    assert fetch(server, tmp_path, sha256=SHA256).read_bytes() == CONTENT
 
 
 def test_a_permanent_error_is_not_repeated(server, tmp_path):
     server.answers = [404]
-    with pytest.raises(DownloadError, match=r"train\.de: .*404") as caught:
+    with pytest.raises(DownloadError, match=r"train\.de.*404.*\n.*--source DIR"):
         fetch(server, tmp_path)
     assert len(server.seen) == 1
-    assert "--source DIR" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 2
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9"):
         download("http://127.0.0.1:9/x", tmp_path / "train.de")
 

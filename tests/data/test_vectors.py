@@ -26,32 +26,24 @@ def test_the_cased_word_is_taken_before_the_lower_case_one(tmp_path):
     assert table[5].tolist() == [7, 8]
 
 
-def test_words_with_spaces_in_them(tmp_path):
-    """GloVe 840B has a row whose word is ". . ."; the vector is the last numbers of a line."""
-    path = put(tmp_path / "v", "dog 0.1 0.2", ". . . 0.5 0.6", "at name@domain.com 0.3 0.4", ". 0.7 0.8")
-    table, _ = read_vectors(path, WORDS)
-    np.testing.assert_allclose(table[[4, 6]], [[0.1, 0.2], [0.7, 0.8]], rtol=1e-6)
-
-
-def test_a_first_line_of_counts_is_passed_over(tmp_path):
-    assert read_vectors(put(tmp_path / "v", "2 3", "dog 1 2 3"), WORDS)[0].shape == (8, 3)
-
-
-def test_a_word_that_ends_in_a_whole_number(tmp_path):
-    path = put(tmp_path / "v", "dog 0.1 0.2", "sept 11 0.5 0.6", "11 0.7 0.8", "at 5 0.9 1e-3")
+def test_words_with_spaces_and_a_first_line_of_counts(tmp_path):
+    """GloVe 840B has words like ". . ." and "sept 11": the vector is the last numbers of a line."""
+    lines = ["dog 0.1 0.2", ". . . 0.5 0.6", "at name@domain.com 0.3 0.4", ". 0.7 0.8", "sept 11 1.1 1.2", "11 1.3 1.4"]
+    path = put(tmp_path / "v", "7 2", *lines, "at 5 0.9 1e-3")
     table, _ = read_vectors(path, [*WORDS, " 11", " sept 11", " at 5"])
-    np.testing.assert_allclose(table[[8, 9, 10]], [[0.7, 0.8], [0.5, 0.6], [0.9, 1e-3]], rtol=1e-6)
+    expected = [[0.1, 0.2], [0.7, 0.8], [1.3, 1.4], [1.1, 1.2], [0.9, 1e-3]]
+    np.testing.assert_allclose(table[[4, 6, 8, 9, 10]], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("row", "problem"),
+    "row",
     [
-        *((f"cat {number} 0.1", "finite") for number in ("nan", "inf", "-Infinity", "1e60", "a")),
-        *((row, r"first row has 2") for row in ("cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1")),
+        *(f"cat {number} 0.1" for number in ("nan", "inf", "-Infinity", "1e60", "a")),
+        *("cat 0.1", "cat 0.1 0.2 0.3", "0.1 0.2 0.3 0.4", "cat -1E3 2e1 3e1"),
     ],
 )
-def test_invalid_rows(tmp_path, row, problem):
-    with pytest.raises(DataError, match=f"v, line 2: .*{problem}"):
+def test_invalid_rows(tmp_path, row):
+    with pytest.raises(DataError, match="v, line 2:"):
         read_vectors(put(tmp_path / "v", "dog 0.1 0.2", row), WORDS)
 
 

@@ -69,15 +69,6 @@ def test_a_split_comes_back_from_the_disk(tmp_path):
     assert dataset[2] == {"source": [8], "target": [9, 10, 11], "source_text": "Äpfel\u2028", "target_text": "<s>"}
 
 
-@pytest.mark.parametrize("content", [None, b"no arrow", b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000])
-def test_a_missing_or_damaged_arrow_file(tmp_path, content):
-    path = tmp_path / "train.arrow"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=r"train\.arrow.* --force"):
-        Split(path)
-
-
 def test_the_folder_name_contains_the_settings(tmp_path):
     section = ParallelSection(card="multi30k-de-en", vocabulary=8000, max_tokens=128)
     assert prepared_folder(section, tmp_path) == tmp_path / "prepared" / "multi30k-de-en" / "bpe-8000-joint-128"
@@ -115,31 +106,29 @@ def test_the_command_that_prepares_missing_data(tmp_path, monkeypatch, section, 
 
 
 GOOD = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": []}
-WRONG = (
-    *(
-        ("format", FORMAT + 1),
-        ("files", [5]),
-        ("files", [{}]),
-        ("splits", []),
-        ("splits", {"train": 7}),
-        ("settings", None),
-    ),
-    *(("token_types", {"source": "many"}), ("token_types", {"source": 10**30}), ("labels", "abc"), ("texts", 3)),
-)
+WRONG = {
+    "format": [FORMAT + 1],
+    "files": [[5], [{}]],
+    "splits": [[], {"train": 7}],
+    "settings": [None],
+    "token_types": [{"source": "many"}, {"source": 10**30}],
+    "labels": ["abc"],
+    "texts": [3],
+}
 
 
 @pytest.mark.parametrize(
     ("content", "key"),
     [
         *((content, "") for content in ("{", "[]", "{}", "\xff", "5", '{"format": 3}')),
-        *((json.dumps(GOOD | {key: value}), key) for key, value in WRONG),
+        *((json.dumps(GOOD | {key: value}), key) for key, values in WRONG.items() for value in values),
     ],
 )
 def test_a_damaged_manifest_is_a_users_error(tmp_path, content, key):
     (tmp_path / MANIFEST).write_text(json.dumps(GOOD))
     assert read_manifest(tmp_path) == GOOD
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
-    with pytest.raises(DataError, match=rf"{key}.* --force"):
+    with pytest.raises(DataError, match=rf"manifest\.json.*{key}.* --force"):
         PreparedData(tmp_path)
 
 
@@ -152,13 +141,26 @@ def test_a_pipe_instead_of_a_file_is_refused(tmp_path, name):
         PreparedData(tmp_path)
 
 
-@pytest.mark.parametrize("columns", [{"source": [1]}, {"source": [[1]], "target": ["a"]}, {"a": [b"x"]}])
-def test_an_arrow_file_with_other_columns_is_refused(tmp_path, columns):
-    path = tmp_path / "train.arrow"
+def write_table(path, columns):
     table = pa.table(columns)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match=r"train\.arrow"):
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, b"no arrow", b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000),
+        *({"source": [1]}, {"source": [[1]], "target": ["a"]}, {"a": [b"x"]}),
+    ],
+)
+def test_a_missing_damaged_or_other_arrow_file_is_refused(tmp_path, content):
+    path = tmp_path / "train.arrow"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        write_table(path, content)
+    with pytest.raises(DataError, match=r"train\.arrow.* --force"):
         Split(path)
 
 
@@ -173,10 +175,8 @@ def test_an_arrow_file_with_other_columns_is_refused(tmp_path, columns):
 def test_a_text_that_cannot_be_read_is_a_users_error(tmp_path, right, wrong):
     lists = pa.array([[1], [], [2], []], pa.list_(pa.int32()))
     texts = {f"{side}_text": ["a", "", "ß", ""] for side in ("source", "target")}
-    table = pa.table({"source": lists, "target": lists, **texts})
     path = tmp_path / "valid.arrow"
-    with pa.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table)
+    write_table(path, {"source": lists, "target": lists, **texts})
     assert Split(path).texts[0] == ["a", "", "ß", ""]
     content = path.read_bytes()
     assert right in content
