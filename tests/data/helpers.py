@@ -1,4 +1,4 @@
-"""What tests of files share: rows from pairs and back, files written and damaged, a user's own prepared by one call."""
+"""Helpers of tests with files: write, read and damage files, and prepare a user's own files."""
 
 import gzip
 import signal
@@ -17,7 +17,7 @@ from phmctl.recipe.schema import LabelledSection, ParallelSection
 
 @contextmanager
 def deadline(seconds: int) -> Iterator[None]:
-    """Fail what takes longer."""
+    """Raise TimeoutError if the block takes longer."""
 
     def late(*_: object) -> None:
         raise TimeoutError
@@ -32,17 +32,15 @@ def deadline(seconds: int) -> Iterator[None]:
 
 
 def as_rows(pairs: Iterable[tuple[str, ...]]) -> list[Row]:
-    """Return rows of these texts."""
     return [Row(tuple(pair)) for pair in pairs]
 
 
 def texts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """Return the texts of rows."""
     return [row.texts for row in rows]
 
 
 def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> Path:
-    """Write lines into a file, whose folder is made; compressed where its name ends in ``.gz``."""
+    """Write lines to a file, compressed if its name ends in ``.gz``; its folder is created."""
     content = mark + "".join(line + end for line in lines).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
@@ -50,43 +48,39 @@ def put(path: Path, *lines: str, end: str = "\n", mark: bytes = b"") -> Path:
 
 
 def flip(path: Path, at: int = -1) -> None:
-    """Change a bit of a file, in its last byte or another: the size stays."""
+    """Flip a bit in the last byte of a file, or in another."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
 
 
 def cut(path: Path) -> None:
-    """Leave the first half of a file."""
+    """Cut a file to its first half."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Return what each file of a folder, and of those below it, holds."""
+    """Return the content of each file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def sizes(corpus: Corpus) -> dict[str, int]:
-    """Return the number of rows of each split."""
     return {split: sum(1 for _ in rows) for split, rows in corpus.splits.items()}
 
 
 def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Corpus:
-    """Return a German-English corpus of these pairs."""
     return Corpus("tiny", {name: as_rows(pairs) for name, pairs in splits.items()}, ("de", "en"), **more)
 
 
 def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
-    """Prepare a user's own parallel files."""
     return prepare(data, own=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
 
 
 def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
-    """Return a table a split in the form of a command line, where each may have several."""
+    """Return one table for each split as :func:`own_corpus` takes them."""
     return {split: [[table]] for split, table in tables.items()}
 
 
 def prepare_tables(data: LabelledSection, *, tables: Mapping[str, Path], rows: RowFormat, **more: Any) -> PreparedData:
-    """Prepare a user's own tables of labelled text."""
     settings = {"rows": rows.model_dump(mode="json")}
     return prepare(data, own_corpus(data.card, as_given(tables), rows), settings=settings, **more)

@@ -1,4 +1,4 @@
-"""Preparing labelled text: what is kept, dropped and counted, and that nothing is done twice."""
+"""Prepare labelled text: kept and dropped rows, counts, labels and word vectors."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def prepared(root, made=None, cleaning=None, section=SECTION, **more):
     return prepare(section, made or corpus(), cleaning, root=root, **more)
 
 
-def test_what_is_counted_and_stored(tmp_path):
+def test_counts_and_stored_columns(tmp_path):
     data = prepared(tmp_path)
     splits = data.manifest["splits"]
     assert splits["train"]["read"] == 9
@@ -57,12 +57,8 @@ def test_what_is_counted_and_stored(tmp_path):
     assert (data.labels, data.texts, data.vectors) == (["yes", "no"], 1, None)
     train, test = data.split("train"), data.split("test")
     assert train.labels.tolist() == [0, 1, 1, 1]
-    assert [data.tokenizers.source.decode(train.sides[0][row]) for row in range(4)] == [
-        "the dog",
-        "a cat",
-        "A  CAT",
-        "birds",
-    ]
+    texts = [data.tokenizers.source.decode(train.sides[0][row]) for row in range(4)]
+    assert texts == ["the dog", "a cat", "A  CAT", "birds"]
     assert train.extras["attractors"].tolist() == [0, 1, -1, 1]
     assert test.texts == (["Seen  in test", "", "one two three four five six seven"],)
     assert len(test.sides) == 1
@@ -75,15 +71,17 @@ def test_what_is_counted_and_stored(tmp_path):
     assert trained_sizes(SECTION.model_copy(update={"vocabulary": 61}), tmp_path) is None
 
 
-@pytest.mark.parametrize(("keep", "text"), [("start", "one two three four five"), ("end", "birds three four five six")])
-def test_which_end_of_a_long_text_stays(tmp_path, keep, text):
+@pytest.mark.parametrize(
+    ("keep", "text"), [("start", "one two birds three four"), ("end", "birds three four five six")]
+)
+def test_an_over_long_text_is_truncated_at_the_end_or_the_start(tmp_path, keep, text):
     train = [("one two three four five", "no"), ("six birds", "yes")]
-    made = corpus(train=train, test=[("one two birds three four five six" if keep == "end" else f"{text} six", "no")])
-    data = prepared(tmp_path, made, {"keep": keep})
+    labelled = corpus(train=train, test=[("one two birds three four five six", "no")])
+    data = prepared(tmp_path, labelled, {"keep": keep})
     assert data.tokenizers.source.decode(data.split("test").sides[0][0]) == text
 
 
-def test_duplicates_are_kept_where_the_card_says_so(tmp_path):
+def test_duplicates_are_kept_if_the_card_says_so(tmp_path):
     counts = prepared(tmp_path, cleaning={"duplicates": "keep"}).manifest["splits"]["train"]
     assert (counts["kept"], counts["noted"]) == (6, {"in_valid_or_test": 2})
 
@@ -100,29 +98,28 @@ def test_pairs(tmp_path):
     assert batch.target.shape == (2, 2)
 
 
-def test_labels_that_the_card_does_not_give_are_those_of_train(tmp_path):
+def test_without_a_card_the_labels_are_those_of_train(tmp_path):
     train = [(f"t {label}", label) for label in ("10", "9", "9", "2")]
     data = prepared(tmp_path, corpus(train=train, valid=[("x", "9")], test=[("y", "2")], labels=()))
     assert data.labels == ["2", "9", "10"]
     assert data.split("train").labels.tolist() == [2, 1, 1, 0]
 
 
-@pytest.mark.parametrize("labels", [("yes", "no"), ()])
-def test_an_unknown_label(tmp_path, labels):
-    made = corpus(test=[("a", "yes"), ("b", "yse")], labels=labels)
-    match = r"file\.tsv, line 2: .*'yse' .*'yes'.*(yes, no|no, yes)"
-    with pytest.raises(DataError, match=match):
-        prepared(tmp_path, made)
+@pytest.mark.parametrize(
+    ("label", "labels", "place"),
+    [
+        ("yse", ("yes", "no"), r"file\.tsv, line 2: .*'yse' .*'yes'.*yes, no"),
+        ("yse", (), r"file\.tsv, line 2: .*'yse' .*'yes'.*no, yes"),
+        ("perhaps", ("yes", "no", "perhaps"), "'perhaps' .* test "),  # only test has examples
+    ],
+)
+def test_a_label_that_train_lacks(tmp_path, label, labels, place):
+    with pytest.raises(DataError, match=place):
+        prepared(tmp_path, corpus(test=[("a", "yes"), ("b", label)], labels=labels))
     assert not prepared_folder(SECTION, tmp_path).exists()
 
 
-def test_label_sets_that_do_not_fit(tmp_path):
-    made = corpus(test=[("a", "perhaps")], labels=("yes", "no", "perhaps"))
-    with pytest.raises(DataError, match=r"'perhaps' .*, but test has"):
-        prepared(tmp_path, made)
-
-
-def test_a_swapped_pair_is_the_same_where_order_means_nothing(tmp_path):
+def test_a_swapped_pair_is_held_out_if_the_order_does_not_matter(tmp_path):
     train = [("a dog", "it barks", "yes"), ("a cat", "it sleeps", "no"), ("x", "y", "yes")]
     held = [("It  barks", "a dog", "yes"), ("p", "q", "no")]
     for symmetric, dropped in ((True, {"in_valid_or_test": 1}), (False, {})):
@@ -147,7 +144,7 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
     assert "test of quora has 2 rows, but 10,000" in capsys.readouterr().err
     assert "− odd row" in prepared_table(data.manifest).drawn()
-    again = prepare(section, root=tmp_path / "data")  # no source: what is there serves, no network is asked
+    again = prepare(section, root=tmp_path / "data")  # up to date, so neither a source nor the network is needed
     assert again.manifest == data.manifest
     assert "is up to date" in capsys.readouterr().err
 
@@ -160,20 +157,20 @@ def test_a_label_that_would_break_a_table(tmp_path, label):
 
 def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     lost = [("", "perhaps"), ("", "perhaps"), ("seen in valid", "perhaps"), ("one two three four five six", "perhaps")]
-    why = "of all rows: 1 no label, 3 empty text, 3 in valid or test, 2 over long"
-    with pytest.raises(DataError, match=f"'perhaps' .*'own' .{why}"):
+    counts = "1 no label, 3 empty text, 3 in valid or test, 2 over long"
+    with pytest.raises(DataError, match=f"'perhaps' .*'own' .*{counts}"):
         prepared(tmp_path, corpus(train=TRAIN + lost, labels=()))
     made = corpus(train=TRAIN + lost, labels=("yes", "no", "perhaps"))
     assert prepared(tmp_path, made).labels == ["yes", "no", "perhaps"]
     error_output = capsys.readouterr().err
     assert "'perhaps'" in error_output
-    assert why in error_output
+    assert counts in error_output
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("rows", [[], [("text", None)]])
 def test_an_empty_split(tmp_path, split, rows):
-    for labels in ((), ("yes", "no")):  # those that train has, and a card's
+    for labels in ((), ("yes", "no")):  # the labels of train, or a card's
         with pytest.raises(DataError, match=f"{split} of 'own'"):
             prepared(tmp_path, corpus(**{split: rows}, labels=labels))
 
@@ -191,7 +188,7 @@ def test_vectors(tmp_path, capsys):
     known = np.isin(tokens, [row, data.tokenizers.source.vocabulary.index(" the")])
     assert vectors["tokens"]["train"] == round(known.mean(), 6)
     capsys.readouterr()
-    assert prepared(tmp_path).vectors is not None  # they stay
+    assert prepared(tmp_path).vectors is not None  # the vectors stay
     assert "up to date" in capsys.readouterr().err
     put(file, "the 5 6")
     assert prepared(tmp_path, vectors=file).vectors[row].tolist() == [5, 6]  # all others are the mean
@@ -199,14 +196,12 @@ def test_vectors(tmp_path, capsys):
     assert "without the vectors of v.txt" in capsys.readouterr().err
 
 
-def test_vectors_that_cannot_be(tmp_path):
-    with pytest.raises(DataError, match="nowhere"):
-        prepared(tmp_path, vectors=tmp_path / "nowhere")
-    file = put(tmp_path / "v.txt", "the 1 2")
-    bpe = SECTION.model_copy(update={"tokenizer": "bpe", "vocabulary": 300})
-    with pytest.raises(DataError, match="--tokenizer word, not bpe"):
-        prepared(tmp_path, section=bpe, vectors=file)
-    assert not prepared_folder(SECTION, tmp_path).exists()
+@pytest.mark.parametrize(("tokenizer", "place"), [("word", "nowhere"), ("bpe", "--vectors: .*bpe")])
+def test_invalid_vectors(tmp_path, tokenizer, place):
+    section = SECTION.model_copy(update={"tokenizer": tokenizer, "vocabulary": 300})
+    with pytest.raises(DataError, match=place):
+        prepared(tmp_path, section=section, vectors=tmp_path / "nowhere")
+    assert not prepared_folder(section, tmp_path).exists()
 
 
 def test_finding(tmp_path):
