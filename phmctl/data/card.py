@@ -77,10 +77,6 @@ class RowFormat(Section):
         return self.format == "csv" if self.quoting is None else self.quoting
 
     @property
-    def skips_malformed(self) -> bool:
-        return self.odd_rows == "drop"
-
-    @property
     def columns(self) -> list[Column]:
         optional = [column for column in (self.label, self.split) if column is not None]
         return [*self.texts, *self.extras.values(), *optional]

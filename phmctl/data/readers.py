@@ -196,9 +196,10 @@ def parallel_files(
         sides = [read_sentences(path, form or guess_format(path), skip=skip) for path in (source, target)]
         for number, texts in enumerate(zip_longest(*sides), start=1):
             if None in texts:
-                counts = [
-                    number - (text is None) + sum(1 for _ in side) for text, side in zip(texts, sides, strict=True)
-                ]
+                counts = [number, number]
+                for index, side in enumerate(sides):
+                    counts[index] += sum(1 for _ in side)
+                counts[texts.index(None)] -= 1
                 raise DataError(
                     f"{source} has {counts[0]:,} sentences, but {target} has {counts[1]:,}\n"
                     "parallel files need one line for each pair; are both from the same release?"
@@ -215,6 +216,7 @@ def parallel_files(
 @repeatable
 def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None) -> Iterator[Row]:
     """Yield the rows of tables or JSON lines; with `part`, only the rows with this value in the column ``split``."""
+    split_column = None if part is None else row_format.split
     for path in paths:
         records = _records(path, row_format)
         header: list[str] = []
@@ -224,14 +226,10 @@ def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None
         for number, record in records:
             location = Location(str(path), number)
             try:
-                if (
-                    part is None
-                    or row_format.split is None
-                    or _text(record, header, row_format.split, location) == part
-                ):
+                if split_column is None or _text(record, header, split_column, location) == part:
                     yield parse_row(record, header, row_format, location)
             except DataError:
-                if not row_format.skips_malformed:
+                if row_format.odd_rows == "refuse":
                     raise
                 unknown = dict.fromkeys(row_format.extras, UNKNOWN)
                 yield Row(("",) * len(row_format.texts), None, unknown, location, readable=False)
@@ -338,7 +336,7 @@ def _records(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Record]]:
 
     Empty lines of tables are skipped, except in pairs without a header, where they are an error.
     """
-    skip = row_format.skips_malformed
+    skip = row_format.odd_rows == "drop"
     if row_format.format == "jsonl":
         yield from _json_records(path, skip)
         return

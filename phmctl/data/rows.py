@@ -153,11 +153,12 @@ def agreement_table(splits: Mapping[str, RowSource]) -> Division:
         """Return 0 (train), 1 (valid) or 2 (test) for each row."""
         order = list(range(sum(1 for _ in rows)))
         random.Random(1).shuffle(order)
-        train_end = int(len(order) * 0.09)
-        valid_end = train_end + int(len(order) * 0.01)
+        train_size, valid_size = int(len(order) * 0.09), int(len(order) * 0.01)
         assigned = bytearray(len(order))
-        for position, row in enumerate(order):
-            assigned[row] = (position >= train_end) + (position >= valid_end)
+        for row in order[train_size:]:
+            assigned[row] = 1
+        for row in order[train_size + valid_size :]:
+            assigned[row] = 2
         return assigned
 
     @repeatable

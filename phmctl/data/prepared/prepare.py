@@ -5,10 +5,11 @@ test, one record batch, and the word counts of the tokenizer's training. Because
 is learned from at most a million rows, spread evenly over the corpus. The folder gets its name when it is complete.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -236,8 +237,9 @@ def labels_of(train: RowSource) -> list[str]:
         if any(mark in row.label for mark in "\t\n\r"):
             raise DataError(f"{row.location}: the label {row.label!r} contains a tab or a line end; replace it")
         labels.add(row.label)
-    numeric = all(re.fullmatch(r"-?\d{1,18}", label) for label in labels)
-    return sorted(labels, key=(lambda label: (int(label), label)) if numeric else None)
+    if all(re.fullmatch(r"-?\d{1,18}", label) for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels)
 
 
 def _clean_splits(
@@ -245,12 +247,10 @@ def _clean_splits(
 ) -> dict[str, CleanRows]:
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name, rows in corpus.splits.items():
-        if not any(row.label is not None if corpus.labelled else all(map(str.strip, row.texts)) for row in rows):
-            files = " and ".join(str(each.path) for each in corpus.files if each.split == name) or corpus.origin
-            what = "is empty: no example with a label" if corpus.labelled else "has no pair with text on both sides"
-            advice = "" if name in ("train", "valid") else ", or leave a test set out"
-            raise DataError(f"{name} of {corpus.name!r} {what} ({files}); check the files{advice}")
-        for row in rows if name != "train" else ():
+        _check_not_empty(corpus, name)
+        if name == "train":
+            continue
+        for row in rows:
             if not corpus.labelled or row.label is not None:
                 held_out.add([clean_line(text, cleaning) for text in row.texts])
     return {
@@ -259,12 +259,24 @@ def _clean_splits(
     }
 
 
+def _check_not_empty(corpus: Corpus, name: str) -> None:
+    """Raise DataError unless a split has an example with a label, or a pair with text on both sides."""
+    for row in corpus.splits[name]:
+        if row.label is not None or (not corpus.labelled and all(map(str.strip, row.texts))):
+            return
+    files = " and ".join(str(file.path) for file in corpus.files if file.split == name) or corpus.origin
+    lacks = "no example with a label" if corpus.labelled else "no pair with text on both sides"
+    advice = "" if name in ("train", "valid") else ", or leave a test set out"
+    raise DataError(f"{name} of {corpus.name!r} has {lacks} ({files}); check the files{advice}")
+
+
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
     """Return the tokenizers learned from train and, if only a part was used, a description for the manifest."""
-    rows = corpus.splits["train"]
-    period = -(-sum(1 for _ in rows) // LEARNED) or 1
-    learned = f"one train row in {period}" if period > 1 else ""
-    note(f"learning {data.vocabulary:,} token types{f' from {learned}' if learned else ''} ...")
+    row_count = sum(1 for _ in corpus.splits["train"])
+    period = max(1, math.ceil(row_count / LEARNED))
+    source = {"learned_from": f"one train row in {period}"} if period > 1 else {}
+    part = "".join(f" from {rows}" for rows in source.values())
+    note(f"learning {data.vocabulary:,} token types{part} ...")
     tokenizers = train_pair(
         train.sample(period),
         data.tokenizer,
@@ -273,26 +285,32 @@ def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) 
         lowercase=cleaning.lowercase,
         min_count=cleaning.min_count,
     )
-    return tokenizers, {"learned_from": learned} if learned else {}
+    return tokenizers, source
 
 
 def _encoded(
     name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str], counts: dict[str, dict[str, int]]
 ) -> Iterator[list[list[Any]]]:
     """Yield the columns of a split's rows in chunks; add up the token counts of each side, or of all texts."""
-    both = (tokenizers.source, tokenizers.target)  # a single text uses the first
+    side_counts = list(counts.values())
     remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
         while chunk := list(islice(remaining, CHUNK)):
-            columns = zip(*(row.texts for row in chunk), strict=True)
-            encoded = [tokenizer.encode(column) for tokenizer, column in zip(both, columns, strict=False)]
-            fitted = [(row, rows.fit(row, ids)) for row, ids in zip(chunk, zip(*encoded, strict=True), strict=True)]
-            kept = [(row, ids) for row, ids in fitted if ids is not None]
-            for side, column in zip(cycle(counts), zip(*(ids for _, ids in kept), strict=True), strict=False):
-                counts[side]["tokens"] += sum(map(len, column))
-                counts[side]["unknown"] += sum(ids.count(UNK) for ids in column)
-                counts[side]["longest"] = max(counts[side]["longest"], *map(len, column))
-            yield [_columns(row, ids, rows, extras) for row, ids in kept]
+            encoded = [tokenizers.source.encode([row.texts[0] for row in chunk])]
+            if len(chunk[0].texts) == 2:
+                encoded.append(tokenizers.target.encode([row.texts[1] for row in chunk]))
+            kept = []
+            for row, sides in zip(chunk, zip(*encoded, strict=True), strict=True):
+                fitted = rows.fit(row, sides)
+                if fitted is None:
+                    continue
+                kept.append(_columns(row, fitted, rows, extras))
+                for number, ids in enumerate(fitted):
+                    count = side_counts[number % len(side_counts)]
+                    count["tokens"] += len(ids)
+                    count["unknown"] += ids.count(UNK)
+                    count["longest"] = max(count["longest"], len(ids))
+            yield kept
             advance(len(chunk))
 
 
