@@ -1,14 +1,15 @@
-"""CTranslate2's engine: the search runs in its own library, without torch.
+"""Search with CTranslate2's library, without torch.
 
-It searches as :mod:`phmctl.decoding.beam` does: a sentence ends when `beam` hypotheses have ended. What differs is put
-right here:
+CTranslate2 searches like :mod:`phmctl.decoding.beam`: a sentence ends when `beam` hypotheses have ended. This module
+corrects three differences:
 
-- It normalises by length ** alpha. That decides only the order of what was found, so all `beam` hypotheses are asked
-  for and ordered by our penalty. (Where more have ended it leaves out the last ones of its own order: of very short
-  outputs the lowest ranks of an n-best list can be others than torch's.)
-- It renormalises where ids are forbidden, and cuts an output at the longest length instead of closing it. So what is
-  returned is scored anew by forced decoding: scores are the model's own log-probabilities.
-- It has one longest output a batch. A sentence whose hypotheses went beyond its own is searched again by itself.
+- CTranslate2 normalises scores by length ** alpha. This affects only the order of the hypotheses, so all `beam`
+  hypotheses are requested and sorted by our score. (If more than `beam` hypotheses have ended, CTranslate2 drops the
+  worst by its score, so the lowest ranks of an n-best list of very short outputs can differ from torch's.)
+- CTranslate2 renormalises the softmax when it forbids tokens, and truncates an output at the longest length instead of
+  closing it. Hypotheses are therefore scored again by forced decoding, which gives the model's log-probabilities.
+- CTranslate2 has one length limit for each batch. A sentence with hypotheses beyond its own limit is searched again
+  alone.
 """
 
 import importlib.machinery
@@ -27,108 +28,118 @@ from phmctl.exports import CTRANSLATE2
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"
-_NEARLY_ZERO = 1e-6  # with no penalty at all it would end a search before `beam` hypotheses have ended
+_SMALLEST_PENALTY = 1e-6  # without any penalty CTranslate2 ends a search before `beam` hypotheses have ended
 
 Ids = Sequence[int]
+
+
+class _Output(NamedTuple):
+    """An output of CTranslate2's search."""
+
+    tokens: tuple[int, ...]  # ids without EOS
+    log_prob: float  # CTranslate2's, renormalised over the allowed tokens
+    ended: bool  # by EOS; otherwise truncated at the length limit
+
+    def score(self, alpha: float) -> float:
+        return self.log_prob / float(length_penalty(len(self.tokens) + 1, alpha))
 
 
 class CTranslate2Engine:
     name = CTRANSLATE2
 
     def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
-        library, how = load_library(), {"device": "cpu", "compute_type": quantize, "intra_threads": threads}
+        library = load_library()
         try:
-            self._model = library.Translator(str(folder), **how)
+            self._model = library.Translator(str(folder), device="cpu", compute_type=quantize, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
-            raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; make the export anew") from error
-        self._source, self._target = tokenizers.source.vocabulary, tokenizers.target.vocabulary
-        self._ids = {token: index for index, token in enumerate(self._target)}
+            raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; export the run again") from error
+        self._source_tokens = tokenizers.source.vocabulary
+        self._target_tokens = tokenizers.target.vocabulary
+        self._target_ids = {token: index for index, token in enumerate(self._target_tokens)}
 
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.search.Engine`. `allowed` is the vocabulary, all of it."""
+        """Search one batch; see :class:`~phmctl.decoding.search.Engine`. `allowed` is the whole vocabulary."""
         limits = longest_outputs(sources, settings)
-        found = self._search(sources, max(limits), settings)
-        by_total = settings.model_copy(update={"alpha": 0.0})
+        outputs = self._search(sources, max(limits), settings)
+        without_penalty = settings.model_copy(update={"alpha": 0.0})
         for row, limit in enumerate(limits):
-            if limit < max(limits) and any(len(each.tokens) > limit for each in found[row]):
-                found[row] = self._search([sources[row]], limit, settings)[0]
-            if not all(each.ended for each in found[row]):  # what was cut took the place of shorter ones that ended
-                found[row] += self._search([sources[row]], limit, by_total)[0]
-        if n_best == 1 and all(each.ended for outputs in found for each in outputs):  # one is enough to score
-            found = [[max(outputs, key=lambda each: each.score(settings.alpha))] for outputs in found]
-        return [ranked[:n_best] for ranked in self._scored(sources, found, settings.alpha)]
+            if any(len(output.tokens) > limit for output in outputs[row]):
+                outputs[row] = self._search([sources[row]], limit, settings)[0]
+            if not all(output.ended for output in outputs[row]):  # truncated outputs displaced shorter ended ones
+                outputs[row] += self._search([sources[row]], limit, without_penalty)[0]
+        if n_best == 1 and all(output.ended for candidates in outputs for output in candidates):
+            # Without truncated outputs the best is known, and only its score is computed again.
+            outputs = [[max(candidates, key=lambda output: output.score(settings.alpha))] for candidates in outputs]
+        return [hypotheses[:n_best] for hypotheses in self._rescore(sources, outputs, settings.alpha)]
 
-    def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> "list[list[_Output]]":
-        power = max(settings.alpha, _NEARLY_ZERO)
-        options: dict[str, Any] = {
-            "beam_size": settings.beam,
-            "num_hypotheses": settings.beam,
-            "length_penalty": power,
-            "min_decoding_length": 0,
-            "max_decoding_length": max(limit, 1),  # what is cut there is closed, and scored, by us
-            "max_input_length": 0,
-            "disable_unk": True,
-            "suppress_sequences": [[SPECIAL_TOKENS[PAD]], [SPECIAL_TOKENS[BOS]]],
-            "return_end_token": True,
-            "return_scores": True,
-        }
-        results = self._model.translate_batch([self._words(source) for source in sources], **options)
-        found: list[list[_Output]] = [[] for _ in results]
-        for one, outputs in zip(results, found, strict=True):
-            for words, score in zip(one.hypotheses, one.scores, strict=True):
-                ids = [self._ids[word] for word in words]
+    def _search(self, sources: Sequence[Ids], limit: int, settings: DecodingSection) -> list[list[_Output]]:
+        penalty = max(settings.alpha, _SMALLEST_PENALTY)
+        results = self._model.translate_batch(
+            [self._tokens_of(source) for source in sources],
+            beam_size=settings.beam,
+            num_hypotheses=settings.beam,
+            length_penalty=penalty,
+            min_decoding_length=0,
+            max_decoding_length=max(limit, 1),
+            max_input_length=0,
+            disable_unk=True,
+            suppress_sequences=[[SPECIAL_TOKENS[PAD]], [SPECIAL_TOKENS[BOS]]],
+            return_end_token=True,
+            return_scores=True,
+        )
+        outputs: list[list[_Output]] = []
+        for result in results:
+            candidates = []
+            for tokens, score in zip(result.hypotheses, result.scores, strict=True):
+                ids = [self._target_ids[token] for token in tokens]
                 ended = ids[-1:] == [EOS]
-                tokens = tuple(ids[:-1] if ended else ids[:limit])
-                outputs.append(_Output(tokens, score * max(len(ids), 1) ** power, ended))
-        return found
+                log_prob = score * max(len(ids), 1) ** penalty
+                candidates.append(_Output(tuple(ids[:-1] if ended else ids[:limit]), log_prob, ended))
+            outputs.append(candidates)
+        return outputs
 
-    def _scored(
-        self, sources: Sequence[Ids], found: "Sequence[Sequence[_Output]]", alpha: float
+    def _rescore(
+        self, sources: Sequence[Ids], outputs: Sequence[Sequence[_Output]], alpha: float
     ) -> list[list[Hypothesis]]:
-        """Return the outputs of each source with the model's own log-probabilities, best first, each once."""
-        pairs = [(row, tokens) for row, outputs in enumerate(found) for tokens in {each.tokens: 0 for each in outputs}]
+        """Return the distinct outputs of each source with the model's log-probabilities, best first."""
+        pairs = []
+        for row, candidates in enumerate(outputs):
+            distinct = dict.fromkeys(output.tokens for output in candidates)
+            pairs += [(row, tokens) for tokens in distinct]
         results = self._model.score_batch(
-            [self._words(sources[row]) for row, _ in pairs],
-            [[self._target[index] for index in tokens] for _, tokens in pairs],
+            [self._tokens_of(sources[row]) for row, _ in pairs],
+            [[self._target_tokens[index] for index in tokens] for _, tokens in pairs],
             max_input_length=0,
         )
-        scored: list[list[Hypothesis]] = [[] for _ in found]
+        hypotheses: list[list[Hypothesis]] = [[] for _ in outputs]
         for (row, tokens), result in zip(pairs, results, strict=True):
-            total = math.fsum(result.log_probs)
-            scored[row].append(Hypothesis(list(tokens), total / length_penalty(len(tokens) + 1, alpha), total))
-        return [sorted(ranked, key=lambda each: -each.score) for ranked in scored]
+            log_prob = math.fsum(result.log_probs)
+            score = log_prob / length_penalty(len(tokens) + 1, alpha)
+            hypotheses[row].append(Hypothesis(list(tokens), score, log_prob))
+        return [sorted(ranked, key=lambda hypothesis: -hypothesis.score) for ranked in hypotheses]
 
-    def _words(self, source: Ids) -> list[str]:
-        return [self._source[index] for index in source]
-
-
-class _Output(NamedTuple):
-    """What the library found: ids without EOS, its own log-probability, and whether it ended with EOS."""
-
-    tokens: tuple[int, ...]
-    log_prob: float
-    ended: bool
-
-    def score(self, alpha: float) -> float:
-        return self.log_prob / float(length_penalty(len(self.tokens) + 1, alpha))
+    def _tokens_of(self, source: Ids) -> list[str]:
+        return [self._source_tokens[index] for index in source]
 
 
 def load_library() -> Any:
-    """Return CTranslate2's compiled module.
+    """Return CTranslate2's compiled module, without importing the package that contains it.
 
-    The package around it imports converters for other libraries, and torch with them where it is installed: four
-    times as long as all else. Nothing of that is wanted to translate.
+    The package imports converters for other libraries, and torch if it is installed; this takes four times as long as
+    everything else, and translating needs none of it.
     """
     if _EXTENSION in sys.modules:
         return sys.modules[_EXTENSION]
     package = importlib.util.find_spec("ctranslate2")
-    places = None if package is None else package.submodule_search_locations
-    found = None if places is None else importlib.machinery.PathFinder.find_spec(_EXTENSION, list(places))
-    if found is None or found.loader is None:
+    if package is None or package.submodule_search_locations is None:
         raise missing("ctranslate2", "ctranslate2")
-    module = importlib.util.module_from_spec(found)
+    folders = list(package.submodule_search_locations)
+    extension = importlib.machinery.PathFinder.find_spec(_EXTENSION, folders)
+    if extension is None or extension.loader is None:
+        raise missing("ctranslate2", "ctranslate2")
+    module = importlib.util.module_from_spec(extension)
     sys.modules[_EXTENSION] = module
-    found.loader.exec_module(module)
+    extension.loader.exec_module(module)
     return module
