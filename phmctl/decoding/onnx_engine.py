@@ -1,13 +1,14 @@
-"""onnxruntime's engines: an export's encoder and decoder step under our own beam search, and its classifiers.
+"""Search and classify with onnxruntime: our beam search with an exported encoder and decoder step, and classifiers.
 
-The graphs, whose axes B, S, K and t may have any size::
+The graphs, in which the axes B, S, K and t have any size::
 
     encoder.onnx     source (B, S) int64                             -> memory (L, 2, B, heads, S, w)
     decoder.onnx     tokens (B, K), mask (B, S) bool, memory, past (L, 2, B·K, heads, t, w)
                                                                      -> logits (B, K, V), past with t + 1
     classifier.onnx  first (B, S) [and second (B, S′)]               -> logits (B, classes)
 
-`memory` holds each layer's keys and values of the source, `past` those of the tokens so far: none at the first step.
+`memory` contains each layer's keys and values of the source, `past` the keys and values of the previous tokens. `past`
+is empty (t = 0) in the first step.
 """
 
 from pathlib import Path
@@ -32,8 +33,8 @@ def session(path: Path, threads: int = 0) -> Any:
     options.log_severity_level = 3
     try:
         return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no common base but this
-        raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; make the export anew") from error
+    except Exception as error:  # the only common base class of onnxruntime's errors
+        raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; export the run again") from error
 
 
 class OnnxEngine(BeamEngine):
@@ -45,20 +46,23 @@ class OnnxEngine(BeamEngine):
 
 
 class _State:
-    """The source's keys and values, once a sentence, and those of each prefix so far."""
+    """Keys and values of each source sentence and of each live prefix."""
 
     def __init__(self, memory: Tensor, mask: Tensor, beams: int) -> None:
         layers, parts, sentences, heads, _, width = memory.shape
-        self.memory, self.mask, self.beams = memory, mask, beams
+        self.memory = memory
+        self.mask = mask
+        self.beams = beams
         self.past = memory.new_zeros(layers, parts, sentences * beams, heads, 0, width)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Let each beam continue from another of its sentence; see :class:`phmctl.decoding.beam.Seq2Seq`."""
-        first = torch.arange(len(parents)) if sentences is None else sentences  # (B',)
-        self.past = self.past[:, :, (first[:, None] * self.beams + parents).flatten()]
+        """Continue the prefixes of `parents`; see :class:`phmctl.decoding.beam.Seq2Seq`."""
+        remaining = torch.arange(len(parents)) if sentences is None else sentences  # (B',)
+        self.past = self.past[:, :, (remaining[:, None] * self.beams + parents).flatten()]
         self.beams = parents.shape[1]
         if sentences is not None:
-            self.memory, self.mask = self.memory[:, :, sentences], self.mask[sentences]
+            self.memory = self.memory[:, :, sentences]
+            self.mask = self.mask[sentences]
 
 
 class _Stepwise:
@@ -73,8 +77,8 @@ class _Stepwise:
         return _State(*memory, beams)
 
     def step(self, tokens: Tensor, state: _State) -> Tensor:
-        given = {"tokens": tokens, "mask": state.mask, "memory": state.memory, "past": state.past}
-        arrays = {name: value.contiguous().numpy() for name, value in given.items()}
+        inputs = {"tokens": tokens, "mask": state.mask, "memory": state.memory, "past": state.past}
+        arrays = {name: tensor.contiguous().numpy() for name, tensor in inputs.items()}
         logits, past = self._decoder.run(None, arrays)
         state.past = torch.from_numpy(past)
         return torch.from_numpy(logits)
@@ -86,6 +90,6 @@ class OnnxClassifier(nn.Module):
         self._session = session(folder / CLASSIFIER, threads)
 
     def forward(self, *texts: Tensor) -> Tensor:
-        names = [each.name for each in self._session.get_inputs()]
-        (logits,) = self._session.run(None, {name: ids.numpy() for name, ids in zip(names, texts, strict=True)})
+        inputs = zip(self._session.get_inputs(), texts, strict=True)
+        (logits,) = self._session.run(None, {graph_input.name: ids.numpy() for graph_input, ids in inputs})
         return torch.from_numpy(logits)

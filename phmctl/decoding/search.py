@@ -26,7 +26,7 @@ class Hypothesis:
 class Engine(Protocol):
     """Find the best outputs for batches of source ids."""
 
-    name: str  # one of :data:`ENGINES`
+    name: str  # in :data:`ENGINES`
 
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 
 class ScoringEngine(Engine, Protocol):
-    """An engine that also scores given outputs and returns the encoder's states."""
+    """An engine that also scores outputs and returns the encoder's states."""
 
     def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
         """Return the log-probability of each output as the translation of its source."""
@@ -49,7 +49,7 @@ class ScoringEngine(Engine, Protocol):
     def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> "Tensor":
         """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.
 
-        `batches` are the rows of each batch; a source in no batch has zeros.
+        `batches` contains the rows of each batch; the vector of a source in no batch is zero.
         """
 
 
@@ -65,15 +65,17 @@ def longest_outputs(sources: Sequence[Sequence[int]], settings: DecodingSection)
 
 def change_decoding(section: DecodingSection, **changes: float | str | None) -> DecodingSection:
     """Return the section with some keys changed; None keeps a key. Raises RecipeError."""
-    changed = change(section, {key: value for key, value in changes.items() if value is not None}, RecipeError)
-    # float32 is the default: explicit float32 must find the same stored results.
-    return changed.model_copy(update={"precision": None}) if changed.precision == "float32" else changed
+    values = {key: value for key, value in changes.items() if value is not None}
+    changed = change(section, values, RecipeError)
+    if changed.precision == "float32":  # the default; both spellings must find the same stored results
+        changed = changed.model_copy(update={"precision": None})
+    return changed
 
 
 def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Return the rows of each batch, longest first, with at most `batch_tokens` tokens including padding.
 
-    Rows of length 0 are left out; a row longer than `batch_tokens` is a batch of its own.
+    Rows of length 0 are left out; a row longer than `batch_tokens` forms a batch alone.
     """
     rows = [row for row, length in enumerate(lengths) if length]
     rows.sort(key=lambda row: (-lengths[row], row))

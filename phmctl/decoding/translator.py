@@ -120,7 +120,7 @@ class Translator(Model):
     ) -> tuple[list[list[int]], set[int]]:
         """Return the ids of each line, closed by EOS, and the rows that were truncated to `max_tokens`.
 
-        A line without tokens has no ids. `first` is the number of the first line, for the warnings.
+        The ids of a line without tokens are empty. `first` is the number of the first line, for the warnings.
 
         Raises DataError, instead of a warning, if `strict` is set and a line is too long.
         """
@@ -144,7 +144,7 @@ class Translator(Model):
         sources, targets = (self._clean(check_texts(side)) for side in zip(*texts, strict=True))
         source_ids = self.tokenizers.source.encode(sources)
         target_ids = self.tokenizers.target.encode(targets)
-        return [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)]
+        return [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
 
     @silence()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
@@ -155,7 +155,7 @@ class Translator(Model):
             raise UserError(f"{len(source_texts)} sources and {len(target_texts)} targets: give one target a source")
         source_ids, _ = self.token_ids(source_texts, strict=True)
         target_ids = self.tokenizers.target.encode(self._clean(target_texts))
-        scores = [-math.inf if ids else 0.0 for ids in target_ids]  # of sources without a token
+        scores = [-math.inf if ids else 0.0 for ids in target_ids]  # replaced unless the source has no tokens
         pairs = zip(source_ids, target_ids, strict=True)
         lengths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
         for rows in plan(lengths, self.settings.batch_tokens):
