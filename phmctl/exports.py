@@ -36,7 +36,7 @@ class Export(Run):
     """The folder of an export, its recipe and its manifest."""
 
     manifest: dict[str, Any]
-    asked_as: str = AUTO  # value of --checkpoint for which --engine made this export
+    checkpoint_alias: str = AUTO  # another accepted checkpoint name: --checkpoint with which --engine made this export
 
     @classmethod
     def open(cls, name: Path | str, root: Path | None = None) -> Self:
@@ -67,10 +67,16 @@ class Export(Run):
         return "torch" if self.to == SAFETENSORS else self.to
 
     @property
+    def quantize(self) -> str | None:
+        """CTranslate2's type of the weights; None for other formats."""
+        quantize: str | None = self.manifest.get("quantize")
+        return quantize
+
+    @property
     def name(self) -> str:
         """The run's name and the format: ``multi30k-de-en/phm-n4/v001@ctranslate2-int8``."""
-        quantize = self.manifest.get("quantize")
-        return f"{self.manifest['run']}@{self.to}{f'-{quantize}' if quantize else ''}"
+        suffix = f"-{self.quantize}" if self.quantize else ""
+        return f"{self.manifest['run']}@{self.to}{suffix}"
 
     def verify(self) -> None:
         """Compare the files of the model with the manifest; a text is verified when it is read.
@@ -88,7 +94,7 @@ class Export(Run):
     def checkpoint(self, name: str = "best") -> Path:
         """Return the export's folder, which holds one checkpoint. Raises RunError for the name of another."""
         exported = self.manifest["checkpoint"]
-        if name not in (AUTO, "best", exported, self.asked_as):
+        if name not in (AUTO, "best", exported, self.checkpoint_alias):
             raise RunError(
                 f"{self.folder} holds {exported} of {self.manifest['run']} and no checkpoint {name!r}; "
                 "leave --checkpoint out, or export that checkpoint of the run"

@@ -31,16 +31,16 @@ def load_translator(
 
     Args:
         decoding: settings of the search; None: the recipe's.
-        cleaned: the lines are the run's own text, which was cleaned already. Cleaning it again would change it:
-            ``&amp;lt;`` stands for ``&lt;``, and that for ``<``.
-        threads: CPU threads of an engine that has its own; 0: the engine's default.
+        cleaned: do not clean the lines, because they are prepared text of the run. Cleaning twice would change them:
+            ``&amp;lt;`` becomes ``&lt;``, and then ``<``.
+        threads: CPU threads of CTranslate2 and onnxruntime; 0: the engine's default.
         n_best: translations of each line in :meth:`Translator.answer`.
         strict: raise an error for over-long lines in :meth:`Translator.answer`.
 
     Raises:
         RunError: a file is missing or damaged.
         MissingExtraError: the engine is not installed.
-        UserError: the export has no choice of an option.
+        UserError: an option does not apply to the export.
     """
     recipe = run.recipe_of(TranslationRecipe)
     tokenizers = load_tokenizers(run)
@@ -48,8 +48,7 @@ def load_translator(
     engine: Engine
     if isinstance(run, Export):
         check_export(run, checkpoint, device, precision=settings.precision)
-        quantize = str(run.manifest.get("quantize"))
-        engine = open_engine(run.to, run.folder, recipe.model, tokenizers, quantize, device=device, threads=threads)
+        engine = open_engine(run.to, run.folder, recipe.model, tokenizers, run.quantize, device=device, threads=threads)
     else:
         from phmctl.decoding.torch_models import engine_of_run
 
@@ -71,14 +70,14 @@ def open_engine(
     folder: Path,
     section: TransformerSection,
     tokenizers: TokenizerPair,
-    quantize: str = exports.EXACT,
+    quantize: str | None = None,
     *,
     device: str = "auto",
     threads: int = 0,
 ) -> Engine:
     """Load the engine of an export. Raises MissingExtraError, RunError."""
-    if to == exports.CTRANSLATE2:  # it does not load torch
-        return CTranslate2Engine(folder / exports.MODEL, tokenizers, quantize, threads)
+    if to == exports.CTRANSLATE2:  # without loading torch
+        return CTranslate2Engine(folder / exports.MODEL, tokenizers, quantize or exports.EXACT, threads)
     from phmctl.decoding.torch_models import engine_of_export
 
     return engine_of_export(to, folder, section, tokenizers, device, threads)

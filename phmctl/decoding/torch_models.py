@@ -1,4 +1,4 @@
-"""Load the engines that compute with torch, and ONNX's, whose beam search is torch's."""
+"""Load the engines of our beam search, which needs torch: the models of torch and of onnxruntime."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def engine_of_run(
 ) -> TorchEngine:
     """Load a checkpoint's dense model. Raises RunError."""
     section = run.recipe_of(TranslationRecipe).model
-    empty = build_transformer(section, tokenizers.source.size, tokenizers.target.size, "meta")
-    model = to_dense(trained(empty, run, checkpoint, pick_device(device)), inplace=True)
+    untrained = build_transformer(section, tokenizers.source.size, tokenizers.target.size, "meta")
+    model = to_dense(trained(untrained, run, checkpoint, pick_device(device)), inplace=True)
     target = next(model.parameters()).device
     if settings.precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
         model = model.bfloat16()
@@ -38,7 +38,7 @@ def engine_of_export(
     target = pick_device(device)
     generator = "tied" if section.generator == "tied" else "dense"
     changes = {"projections": "separate", "embeddings": "dense", "embedding_width": None, "generator": generator}
-    twin = section.dense_twin.model_copy(update=changes)
-    model = build_transformer(twin, tokenizers.source.size, tokenizers.target.size, "meta")
+    exported_section = section.dense_twin.model_copy(update=changes)
+    model = build_transformer(exported_section, tokenizers.source.size, tokenizers.target.size, "meta")
     load_model(model, plain.read(folder)[1], folder, target)
     return TorchEngine(to_dense(model.eval(), inplace=True), target)

@@ -119,7 +119,7 @@ def with_engine(run: Run, options: ModelOptions) -> Run:
     engine = options.engine or engine_of(run)
     check_known("engine", engine, ENGINES)
     if isinstance(run, Export):
-        if engine != run.engine or options.quantize not in (None, run.manifest.get("quantize")):
+        if engine != run.engine or options.quantize not in (None, run.quantize):
             raise UserError(
                 f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
             )
@@ -159,7 +159,7 @@ def _engine_export(run: Run, engine: str, options: ModelOptions) -> Export:
                     texts=_VERIFIED_TEXTS,
                 )
                 export = made.export
-    return replace(export, asked_as=options.checkpoint)
+    return replace(export, checkpoint_alias=options.checkpoint)
 
 
 def _valid_export(folder: Path, weights: Weights) -> Export | None:
