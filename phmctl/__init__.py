@@ -1,11 +1,11 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
-Public names: :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` stand in for
-``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``; :func:`convert` makes the weights of any model PHM (by
-:class:`Kronecker`), :func:`to_dense` goes back; :func:`tune` measures and sets the faster execution;
-:func:`parameter_groups` fits learning rates to the structure. :func:`load` makes a :class:`Model` of a run, to ask from
-a program; :func:`prepare`, :func:`train`, :func:`distil`, :func:`evaluate`, :func:`compare` and
-:func:`count_parameters` are the commands. All are imported on first use, so that ``import phmctl`` loads no torch.
+:class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` replace ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``.
+:func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
+:func:`tune` measures and sets the faster execution, and :func:`parameter_groups` sets learning rates for the factors.
+:func:`load` returns the trained :class:`Model` of a run or an export. :func:`prepare`, :func:`train`, :func:`distil`,
+:func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the same names. All names are
+imported on first use, so that ``import phmctl`` does not load torch.
 """
 
 from importlib import import_module
@@ -47,31 +47,33 @@ if TYPE_CHECKING:
     from phmctl.nn.tuning import parameter_groups, tune
     from phmctl.verbs import evaluate, load, prepare, train
 
-
-_HOMES = {
-    name: f"phmctl.{module}"
-    for module, names in {
-        "accounting.counting": ("count_parameters",),
-        "comparison.compare": ("compare",),
-        "decoding.model": ("Classified", "Model"),
-        "decoding.translator": ("Translation",),
-        "distillation": ("distil",),
-        "nn.convert": ("Kronecker", "convert", "to_dense"),
-        "nn.embedding": ("PHMEmbedding",),
-        "nn.linear": ("PHMLinear",),
-        "nn.lstm": ("PHMLSTM",),
-        "nn.tuning": ("parameter_groups", "tune"),
-        "verbs": ("evaluate", "load", "prepare", "train"),
-    }.items()
-    for name in names
+_MODULES = {
+    "PHMLSTM": "nn.lstm",
+    "Classified": "decoding.model",
+    "Kronecker": "nn.convert",
+    "Model": "decoding.model",
+    "PHMEmbedding": "nn.embedding",
+    "PHMLinear": "nn.linear",
+    "Translation": "decoding.translator",
+    "compare": "comparison.compare",
+    "convert": "nn.convert",
+    "count_parameters": "accounting.counting",
+    "distil": "distillation",
+    "evaluate": "verbs",
+    "load": "verbs",
+    "parameter_groups": "nn.tuning",
+    "prepare": "verbs",
+    "to_dense": "nn.convert",
+    "train": "verbs",
+    "tune": "nn.tuning",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import the layers on first use (PEP 562): the command line answers ``--help`` without torch."""
-    if name not in _HOMES:
+    """Import a public name on first use (PEP 562)."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'phmctl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"phmctl.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

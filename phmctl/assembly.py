@@ -1,7 +1,7 @@
-"""Build models from the `model` section of a recipe, and load trained ones from checkpoints.
+"""Build models from the `model` section of a recipe, and load trained models from checkpoints.
 
 The models (:mod:`phmctl.models`, :mod:`phmctl.nn`) take numbers and modules, and do not depend on recipes. The order in
-which parts are built is fixed, because it decides which random numbers each part draws.
+which parts are built is fixed, because it determines the random numbers that initialise each part.
 """
 
 from collections import OrderedDict
@@ -63,10 +63,10 @@ def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
 def build_transformer(
     section: TransformerSection, source_vocabulary: int, target_vocabulary: int, device: Device = None
 ) -> Transformer:
-    """Build an untrained translator for these vocabulary sizes.
+    """Build an untrained translator.
 
-    The rows of a PHM table are rounded up to a multiple of n; decoding never emits the added ids. A table that both
-    sides share has the larger vocabulary. The device ``meta`` allocates nothing.
+    The rows of a PHM table are rounded up to a multiple of n; decoding never produces the added ids. A table that both
+    sides share has the larger vocabulary. On the device ``meta`` no memory is allocated.
 
     Raises:
         DimensionError: n does not divide a dimension.
@@ -74,7 +74,8 @@ def build_transformer(
     builder = builder_for(section, device)
     n = section.n
     shared = section.share_embeddings
-    phm_tables, phm_generator = section.embeddings == "phm", section.generator == "phm"
+    phm_tables = section.embeddings == "phm"
+    phm_generator = section.generator == "phm"
     target_rows = max(source_vocabulary, target_vocabulary) if shared else target_vocabulary
     if phm_tables or phm_generator:
         target_rows = -(-target_rows // n) * n
@@ -214,7 +215,7 @@ def _composition(
     *,
     joined: bool,
 ) -> nn.Module | None:
-    """Build the composition of parts (..., width), in a list or joined in one tensor; None if there is none."""
+    """Build the module that composes parts (..., width), in a list or joined in one tensor; None for ``none``."""
     out = section.width
     maps = builder
     if section.composition_maps != "algebra":

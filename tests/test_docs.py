@@ -41,7 +41,7 @@ def test_the_type_checker_sees_every_public_name() -> None:
     tree = ast.parse(Path(phmctl.__file__).read_text(encoding="utf-8"))
     [checked] = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {alias.name for node in checked.body for alias in node.names}
-    assert seen == set(phmctl.__all__) - {"__version__"} == set(phmctl._HOMES)
+    assert seen == set(phmctl.__all__) - {"__version__"} == set(phmctl._MODULES)
 
 
 def test_the_site_fetches_nothing() -> None:
