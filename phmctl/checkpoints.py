@@ -199,21 +199,17 @@ def copy_tensors(target: Mapping[str, "Tensor"], source: Mapping[str, "Tensor"],
 
 
 def _check_fit(model: Mapping[str, "Tensor"], stored: Mapping[str, "Tensor"], path: Path) -> None:
-    problem = _first_difference(model, stored)
-    if problem is not None:
-        raise RunError(f"{path} does not fit the model of its recipe: {problem}; was it written by another version?")
+    problems = [f"it lacks {name}" for name in sorted(model.keys() - stored.keys())]
+    problems += [f"it has an unknown {name}" for name in sorted(stored.keys() - model.keys())]
+    for name in [name for name in model if name in stored]:
+        expected, saved = _describe(model[name]), _describe(stored[name])
+        if saved != expected:
+            problems.append(f"{name} is {saved} there, {expected} in the model")
+    if problems:
+        raise RunError(
+            f"{path} does not fit the model of its recipe: {problems[0]}; was it written by another version?"
+        )
 
 
-def _first_difference(model: Mapping[str, "Tensor"], stored: Mapping[str, "Tensor"]) -> str | None:
-    for name in sorted(model.keys() - stored.keys()):
-        return f"it lacks {name}"
-    for name in sorted(stored.keys() - model.keys()):
-        return f"it has an unknown {name}"
-    for name, tensor in model.items():
-        saved = stored[name]
-        if (tensor.shape, tensor.dtype) != (saved.shape, saved.dtype):
-            return (
-                f"{name} is {tuple(saved.shape)} of {saved.dtype} there, "
-                f"{tuple(tensor.shape)} of {tensor.dtype} in the model"
-            )
-    return None
+def _describe(tensor: "Tensor") -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"

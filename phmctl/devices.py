@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phmctl.console import warn
 from phmctl.errors import RecipeError, UserError
 
 if TYPE_CHECKING:
@@ -109,10 +110,8 @@ def has_bfloat16(device: "torch.device") -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     # torch's own check accepts any x86 CPU with AVX-512, but without these it computes in float32 and rounds.
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    probes = [
-        getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)
-    ]  # private functions, which may be missing
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private functions, which may be missing
+    probes = [getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)]
     if probes and platform.machine() in ("x86_64", "AMD64"):
         return any(probe() for probe in probes)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -122,8 +121,6 @@ def takes_bfloat16(device: "torch.device", setting: str) -> bool:
     """Return whether a device computes in bfloat16; otherwise warn that the setting is ignored."""
     if has_bfloat16(device):
         return True
-    from phmctl.console import warn
-
     warn(f"{setting} = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")
     return False
 

@@ -11,6 +11,7 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -204,8 +205,7 @@ def clear(path: Path) -> None:
     """
     with writing(path):
         restore_replaced(path)
-        for temporary in temporaries(path):
-            _remove(temporary)
+        remove_abandoned(path, after=-math.inf)
 
 
 def restore_replaced(path: Path) -> None:
@@ -221,27 +221,22 @@ def restore_replaced(path: Path) -> None:
             replaced.rename(folder)
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove the temporaries of `path` that have not changed for a day; ``*`` means everything in the folder."""
+def remove_abandoned(path: Path, after: float = _ABANDONED_AFTER) -> None:
+    """Remove the temporaries of `path` that have not changed for some seconds; ``*`` means everything in the folder."""
     for temporary in temporaries(path):
         with suppress(OSError):
-            if time.time() - temporary.lstat().st_mtime > _ABANDONED_AFTER:
-                _remove(temporary)
+            if time.time() - temporary.stat().st_mtime < after:
+                continue
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink()
 
 
 def temporaries(path: Path) -> list[Path]:
     """Return the temporaries of `path`; a path named ``*`` means everything in its folder."""
     name = path.name if path.name == "*" else glob.escape(path.name)
     return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or folder, or leave it if that fails."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
 
 
 def discard(folder: Path) -> None:

@@ -23,6 +23,7 @@ POINTERS = ("last", "best")
 AUTO = "auto"  # the checkpoint that the run's recipe selects
 
 _VERSION = re.compile(r"v(\d{3,})")
+KILLED = "the process ended without an error message, perhaps because it was killed"
 _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
 
 
@@ -104,7 +105,7 @@ def _matching_runs(name: str | Path, root: Path) -> list[Path]:
         runs = list(_runs_below(folder)) if folder.is_dir() else []
         if runs:
             return runs
-    tagged = [run for run in _runs_below(root) if _read_tag(run) == str(name)]
+    tagged = [run for run in _runs_below(root) if read_tag(run) == str(name)]
     if not tagged:
         raise RunError(
             f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
@@ -134,15 +135,15 @@ def _runs_below(folder: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
 
 
 def _nearest_run(path: Path, root: Path) -> str:
-    """Return the clause that suggests the run whose path, name or tag is most similar, or an empty string."""
+    """Return the clause that suggests the run whose name or tag is most similar, or an empty string."""
+    name = str(path.relative_to(root) if path.is_relative_to(root) else path)
     runs = list(root.glob("*/*/v*"))
     folders = [*sorted({run.parent for run in runs}), *runs]
     names = [str(folder.relative_to(root)) for folder in folders]
-    for name, folder in zip(names, folders, strict=True):
-        if folder.name == path.name:  # a variant without its recipe
-            return f" (did you mean {name!r}?)"
-    tags = [tag for tag in map(_read_tag, runs) if tag is not None]
-    return nearest(str(path), [str(folder) for folder in folders]) or nearest(str(path), [*names, *tags])
+    for candidate in names:
+        if candidate.endswith(f"/{name}"):  # a variant without its recipe
+            return f" (did you mean {candidate!r}?)"
+    return nearest(name, [*names, *filter(None, map(read_tag, runs))])
 
 
 def check_tag(tag: str | None) -> None:
@@ -151,10 +152,21 @@ def check_tag(tag: str | None) -> None:
         raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
 
 
-def _read_tag(run: Path) -> str | None:
-    path = run / ENVIRONMENT
+def read_tag(run: Path) -> str | None:
+    """Return the tag of a run (``train --tag``), or None."""
+    return _read_text(run / ENVIRONMENT, "tag")
+
+
+def read_failure(run: Path) -> str | None:
+    """Return the error of a run's last training, or None if it neither failed nor was killed."""
+    path = run / ATTEMPT
+    return (_read_text(path, "error") or KILLED) if path.exists() else None
+
+
+def _read_text(path: Path, key: str) -> str | None:
+    """Return the text of a key in a JSON file, or None if the file or the key is missing or damaged."""
     if path.is_file():
         with suppress(RunError):
-            tag = read_json_object(path, RunError, "").get("tag")
-            return tag if isinstance(tag, str) else None
+            value = read_json_object(path, RunError, "").get(key)
+            return value if isinstance(value, str) else None
     return None

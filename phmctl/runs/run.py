@@ -64,6 +64,7 @@ from phmctl.runs.find import (
     RECIPE,
     claim_version,
     find_run,
+    read_failure,
     versions_in,
 )
 
@@ -241,10 +242,8 @@ class Run:
         )
 
     def _no_checkpoint(self) -> RunError:
-        reason = None
-        with suppress(RunError):
-            reason = read_json_object(self.folder / ATTEMPT, RunError, "").get("error")
-        if reason:
+        reason = read_failure(self.folder)
+        if reason is not None:
             return RunError(f"{self.folder} has no checkpoint, because its training failed: {reason}")
         return RunError(f"{self.folder} has no checkpoint yet; continue its training with: {self.resume_command}")
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RunError
-from phmctl.files import is_locked, read_json_object, sha256_text
+from phmctl.files import is_locked, sha256_text
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
-from phmctl.runs.find import ATTEMPT, LOCK, RECIPE, select_runs
+from phmctl.runs.find import KILLED, LOCK, RECIPE, read_failure, read_tag, select_runs
 from phmctl.runs.results import Result, read_metrics, read_results
 from phmctl.runs.run import Run, read_recipe
 
@@ -27,7 +27,6 @@ Changes = dict[str, tuple[Any, Any]]  # by key, both values
 
 _OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys with separate columns
 _NO_VALUE = "–"
-_KILLED = "the process ended without an error message, perhaps because it was killed"
 _MAX_HEADER_BYTES = 1 << 24  # of a safetensors file
 _VOCABULARY_TENSORS = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # their size depends on the vocabulary
 
@@ -115,7 +114,6 @@ def summarise(folder: Path) -> Summary:
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment()
     unmodified = environment.get("unmodified")
-    tag = environment.get("tag")
     entries = read_metrics(run.metrics_path)
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
     steps = whole_steps(run.checkpoints_folder)
@@ -124,7 +122,7 @@ def summarise(folder: Path) -> Summary:
     state, reason = _state(run, checkpoint_state)
     return Summary(
         run=run,
-        tag=tag if isinstance(tag, str) else None,
+        tag=read_tag(folder),
         changed=_changed(run, unmodified) if isinstance(unmodified, dict) else {},
         unmodified_known=isinstance(unmodified, dict),
         state=state,
@@ -153,8 +151,8 @@ def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
 def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | None]:
     """Return the state of a run and, if its last training failed, the error."""
     locked = is_locked(run.folder / LOCK)
-    error = _read_attempt(run.folder / ATTEMPT)  # read after the lock, which is released after the file is removed
-    if locked or (locked is None and error == _KILLED):
+    error = read_failure(run.folder)  # read after the lock, which is released after the file is removed
+    if locked or (locked is None and error == KILLED):
         return "running", None
     if error is not None:
         return "failed", error
@@ -163,16 +161,6 @@ def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | 
     trained = bool(checkpoint_state) and is_done(step, stale, training.steps, training.patience)
     averaged = not training.average or (run.checkpoints_folder / AVERAGE).is_dir()
     return ("finished" if trained and averaged else "stopped"), None
-
-
-def _read_attempt(path: Path) -> str | None:
-    """Return the error of a run's last training, or None if it neither failed nor was killed."""
-    if not path.exists():
-        return None
-    error = None
-    with suppress(RunError):
-        error = read_json_object(path, RunError, "").get("error")
-    return str(error or _KILLED)
 
 
 def _best(entries: Sequence[Mapping[str, Any]], checkpoint_state: Mapping[str, Any]) -> Best | None:

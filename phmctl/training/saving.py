@@ -167,13 +167,15 @@ def run_to_resume(root: Path, recipe: Recipe, *, required: bool) -> Run | None:
 
     If a run is required, RecipeError names the settings that prevent it, or RunError the empty folder.
     """
+    newest = None
     for run in Run.versions(root, recipe):
         if not changes_preventing_resume(run, recipe):
             return run
+        newest = newest or run
     if not required:
         return None
-    for run in Run.versions(root, recipe):
-        check_resumable(run, recipe)
+    if newest is not None:
+        check_resumable(newest, recipe)  # raises RecipeError
     folder = root / recipe.name / recipe.variant
     raise RunError(f"nothing to resume: no run in {folder}; leave --resume out to start one")
 

@@ -107,7 +107,7 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
 def test_what_names_no_run_names_those_that_are_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Run.create(tmp_path / "runs", make_recipe())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=r"fake/phm-n8.*'runs/fake/phm-n4'"):
+    with pytest.raises(RunError, match=r"fake/phm-n8.*'fake/phm-n4'"):
         Run.open("fake/phm-n8")
     with pytest.raises(RunError, match="v001/results"):
         Run.open("runs/fake/phm-n4/v001/results")
