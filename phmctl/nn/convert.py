@@ -5,12 +5,11 @@ the module keeps its class, its hooks and its forward, and reads H where it read
 """
 
 import copy
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from phmctl.algebra.kronecker import LEARNED, check_algebra
 from phmctl.algebra.modes import without_autocast
 from phmctl.console import Table
 from phmctl.dimension import FIXED_DIMENSION
-from phmctl.errors import PhmctlError, UserError
+from phmctl.errors import DimensionError, PhmctlError, UserError
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.structures import KroneckerSum
@@ -197,9 +196,8 @@ class _Converter:
                 after += parameter.numel()
             squared_error += (getattr(owner, key) - weight).norm().item() ** 2
             squared_norm += weight.norm().item() ** 2
-        for owner in {owner for owner, _ in weights}:
-            if isinstance(owner, (nn.LSTM, nn.MultiheadAttention)):
-                _build_once_per_forward(owner)
+        if isinstance(module, nn.LSTM):
+            _compute_flat_weights(module)
         return Converted(*row, after, (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0)
 
     def _obstacle(self, module: nn.Module, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
@@ -250,55 +248,21 @@ def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
         module._init_flat_weights()
 
 
-def _build_once_per_forward(module: nn.Module) -> None:
-    """Build H once in a forward pass of torch's modules that read a weight several times."""
-    parametrized: Any = type(module)  # the class that torch made for this module alone
-    base = parametrized.__bases__[0]
-
-    @functools.wraps(base.forward)
-    def forward(self: nn.Module, *args: Any, **options: Any) -> Any:
-        plain = _with_weights(self)
-        before = dict(plain.__dict__)
-        result = base.forward(plain, *args, **options)
-        for name, value in plain.__dict__.items():  # attributes that a subclass sets, such as its attention maps
-            if value is not before.get(name, before):
-                self.__dict__[name] = value
-        return result
-
-    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        base._apply(self, fn, recurse)
-        forget_weights(self)
-        return self
-
-    def forget_weights(self: nn.Module) -> None:
-        if isinstance(self, nn.LSTM):  # its list of weights would keep H and its graph
-            self._flat_weights = [None] * len(self._flat_weights_names)
-
-    parametrized.forward, parametrized._apply = forward, apply
-    if isinstance(module, nn.LSTM):
-        parametrized.flatten_parameters = lambda self: None
-    forget_weights(module)
+def _compute_flat_weights(lstm: nn.LSTM) -> None:
+    """Let a converted LSTM compute the list of weights that its kernel reads; torch would keep H and its graph."""
+    del lstm._flat_weights
+    parametrized: Any = type(lstm)  # the class that torch made for this module alone
+    parametrized._flat_weights = property(
+        lambda self: [getattr(self, name) for name in self._flat_weights_names],
+        lambda self, weights: None,
+    )
+    parametrized._update_flat_weights = parametrized.flatten_parameters = lambda self: None
+    parametrized.check_input = _check_width  # torch's own reads the list once more, for its dtype
 
 
-def _with_weights(module: nn.Module) -> nn.Module:
-    """Return a module of torch's class that holds H of each parametrized weight and shares everything else.
-
-    Every call returns another object, so that threads can call one module at the same time.
-    """
-    parametrized: Any = type(module)
-    children: dict[str, Any] = dict(module._modules)
-    weight_names = list(children.pop("parametrizations", None) or {})
-    plain: Any = object.__new__(parametrized.__bases__[0] if weight_names else parametrized)
-    for name, child in children.items():
-        if child is not None and parametrize.is_parametrized(child):
-            children[name] = _with_weights(child)
-    parameters = module._parameters | {name: getattr(module, name) for name in weight_names}
-    plain.__dict__.update(module.__dict__, _parameters=parameters, _modules=children)
-    if isinstance(module, nn.LSTM):
-        weights = [getattr(plain, name) for name in module._flat_weights_names]
-        references = [None] * len(weights)
-        plain.__dict__.update(_flat_weights=weights, _flat_weight_refs=references, flatten_parameters=lambda: None)
-    return cast("nn.Module", plain)
+def _check_width(lstm: nn.LSTM, x: Tensor, batch_sizes: Tensor | None) -> None:
+    if x.shape[-1] != lstm.input_size:
+        raise DimensionError(f"input of shape {tuple(x.shape)}: expected {lstm.input_size} features")
 
 
 def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import phmctl
 from phmctl import Kronecker, PHMEmbedding, PHMLinear
 from phmctl.algebra.kronecker import kronecker_sum
-from phmctl.errors import UserError
+from phmctl.errors import DimensionError, UserError
 from phmctl.nn import structures
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -70,18 +70,14 @@ def test_there_and_back(algebra: str) -> None:
         expected = converted(*inputs_of(0))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_each_weight_is_built_once_a_forward(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_converted_lstm_builds_each_weight_once_in_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
-    reader = nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True)
-    net = phmctl.convert(nn.ModuleList([attention, reader]), 4)[0].train(training)
+    reader, _ = phmctl.convert(nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True), 4)
     monkeypatch.setattr(structures, "kronecker_sum", lambda A, S: built.append(1) or kronecker_sum(A, S))
-    net[0](*[torch.randn(2, 3, 8)] * 3)
-    assert len(built) == 2
-    built.clear()
-    net[1](torch.randn(2, 3, 8))
+    reader(torch.randn(2, 3, 8))
     assert len(built) == 4 * 8  # a rule for each gate
+    with pytest.raises(DimensionError):
+        reader(torch.randn(2, 3, 7))
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
