@@ -22,7 +22,7 @@ from phmctl.data.prepared.folder import (
 )
 from phmctl.errors import DataError
 from phmctl.files import FORMAT
-from phmctl.recipe.schema import ParallelSection
+from phmctl.recipe.schema import LabelledSection, ParallelSection
 from tests.data.helpers import deadline
 
 ROWS = [([5, 6], [7], "ein Hund", "a dog"), ([], [], "", ""), ([8], [9, 10, 11], "Äpfel\u2028", "<s>")]
@@ -89,6 +89,11 @@ def test_the_folder_name_contains_the_settings(tmp_path):
         (
             ParallelSection(card="multi30k-de-en", direction="reverse"),
             "phmctl prepare-data multi30k-de-en --tokenizer bpe --vocabulary 8000 --joint --max-tokens 256 --reverse",
+        ),
+        (
+            LabelledSection(card="mine", vocabulary=60, max_tokens=5),
+            "phmctl prepare-data mine --tokenizer word --vocabulary 60 --max-tokens 5 "
+            "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN",
         ),
     ],
 )
