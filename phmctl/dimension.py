@@ -13,12 +13,7 @@ FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sed
 
 
 def check_divides(n: int, **dimensions: int) -> None:
-    """Raise DimensionError, naming the nearest valid n, if n does not divide every dimension.
-
-    Args:
-        n: the PHM hyperparameter.
-        dimensions: sizes by the name that the error message uses.
-    """
+    """Raise DimensionError, naming the nearest valid n, if n does not divide every dimension (name=size)."""
     for name, size in dimensions.items():
         if size < 1:
             raise DimensionError(f"{name} = {size} must be at least 1")

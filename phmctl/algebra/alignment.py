@@ -40,12 +40,7 @@ class Alignment(NamedTuple):
 
 @torch.no_grad()
 def align_rules(rule: Tensor, target: Tensor) -> Alignment:
-    """Return the least-squares P that maps ``Σⱼ P[i, j] A[j]`` closest to ``A*[i]`` for all i, in float64.
-
-    Args:
-        rule: A, (n, n, n).
-        target: A*, (n, n, n).
-    """
+    """Return the least-squares P that maps ``Σⱼ P[i, j] A[j]`` closest to ``A*[i]`` for all i, in float64."""
     rule_rows, target_rows = _rows(rule), _rows(target)  # (n, n²)
     P = target_rows @ torch.linalg.pinv(rule_rows)  # (n, n)
     error = (P @ rule_rows - target_rows).norm() / target_rows.norm()
@@ -60,27 +55,14 @@ def align_rules(rule: Tensor, target: Tensor) -> Alignment:
 
 @torch.no_grad()
 def change_basis(A: Tensor, S: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-    """Return A mixed by P and S mixed by P⁻ᵀ, which make the same H.
-
-    Args:
-        A: (n, n, n), the rule.
-        S: (n, k/n, d/n), the components.
-        P: (n, n), invertible.
-    """
+    """Return A mixed by an invertible P (n, n), and S mixed by P⁻ᵀ, which make the same H."""
     contragredient = torch.linalg.inv(P).t()  # (n, n)
     return torch.einsum("ij,jab->iab", P, A), torch.einsum("ij,jst->ist", contragredient, S)
 
 
 @torch.no_grad()
 def determined_terms(S: Tensor) -> int:
-    """Return m, the number of linearly independent components, which is how many dimensions of the span H determines.
-
-    Args:
-        S: (n, k/n, d/n).
-
-    Returns:
-        m ≤ min(n, kd/n²). The rule is determined, up to its basis, if m = n.
-    """
+    """Return m, the number of linearly independent components: H determines the rule, up to its basis, if m = n."""
     rounding = torch.finfo(S.dtype).eps * max(len(S), S[0].numel())  # of the components' dtype, not of float64
     return int(torch.linalg.matrix_rank(_rows(S), rtol=rounding))
 

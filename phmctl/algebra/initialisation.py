@@ -108,14 +108,9 @@ def initialise_dense_(weight: Tensor, scheme: str, fan_in: int, fan_out: int) ->
 
 @torch.no_grad()
 def initialise_components_(S: Tensor, A: Tensor, scheme: str, fan_in: int, fan_out: int) -> None:
-    """Draw the components in place so that H has the variance of a scheme under the current rule A.
+    """Draw the components in place so that H has the variance of a scheme under the rule A, with the dense fans.
 
     If the fibres of A do not have unit length, S is divided by their root mean square length.
-
-    Args:
-        S: (n, k/n, d/n), overwritten.
-        A: (n, n, n), unchanged.
-        scheme: see :func:`dense_variance`; `fan_in` and `fan_out` are of the dense layer, not of a component.
     """
     initialise_dense_(S, scheme, fan_in, fan_out)
     gain = A.square().sum(dim=0).mean().sqrt()

@@ -18,12 +18,7 @@ ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 
 
 def check_algebra(algebra: str, n: int) -> None:
-    """Check an algebra's name and that its dimension is n.
-
-    Raises:
-        UserError: the name is unknown; the message suggests the nearest one.
-        DimensionError: the algebra is fixed and has another dimension.
-    """
+    """Raise UserError if no algebra has this name, DimensionError if it is fixed and has another dimension than n."""
     check_known("algebra", algebra, ALGEBRAS)
     implied = FIXED_DIMENSION.get(algebra, n)
     if n != implied:

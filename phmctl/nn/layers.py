@@ -177,15 +177,10 @@ def sinusoids(start: int, stop: int, width: int, device: torch.device | str | No
 
 
 def max_pool(states: Tensor, mask: Tensor) -> Tensor:
-    """Return each feature's largest value over time, (B, T, d) -> (B, d).
+    """Return each feature's largest value over the tokens, (B, T, d) -> (B, d); `mask` (B, T) is true at tokens.
 
-    Args:
-        states: (B, T, d). Padding is never read, not even NaN, and gets a gradient of zero.
-        mask: (B, T) bool, true at tokens.
-
-    Returns:
-        (B, d). A sequence without tokens gives zeros, so that no infinity reaches later layers; the same holds for the
-        other poolings. Steps that share the largest value share its gradient.
+    As in the other poolings, padding is never read, not even NaN, and a sequence without tokens gives zeros. Steps that
+    share the largest value share its gradient.
     """
     largest = states.masked_fill(~mask[..., None], -torch.inf).amax(1)  # (B, d)
     return largest.masked_fill(~mask.any(1, keepdim=True), 0.0)
