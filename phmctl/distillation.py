@@ -67,8 +67,6 @@ def distil(
     Args:
         teacher: A trained translator or classifier. The student is trained on its data.
         recipe: The student's recipe (default: the teacher's).
-        n: PHM hyperparameter: about 1/n of the parameters; 1 is dense.
-        algebra: real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch.
         seed: Seed of the student.
         steps: Number of optimiser steps of the student.
         settings: Set any key of the student's recipe: training.clip=1.0.
@@ -77,8 +75,6 @@ def distil(
         beam: Beam size of the teacher (default: its recipe's).
         engine: Engine of the teacher: torch, ctranslate2 or onnx; the teacher keeps its export.
         references: Train on the references too, instead of on the teacher's translations only.
-        data: Data folder (default: $PHMCTL_DATA or ./data).
-        runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
         tag: Name of the student's run.
         quiet: Print nothing on stderr.
 

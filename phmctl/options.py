@@ -1,8 +1,8 @@
 """Read a command's options from the signature and the docstring of its function.
 
-A command is a typed function. Annotations give the types of its options, ``Args:`` in its docstring gives their help,
-and markers in ``Annotated`` give the rest: :data:`AXIS` and ``typer.Option`` or ``typer.Argument``. Options of several
-commands are declared here once.
+A command is a typed function. Annotations give the types of its options, and ``Args:`` in its docstring gives their
+help. Markers in ``Annotated`` give the rest: :data:`AXIS` and ``typer.Option`` or ``typer.Argument``. Options that
+several commands have are declared and described here; the docstrings of their functions do not repeat them.
 """
 
 import functools
@@ -26,8 +26,7 @@ AXIS = "axis"  # marks an option of which several values make a sweep
 LIBRARY_ONLY = "library only"  # marks an argument that the command line does not have
 _SIMILAR = {float: int, tuple: list}  # further types accepted for a type
 
-_RECIPE = typer.Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")
-RecipeName = Annotated[str, _RECIPE]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export.")
 ]
@@ -101,19 +100,20 @@ def is_repeatable(annotation: Any) -> bool:
 
 
 def argument_help(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the description of each argument in the ``Args:`` section of a docstring."""
-    _, _, section = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
+    """Return the description of each argument: from ``Args:`` in the docstring, otherwise from its marker."""
     descriptions: dict[str, str] = {}
-    name = ""
+    for name, parameter in inspect.signature(function).parameters.items():
+        for marker in markers(parameter.annotation):
+            descriptions[name] = getattr(marker, "help", None) or ""
+    _, _, section = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")
     for line in section.split("\n"):
         if line and not line.startswith(" "):  # the next section
             break
         if line.startswith("    ") and not line.startswith("     "):
-            name, _, text = line.strip().partition(": ")
-            descriptions[name] = text
-        elif line and name:
+            name, _, descriptions[name] = line.strip().partition(": ")
+        elif line:
             descriptions[name] += f" {line.strip()}"
-    return {key: re.sub(r":\w+:`~?|`", "", text) for key, text in descriptions.items()}
+    return {name: re.sub(r":\w+:`~?|`", "", text) for name, text in descriptions.items() if text}
 
 
 def check_types(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,7 +1,7 @@
 """The commands as functions: ``phmctl.prepare``, ``phmctl.train``, ``phmctl.evaluate``, ``phmctl.load``.
 
-The command line reads its options from these signatures and docstrings (:mod:`phmctl.options`). Nothing is printed
-unless ``quiet`` is False. Importing this module does not import torch.
+The command line reads its options from these signatures and docstrings; :mod:`phmctl.options` describes the options
+that several commands have. Nothing is printed unless ``quiet`` is False. Importing this module does not import torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,6 @@ def prepare(
 
     Args:
         name: Name of a dataset card, or a name for your own corpus.
-        data: Data folder (default: $PHMCTL_DATA or ./data).
         source: Folder with the card's files; without it they are downloaded.
         recipe: Read tokenizer, vocabulary and lengths from this recipe.
         files: Your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``. A split is a pair
@@ -219,15 +218,11 @@ def train(
         recipe: Recipe: a path or a shipped name; in a program also a mapping with the keys of the YAML, or a
             :class:`~phmctl.recipe.schema.Recipe`.
         n: PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm.
-        algebra: real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch.
         seed: Seed of initialisation, dropout and batch order.
-        device: auto, cpu, cuda or cuda:N.
         steps: Number of optimiser steps.
         execution: How PHM maps are applied: dense or rank (default: rank where it is faster).
         init: Copy tensors of the same name and shape from this run.
         settings: Set any recipe key: training.clip=1.0; in a program also ``{"training.clip": 1.0}``.
-        data: Data folder (default: $PHMCTL_DATA or ./data).
-        runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
         resume: Continue RUN, or RECIPE's newest run; auto: start a run if no run exists.
         checkpoint: With --resume: checkpoint to continue from: last (default), best or step-N.
         tag: Name of the new run; commands accept it like a folder.
@@ -318,18 +313,9 @@ def evaluate(
 
     Args:
         run: Run, folder of versions (its newest run is used), tag or export.
-        split: test, valid, test_NAME (a named test set) or all (all test sets).
         against: Compare with this run by a paired test; it is only read.
-        checkpoint: best, last, average or step-N; auto: the average if the recipe asks for one, else best.
-        beam: Beam size; 1 is greedy (default: the recipe's).
-        alpha: Exponent of the length penalty (default: the recipe's).
-        batch_tokens: Number of source tokens in a batch, including padding.
-        precision: Translation: compute in float32 or bfloat16.
-        engine: torch, ctranslate2 or onnx; the run is exported once and keeps the export.
-        quantize: Type of --engine ctranslate2: float32, int8, bfloat16, …
         probing: Probe a translator's encoder (Table 3 of Li et al. 2020).
         settings: With --probing: set a key of the recipe 'probe'.
-        data: Data folder (default: $PHMCTL_DATA or ./data).
         lowercase: Score BLEU and chrF in lower case (default: as the corpus).
         tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).
         source: Source text to score instead of a split.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -119,8 +119,8 @@ def command(
     """Register a function as a command: its docstring is the help, its parameters are the options.
 
     With `library`, a function of ``phmctl``, or with another function `target`, the command also has the options of
-    that function, and the registered function gets a :class:`~phmctl.options.Call` of it first. With `sweeps` an axis
-    takes several values, which arrive as text.
+    that function, and the registered function gets a :class:`~phmctl.options.Call` of it, in the parameter with this
+    annotation. With `sweeps` an axis takes several values, which arrive as text.
 
     The function returns its output. ``--json`` is added unless the function has a parameter of that name.
     """
@@ -138,29 +138,34 @@ def command(
 
 
 def _build(name: str, function: Callable[..., Shown | None], target: Callable[..., Any] | None, sweeps: bool) -> Any:
-    """Build the command of a function, with the options of the library function `target` first."""
-    library = {} if target is None else declared_parameters(target)
+    """Build the command of a function; the options of `target` replace the parameter that gets its call."""
     declared = declared_parameters(function)
-    if target is not None:
-        declared.pop("call")
     descriptions = argument_help(function)
+    library = {}
     if target is not None:
+        library = declared_parameters(target)
         descriptions |= argument_help(target)
-    options = [*library.values(), *declared.values()]
+    options: list[inspect.Parameter] = []
+    receiver = ""
+    for key, parameter in declared.items():
+        if get_origin(parameter.annotation) is Call:
+            receiver = key
+            options += library.values()
+        else:
+            options.append(parameter)
     if "json" not in declared:
-        options.append(inspect.Parameter("json", _KEYWORD, default=False, annotation=Json))
+        options.append(_JSON)
     parameters = [_parameter(option, descriptions, sweeps) for option in options]
     optional = {key for key, parameter in library.items() if {bool, str} <= {*allowed_types(parameter.annotation)}}
 
     def callback(context: typer.Context, **values: Any) -> None:
         arguments = {key: value for key, value in values.items() if _was_set(context, key)}
         arguments |= {key: True for key in optional if arguments.get(key) == NEWEST}
-        presentation = {key: value for key, value in arguments.items() if key in declared}
-        if target is None:
-            output = function(**presentation)
-        else:
-            call = Call(target, context.command, {key: value for key, value in arguments.items() if key in library})
-            output = function(call, **presentation)
+        own_arguments = {key: value for key, value in arguments.items() if key in declared}
+        if target is not None:
+            library_arguments = {key: value for key, value in arguments.items() if key in library}
+            own_arguments[receiver] = Call(target, context.command, library_arguments)
+        output = function(**own_arguments)
         if output is not None:
             output.show("json" if values["json"] else "table")
             if output.code:
@@ -178,6 +183,7 @@ def _build(name: str, function: Callable[..., Shown | None], target: Callable[..
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_JSON = inspect.Parameter("json", _KEYWORD, default=False, annotation=Json)
 
 
 def _parameter(parameter: inspect.Parameter, descriptions: dict[str, str], sweeps: bool) -> inspect.Parameter:

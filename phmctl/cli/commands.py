@@ -312,7 +312,7 @@ def distil(call: Call["TrainingResult"]) -> Shown:
     return Shown(result.as_json(), text=f"{result.run.folder}\n", code=result.exit_code)
 
 
-@command(app, "serve")
+@command(app, "serve", target=Limits)
 def serve(
     run: RunName,
     host: str = "127.0.0.1",
@@ -325,15 +325,8 @@ def serve(
     device: Device = None,
     threads: Threads = 0,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 1,
-    max_batch: Annotated[int, typer.Option(min=1)] = Limits.batch,
-    max_batch_tokens: Annotated[int, typer.Option(min=1)] = Limits.batch_tokens,
-    max_wait: Annotated[float, typer.Option(min=0, max=1000)] = Limits.wait,
-    max_queue: Annotated[int, typer.Option(min=1)] = Limits.queue,
-    max_texts: Annotated[int, typer.Option(min=1)] = Limits.texts,
-    max_characters: Annotated[int, typer.Option(min=1)] = Limits.characters,
-    max_body: Annotated[int, typer.Option(min=1)] = Limits.body,
-    max_beam: Annotated[int, typer.Option(min=1)] = Limits.beam,
-    max_connections: Annotated[int, typer.Option(min=1)] = Limits.connections,
+    *,
+    limits: Call[Limits],
     cut: bool = False,
     grace: Annotated[float, typer.Option(min=0)] = 30.0,
     json: Json = False,
@@ -347,15 +340,6 @@ def serve(
         port: Port; 0 takes a free port, which is printed.
         allow_host: Further host name that requests may use.
         workers: Number of batches answered at once.
-        max_batch: Largest number of texts in a batch.
-        max_batch_tokens: Largest number of tokens in a batch.
-        max_wait: Milliseconds that a batch waits for more texts.
-        max_queue: Largest number of waiting texts; more get 503.
-        max_texts: Largest number of texts in a request.
-        max_characters: Largest number of characters in a text.
-        max_body: Largest number of bytes in a request's body.
-        max_beam: Largest beam that a request may ask for.
-        max_connections: Largest number of open connections.
         cut: Answer the beginning of a text longer than the model knows, instead of 413.
         grace: Seconds for waiting texts when the server stops.
     """
@@ -367,21 +351,10 @@ def serve(
     from phmctl.serving.server import serve as run_server
 
     set_threads(threads)
-    limits = Limits(
-        body=max_body,
-        texts=max_texts,
-        characters=max_characters,
-        beam=max_beam,
-        connections=max_connections,
-        batch=max_batch,
-        batch_tokens=max_batch_tokens,
-        queue=max_queue,
-        wait=max_wait,
-    )
     options = ModelOptions(checkpoint, device or "auto", engine, quantize, task={"precision": precision})
     with listen(host, port) as sock:
         model = open_model(run, options).model
-        service = Service(model, limits, workers=workers, cut=cut)
+        service = Service(model, limits(), workers=workers, cut=cut)
         url, names = url_of(sock), names_of(sock, allow_host or ())
 
         def ready() -> None:

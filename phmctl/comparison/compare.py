@@ -221,8 +221,6 @@ def compare(
     Args:
         names: Runs, folders of runs, or tags.
         recipe: Compare all runs of this recipe too.
-        runs: Folder of runs (default: $PHMCTL_RUNS or ./runs).
-        split: test, valid, test_NAME (a named test set) or all (all test sets).
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
         baseline: Run or label of a variant to compare with (default: the dense variant, else the first).
         score: First score the runs that have the text and the checkpoint but no result.

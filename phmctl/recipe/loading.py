@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import yaml
 
@@ -40,29 +40,17 @@ class Override:
     implied: bool = False  # whether the option implies the key; an option for the key itself wins
 
 
-class CommonOptions(TypedDict, total=False):
-    """The options in :data:`COMMON`; None is an option that was not given."""
+def common_overrides(**options: int | str | Path | None) -> list[Override]:
+    """Return the overrides of the options in :data:`COMMON`, except options that are None.
 
-    n: int | None
-    algebra: str | None
-    execution: str | None
-    seed: int | None
-    device: str | None
-    steps: int | None
-    init: str | Path | None
-
-
-def common_overrides(**options: Unpack[CommonOptions]) -> list[Override]:
-    """Return the overrides of the options in :data:`COMMON`.
-
-    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. A fixed algebra
-    implies a rule without factors.
+    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. A fixed algebra implies a rule without
+    factors.
     """
     overrides = []
     for name, value in options.items():
         if value is not None:
-            plain = str(value) if isinstance(value, Path) else value
-            overrides.append(Override(COMMON[name], plain, f"--{name} {value}"))
+            text = str(value) if isinstance(value, Path) else value
+            overrides.append(Override(COMMON[name], text, f"--{name} {value}"))
     n, algebra = options.get("n"), options.get("algebra")
     source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
     implied: dict[str, Any] = {}
