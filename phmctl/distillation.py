@@ -89,13 +89,13 @@ def distil(
 
     check_known("start", start, ("nearest", "random"))
     check_tag(tag)
-    run = Run.open(teacher, None if runs is None else Path(runs))
+    run = Run.open(teacher, runs)
     task = run.recipe.task
     if task not in _SET_KEYS:
         raise RunError(f"{run.folder} has task {task!r}; teachers are translators and classifiers")
     if task != "translation" and (beam is not None or engine is not None or not references):
         raise UserError("beam, engine and references apply to translators only; this teacher is a classifier")
-    root = data_root() if data is None else Path(data)
+    root = data_root(data)
     if recipe is None:
         recipe = run.recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)

@@ -53,7 +53,7 @@ def probe(
     against: str | Path | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
-    data: Path | None = None,
+    data: str | Path | None = None,
     settings: Sequence[str] = (),
 ) -> "ProbingReport":
     """Probe a translator's encoder and write the scores into its results. Raises DataError, RunError, OutputError.
@@ -63,7 +63,7 @@ def probe(
     ``key=value``; ``data.card`` selects a single task.
     """
     encoders = [Encoder(path, checkpoint, device) for path in (run, against) if path is not None]
-    root = data or data_root()
+    root = data_root(data)
     recipes = _prepared(root, [f"training.device={device}", *settings])
     languages = {recipe.data.language for recipe in recipes.values()} - {None}
     for encoder in encoders:

@@ -34,8 +34,9 @@ from phmctl.runs import Run
 from phmctl.runs.find import check_tag, runs_root, select_runs
 from phmctl.runs.results import scores_of, significance_tests
 from phmctl.runs.run import requested_splits
-from phmctl.runs.summary import Summary, format_best, summarise
+from phmctl.runs.summary import Summary, difference_lines, format_best, run_differences, summarise
 from phmctl.tasks.answers import ONE_SEED, p_words, signed
+from phmctl.tasks.base import Report
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.signals import STARTER, StopRequest
 
@@ -192,7 +193,7 @@ def sweep_trainings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: 
     trainings = training_jobs(calls)
     if list_only:
         return _command_list(trainings)
-    root = data_root() if calls[0]["data"] is None else Path(calls[0]["data"])
+    root = data_root(calls[0]["data"])
     for training in trainings:
         if training.state == "waiting":  # check the data here: otherwise each process would report that it is missing
             trained_kind(training.recipe).open(training.recipe, root)
@@ -213,7 +214,7 @@ def training_jobs(calls: Sequence[Call[Any]]) -> list["TrainingJob"]:
     if first["recipe"] is None:
         raise UserError("a sweep needs a RECIPE")
     check_tag(first["tag"])
-    root = runs_root() if first["runs"] is None else Path(first["runs"])
+    root = runs_root(first["runs"])
     jobs: dict[str, TrainingJob] = {}
     for call in calls:
         try:
@@ -288,6 +289,19 @@ def scoring_calls(call: Call[Any], *, every: bool) -> list[Call[Any]]:
             label = f"{model.folder} {scoring.label}" if len(scorings) > 1 else str(model.folder)
             calls.append(replace(scoring, label=label) if len(models) > 1 else scoring)
     return calls
+
+
+def score_once(call: Call[Report]) -> Shown:
+    """Score a run in this process."""
+    report = call(quiet=False)
+    document = report.as_json()
+    notes = [*getattr(report, "notes", ())]
+    if call["against"] is not None:
+        baseline = open_run_or_export(call["against"])
+        changes = difference_lines(run_differences(baseline, open_run_or_export(call["run"])), baseline.name)
+        document = {**document, "differences": changes}
+        notes += [f"· {line}" for line in changes]
+    return Shown(document, report.tables(), notes=notes)
 
 
 def sweep_scorings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: bool, threads: int) -> Shown:

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.console import silence
+from phmctl.data.prepared.folder import data_root
+from phmctl.data.prepared.provenance import Vocabulary
 from phmctl.errors import DataError, UserError
+from phmctl.inference.opening import ModelOptions, open_model
+from phmctl.inference.opening import evaluate as evaluate_run
 from phmctl.options import (
     AXIS,
     LIBRARY_ONLY,
@@ -32,12 +36,14 @@ from phmctl.options import (
     Split,
     check_types,
 )
+from phmctl.recipe.loading import RecipeLike, common_overrides, resolve, unmodified
+from phmctl.runs import AUTO, Run
+from phmctl.runs.find import check_tag
+from phmctl.tasks.registry import text_kind
 
 if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
     from phmctl.decoding.model import Model
-    from phmctl.recipe.loading import RecipeLike
-    from phmctl.runs import Run
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
@@ -124,38 +130,47 @@ def prepare(
         UserError: an argument has the wrong type.
         OutputError: the folder cannot be written.
     """
-    from phmctl.data.prepared.folder import data_root
-    from phmctl.data.prepared.provenance import Vocabulary
-    from phmctl.tasks.registry import text_kind
-
     if name is None:
         raise DataError(
             "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
         )
     groups = {split: _file_groups(split_files) for split, split_files in (files or {}).items()}
-    section = _without_none(tokenizer=tokenizer, vocabulary=vocabulary, joint=joint, max_tokens=max_tokens)
-    section |= {"direction": "reverse"} if reverse else {}
-    section |= {"copies": True} if copies else {}
-    cleaning = _without_none(lowercase=lowercase, normalise=normalise, entities=entities, max_ratio=max_ratio)
-    cleaning |= _without_none(min_count=min_count)
-    reading = _without_none(columns=_comma_separated(columns), languages=_comma_separated(languages))
-    reading |= _without_none(table=_texts(table), text=_texts(text), label=None if label is None else str(label))
-    reading |= _without_none(header=header, quoting=quoting, extra=_texts(extra), skip_bad_lines=skip_bad_lines or None)
-    reading |= _without_none(vectors=None if vectors is None else Path(vectors))
+    section = _without_none(
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        joint=joint,
+        max_tokens=max_tokens,
+        direction="reverse" if reverse else None,
+        copies=copies or None,
+    )
+    cleaning = _without_none(
+        lowercase=lowercase, normalise=normalise, entities=entities, max_ratio=max_ratio, min_count=min_count
+    )
+    reading = _without_none(
+        columns=_comma_separated(columns),
+        languages=_comma_separated(languages),
+        table=_texts(table),
+        text=_texts(text),
+        label=None if label is None else str(label),
+        header=header,
+        quoting=quoting,
+        extra=_texts(extra),
+        skip_bad_lines=skip_bad_lines or None,
+        vectors=_path(vectors),
+    )
     if refetch and (source or files or table):
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)
     with silence(quiet):
-        task_kind = text_kind(name, recipe_name, [*groups, *reading])
-        return task_kind.prepare(
+        return text_kind(name, recipe_name, [*groups, *reading]).prepare(
             name,
             recipe=recipe_name,
             settings=section,
             files=groups,
             vocabulary=None if vocabulary_of is None else Vocabulary.of(Path(vocabulary_of)),
             options=reading,
-            root=data_root() if data is None else Path(data),
-            source=None if source is None else Path(source),
+            root=data_root(data),
+            source=_path(source),
             cleaning=cleaning,
             force=force,
             refetch=refetch,
@@ -164,6 +179,10 @@ def prepare(
 
 def _without_none(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _comma_separated(names: str | Sequence[str | int] | None) -> str | None:
@@ -192,7 +211,7 @@ def _file_groups(files: "Files") -> list[tuple[Path, ...]]:
 
 
 def train(
-    recipe: Annotated["RecipeLike | None", typer.Argument(metavar="RECIPE")] = None,
+    recipe: Annotated[RecipeLike | None, typer.Argument(metavar="RECIPE")] = None,
     *,
     n: N = None,
     algebra: Algebra = None,
@@ -240,7 +259,6 @@ def train(
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
     """
-    from phmctl.recipe.loading import common_overrides, resolve, unmodified
     from phmctl.training.train import train as run_training
 
     if checkpoint is not None and resume is False:
@@ -253,8 +271,8 @@ def train(
         resolved = resolve(recipe, overrides, settings)
         return run_training(
             resolved,
-            data=None if data is None else Path(data),
-            runs=None if runs is None else Path(runs),
+            data=_path(data),
+            runs=_path(runs),
             resume="auto" if resume == "auto" else bool(resume),
             run=run,
             checkpoint=checkpoint or "last",
@@ -264,15 +282,12 @@ def train(
 
 
 def recipe_to_train(
-    recipe: "RecipeLike | None", resume: bool | str | Path, tag: str | None, runs: str | Path | None = None
-) -> "tuple[RecipeLike, Run | None]":
+    recipe: RecipeLike | None, resume: bool | str | Path, tag: str | None, runs: str | Path | None = None
+) -> tuple[RecipeLike, Run | None]:
     """Return the recipe to train, and the run to continue if `resume` names a run."""
-    from phmctl.runs import Run
-    from phmctl.runs.find import check_tag
-
     run = None
     if not isinstance(resume, bool) and resume != "auto":
-        run = Run.open(resume, None if runs is None else Path(runs))
+        run = Run.open(resume, runs)
     check_tag(tag)
     if tag is not None and (run is not None or resume is True):
         raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
@@ -335,9 +350,6 @@ def evaluate(
         UserError: the task does not have an option, or an argument has the wrong type.
         OutputError: the run's folder cannot be written.
     """
-    from phmctl.inference.opening import ModelOptions
-    from phmctl.inference.opening import evaluate as evaluate_run
-
     options = _without_none(
         beam=beam,
         alpha=alpha,
@@ -345,9 +357,9 @@ def evaluate(
         precision=precision,
         lowercase=lowercase,
         tokenize=tokenize,
-        source=None if source is None else Path(source),
+        source=_path(source),
         reference=_texts(reference),
-        table=None if table is None else Path(table),
+        table=_path(table),
         text=_texts(text),
         label=None if label is None else str(label),
     )
@@ -357,9 +369,8 @@ def evaluate(
 
             further = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
             _refuse("has no part in", [*options, *further])
-            root = None if data is None else Path(data)
             return probe(
-                run, against=against, checkpoint=checkpoint, device=device, data=root, settings=_texts(settings) or ()
+                run, against=against, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ()
             )
         _refuse("belongs to", [*(["set"] if settings else []), *_without_none(data=data)])
         opening = ModelOptions(checkpoint, device, engine, quantize, task=options)
@@ -402,10 +413,6 @@ def load(
         UserError: the task does not answer texts, `threads` is given for torch, or `precision` is given for a model
             that is not a run's translator.
     """
-    from phmctl.inference.opening import ModelOptions, open_model
-    from phmctl.runs import AUTO
-
     with silence():
-        task_options = {"precision": precision}
-        options = ModelOptions(checkpoint or AUTO, device, threads=threads or 0, task=task_options)
+        options = ModelOptions(checkpoint or AUTO, device, threads=threads or 0, task={"precision": precision})
         return open_model(path, options).model

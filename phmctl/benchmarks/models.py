@@ -34,6 +34,7 @@ from phmctl.exports import CTRANSLATE2
 from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.metrics.text import bleu
 from phmctl.nn.convert import to_dense
+from phmctl.recipe.loading import expect
 from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import AUTO, Run
@@ -45,14 +46,14 @@ _SUPPRESSED = -1e4  # added to the logit of EOS
 
 
 def bench_training(
-    recipe: Recipe, data: Path | None = None, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
+    recipe: Recipe, data: str | Path | None = None, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
 ) -> Bench:
     """Time training steps on a recipe's prepared data; a sample is one step on each of the batches.
 
     `speed` divides a candidate's tokens per second by the baseline's. Raises DataError if the data is not prepared,
     UserError if the baseline is not a candidate.
     """
-    data = data or data_root()
+    data = data_root(data)
     training = recipe.training
     device = pick_device(training.device)
     set_threads(training.threads)
@@ -156,8 +157,8 @@ def variants_of(recipe: R) -> dict[str, R]:
 
 
 def bench_decoding(
-    recipe: TranslationRecipe,
-    data: Path | None = None,
+    recipe: Recipe,
+    data: str | Path | None = None,
     *,
     split: str = "test",
     sentences: int = 1000,
@@ -169,9 +170,10 @@ def bench_decoding(
     Raises DataError if the data is not prepared or does not have this split, UserError if the baseline is not a
     candidate.
     """
+    recipe = expect(recipe, TranslationRecipe)
     variants = variants_of(recipe)
     check_known("candidate", baseline, list(variants))
-    prepared = PreparedData.find(recipe.data, data or data_root())
+    prepared = PreparedData.find(recipe.data, data_root(data))
     texts = prepared.split(split)
     rows = _spread_rows(len(texts), sentences)
     sources = [[*map(int, texts.source[row]), EOS] for row in rows]
@@ -243,7 +245,7 @@ def searcher(
 
 
 def bench_engines(
-    run: Run,
+    path: str | Path,
     engines: Sequence[str],
     *,
     split: str = "test",
@@ -255,6 +257,7 @@ def bench_engines(
     `speed` is relative to the first engine, and `same` counts the translations that equal the first engine's. Raises
     UserError if an engine is unknown, MissingExtraError if it is not installed.
     """
+    run = Run.open(path)
     settings = run.recipe_of(TranslationRecipe).decoding
     source, target = read_text(run, split, "source"), read_text(run, split, "target")
     rows = _spread_rows(len(source), sentences)

@@ -29,7 +29,7 @@ _STEP = 1e-3  # step size relative to the weight's scale, small enough that the 
 _Map = StructuredWeight | NarrowEmbedding
 
 
-def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]]:
+def bench_rates(recipe: Recipe, data: str | Path | None = None) -> list[dict[str, Any]]:
     """Return a row for each factor of each map: ``map``, ``factor``, ``rate``, ``multiple`` and ``change``.
 
     `multiple` is the rate divided by the recipe's. `change` is the root mean square change of the map's output by one
@@ -40,7 +40,7 @@ def bench_rates(recipe: Recipe, data: Path | None = None) -> list[dict[str, Any]
     """
     training = recipe.training
     device = pick_device(training.device)
-    task = trained_kind(recipe).open(recipe, data or data_root())
+    task = trained_kind(recipe).open(recipe, data_root(data))
     with isolated(device, training.threads):
         torch.manual_seed(training.seed)
         model = task.build_model(device)

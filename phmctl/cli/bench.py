@@ -1,6 +1,5 @@
 """The ``bench`` commands: speed as a ratio to the dense twin."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -137,7 +136,7 @@ def bench_train(
     """
     from phmctl.benchmarks.models import bench_training
 
-    return _shown(bench_training(call(), _folder(data), batches=batches, rounds=rounds, baseline=against))
+    return _shown(bench_training(call(), data, batches=batches, rounds=rounds, baseline=against))
 
 
 @command(bench, "rates", target=resolved_recipe)
@@ -146,7 +145,7 @@ def bench_rates(call: Call["Recipe"], data: Data = None) -> Shown:
     from phmctl.benchmarks.rates import bench_rates, rates_table
 
     resolved = call()
-    rows = bench_rates(resolved, _folder(data))
+    rows = bench_rates(resolved, data)
     document = {"recipe": resolved.name, "learning_rate": resolved.training.learning_rate, "rows": rows}
     return Shown(document, [rates_table(resolved, rows)])
 
@@ -171,36 +170,21 @@ def bench_decode(
         sentences: Number of sentences.
         engine: Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8; the first is 1.
     """
-    if engine:
-        from phmctl.benchmarks.models import bench_engines
-        from phmctl.runs import Run
+    from phmctl.benchmarks.models import bench_decoding, bench_engines
 
-        options = {**call.arguments, "data": data, "against": against}
-        usual = {"recipe": (call["recipe"],), "device": ("auto", "cpu"), "against": ("dense",), "data": (None,)}
-        wrong = [f"--{name}" for name, value in options.items() if value not in usual.get(name, ())]
-        if wrong:
-            raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
-        return _shown(bench_engines(Run.open(call["recipe"]), engine, split=split, sentences=sentences, rounds=rounds))
-    from phmctl.benchmarks.models import bench_decoding
-    from phmctl.recipe.loading import expect
-    from phmctl.recipe.schema import TranslationRecipe
-    from phmctl.tasks.registry import kind_of
-
-    resolved = call()
-    kind_of(resolved).require("bench decode")
-    translation = expect(resolved, TranslationRecipe)
-    result = bench_decoding(
-        translation, _folder(data), split=split, sentences=sentences, rounds=rounds, baseline=against
-    )
-    return _shown(result)
+    if not engine:
+        result = bench_decoding(call(), data, split=split, sentences=sentences, rounds=rounds, baseline=against)
+        return _shown(result)
+    options = {**call.arguments, "data": data, "against": against}
+    usual = {"recipe": (call["recipe"],), "device": ("auto", "cpu"), "against": ("dense",), "data": (None,)}
+    wrong = [f"--{name}" for name, value in options.items() if value not in usual.get(name, ())]
+    if wrong:
+        raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
+    return _shown(bench_engines(call["recipe"], engine, split=split, sentences=sentences, rounds=rounds))
 
 
 def _shown(result: "Bench") -> Shown:
     return Shown(result.as_json(), [result.table()])
-
-
-def _folder(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
 
 
 def names(text: str | None) -> list[str]:

@@ -1,18 +1,16 @@
 """The commands: each calls one function of the library and returns its output."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import groupby
-from operator import itemgetter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phmctl.cli.build import Files, NamedFiles, app, command
-from phmctl.console import Shown, Table, note, progress
+from phmctl.console import Shown, note, progress
 from phmctl.devices import set_threads, world
-from phmctl.errors import DataError, UserError, require
+from phmctl.errors import UserError, require
 from phmctl.options import (
     Alpha,
     BatchTokens,
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
-SPLITS = ("train", "valid", "test")
-
 
 @command(app, "prepare-data", library="prepare")
 def prepare_data(
@@ -55,10 +51,10 @@ def prepare_data(
         test: Your own test files; NAME makes a further test set.
         list_: List the dataset cards, or show the card NAME.
     """
-    if list_:
-        return _card_list(call["name"], call["data"])
-    from phmctl.data.prepared.folder import prepared_table
+    from phmctl.cli.preparing import card_list, prepared_output
 
+    if list_:
+        return card_list(call["name"], call["data"])
     files: dict[str, list[tuple[str, ...]]] = {}
     for split, groups in (("train", train), ("valid", valid), ("test", test)):
         for first, *second in groups or ():
@@ -67,47 +63,7 @@ def prepare_data(
                 files.setdefault(f"{split}_{name}", []).append((path, *second))
             else:
                 files.setdefault(split, []).append((first, *second))
-    prepared = call(files=files, quiet=False)
-    document = {"folder": str(prepared.folder), **prepared.manifest}
-    notes = [prepared.coverage] if prepared.coverage else []
-    return Shown(document, [prepared_table(prepared.manifest)], notes=notes)
-
-
-def _card_list(name: str | None, data: str | None) -> Shown:
-    from phmctl.data.card import list_cards
-    from phmctl.data.prepared.folder import data_root
-
-    root = data_root() if data is None else Path(data)
-    cards = list_cards(root, name)
-    titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
-    tables = [
-        Table(task, titles, [_card_cells(card) for card in group], text=(1, 3, 4, 5))
-        for task, group in groupby(cards, key=itemgetter("task"))
-    ]
-    note = f"prepared data is in {root}"
-    if any(card["divided"] for card in cards):
-        note = f"* held out of train, because the publishers have no such split; {note}"
-    return Shown({"data": str(root), "cards": cards}, tables, notes=[note])
-
-
-def _card_cells(card: dict[str, Any]) -> list[str]:
-    """Return the row of a card in the list of cards."""
-    texts = "pair" if card["texts"] == 2 else "text"
-    content = " → ".join(card["languages"]) or f"{texts} → {len(card['labels']) or '?'}"
-    sizes = []
-    for split in SPLITS:
-        if split in card["sizes"]:
-            mark = "*" if split in card["divided"] else ""
-            sizes.append(f"{card['sizes'][split]:,}{mark}")
-    licence = card["licence"].partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
-    state = "never tried"
-    if card["prepared"]:
-        state = "prepared"
-    elif card["fetched"]:
-        state = "fetched"
-    elif not {"hub", "urls"} & {*card["origins"]}:  # local files only
-        state = "–"
-    return [card["name"], content, " / ".join(sizes) or "not known", licence, ", ".join(card["origins"]), state]
+    return prepared_output(call(files=files, quiet=False))
 
 
 @command(app, "train", library="train", sweeps=True)
@@ -139,7 +95,9 @@ def train(
         return sweep_trainings(calls, jobs, list_only=list_)
     (call,) = calls
     if dry_run:
-        return _training_plan(call)
+        from phmctl.training.plan import training_plan
+
+        return training_plan(call)
     if processes > 1 and world().size != processes:  # the started processes have the same command line
         from phmctl.training.processes import launch
 
@@ -152,43 +110,6 @@ def train(
     total = f" ({result.steps} in all)" if result.steps_now < result.steps else ""
     line = f"{result.steps_now} steps in {result.seconds:.1f} s{total}; the run is in:"
     return Shown(result.as_json(), notes=[line], text=f"{result.run.folder}\n")
-
-
-def _training_plan(call: Call["TrainingResult"]) -> Shown:
-    """Show the recipe and the parameters of a training.
-
-    Vocabulary sizes come from the prepared data if it exists, otherwise from the recipe.
-    """
-    from phmctl.accounting.counting import ledger_table
-    from phmctl.accounting.ledger import ledger_for_recipe
-    from phmctl.data.prepared.folder import data_root
-    from phmctl.recipe.loading import COMMON, common_overrides, dump_recipe, resolve
-    from phmctl.tasks.registry import trained_kind
-    from phmctl.training.initial import find_start
-    from phmctl.verbs import recipe_to_train
-
-    if world().size > 1:
-        raise UserError("--dry-run works in one process; start it without torchrun")
-    written, _ = recipe_to_train(call["recipe"], call["resume"], call["tag"], call["runs"])
-    recipe = resolve(written, common_overrides(**call.select(COMMON)), call["settings"])
-    root = data_root() if call["data"] is None else Path(call["data"])
-    task_kind = trained_kind(recipe)
-    task = None
-    if recipe.training.initialise_from:
-        with suppress(DataError):  # the data is not prepared: the run to start from is checked alone
-            task = task_kind.open(recipe, root)
-    start = find_start(recipe, task, None if call["runs"] is None else Path(call["runs"]))
-    sizes = task_kind.sizes(recipe, root)
-    ledger = ledger_for_recipe(recipe, sizes)
-    notes = [sizes.note] if sizes.trained else []
-    if start is not None:
-        notes.append(start.summary())
-    document = {
-        "recipe": recipe.model_dump(),
-        "parameters": ledger.as_json(),
-        "vocabularies_from": "prepared data" if sizes.trained else "recipe",
-    }
-    return Shown(document, text=f"{dump_recipe(recipe)}\n{ledger_table(ledger).drawn()}", notes=notes)
 
 
 @command(app, "decode")
@@ -281,24 +202,14 @@ def evaluate(
         jobs: Number of scorings that run at once; they share the threads.
         list_: Print one command for each scoring, for a job array; score nothing.
     """
-    from phmctl.exports import open_run_or_export
-    from phmctl.runs.summary import difference_lines, run_differences
-    from phmctl.sweeps import scoring_calls, sweep_scorings
+    from phmctl.sweeps import score_once, scoring_calls, sweep_scorings
 
     calls = scoring_calls(call, every=every)
     if len(calls) > 1 or jobs is not None or list_:
         return sweep_scorings(calls, jobs, list_only=list_, threads=threads)
     set_threads(threads)
     (call,) = calls
-    report = call(quiet=False)
-    document = report.as_json()
-    notes = [*getattr(report, "notes", ())]
-    if call["against"] is not None:
-        baseline = open_run_or_export(call["against"])
-        differences = difference_lines(run_differences(baseline, open_run_or_export(call["run"])), baseline.name)
-        document = {**document, "differences": differences}
-        notes += [f"· {line}" for line in differences]
-    return Shown(document, report.tables(), notes=notes)
+    return score_once(call)
 
 
 @command(app, "distil", library="distil")

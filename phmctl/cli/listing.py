@@ -1,6 +1,5 @@
 """The commands ``recipes``, ``runs`` and ``count-params``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,7 +41,7 @@ def list_runs(names: Annotated[list[str] | None, typer.Argument(metavar="NAME")]
     from phmctl.runs.find import runs_root
     from phmctl.runs.summary import list_runs, run_tables
 
-    root = runs_root() if runs is None else Path(runs)
+    root = runs_root(runs)
     summaries = list_runs(names or (), root)
     notes = [f"{summary.run.name} failed: {summary.reason}" for summary in summaries if summary.reason is not None]
     if not summaries:

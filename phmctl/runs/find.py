@@ -27,9 +27,9 @@ KILLED = "the process ended without an error message, perhaps because it was kil
 _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
 
 
-def runs_root() -> Path:
-    """Return the default folder of runs: ``$PHMCTL_RUNS``, or ``runs`` in the working directory."""
-    return Path(os.environ.get("PHMCTL_RUNS") or "runs")
+def runs_root(folder: str | Path | None = None) -> Path:
+    """Return the folder of runs: `folder`, otherwise ``$PHMCTL_RUNS``, otherwise ``runs``."""
+    return Path(folder or os.environ.get("PHMCTL_RUNS") or "runs")
 
 
 def versions_in(folder: Path) -> list[Path]:
@@ -63,14 +63,14 @@ def claim_version(temporary: Path, parent: Path) -> Path:
         return target
 
 
-def find_run(name: Path | str, root: Path | None = None) -> Path:
+def find_run(name: Path | str, root: str | Path | None = None) -> Path:
     """Return the folder of the run with a path, a name below `root`, or a tag. Raises RunError.
 
     Of several versions the newest with a checkpoint is returned, and a note says so.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise UserError(f"a run is named by its folder (after a training: result.run.folder), not by {name!r}")
-    root = root or runs_root()
+    root = runs_root(root)
     folder = next((path for path in (Path(name), root / name) if path.is_dir()), None)
     if folder is not None and ((folder / RECIPE).exists() or _VERSION.fullmatch(folder.name)):
         return folder
@@ -90,9 +90,9 @@ def find_run(name: Path | str, root: Path | None = None) -> Path:
     return newest
 
 
-def select_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Path]:
+def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) -> list[Path]:
     """Return the folders of the named runs, or of all below `root`; each once, in natural order. Raises RunError."""
-    root = root or runs_root()
+    root = runs_root(root)
     runs = [] if names else list(_runs_below(root))
     for name in names:
         runs += _matching_runs(name, root)

@@ -116,7 +116,7 @@ class Run:
                 return cls(claim_version(temporary, parent), recipe)
 
     @classmethod
-    def open(cls, name: Path | str, root: Path | None = None) -> Self:
+    def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
         """Open the run with a path, a name below `root` or a tag; see :func:`phmctl.runs.find.find_run`."""
         folder = find_run(name, root)
         if (folder / EXPORT).is_file():

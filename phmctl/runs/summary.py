@@ -97,7 +97,7 @@ class Summary:
         }
 
 
-def list_runs(names: Sequence[str | Path] = (), root: Path | None = None) -> list[Summary]:
+def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) -> list[Summary]:
     """Summarise the named runs, or all below `root` (:func:`phmctl.runs.find.select_runs`); warn about damaged runs."""
     summaries: list[Summary] = []
     for folder in select_runs(names, root):

@@ -69,9 +69,9 @@ def test_engines_translate_the_same_lines(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for engine in ("onyx", "onnx:int8"):
         with pytest.raises(UserError, match=engine):
-            bench_engines(run, [engine])
+            bench_engines(run.folder, [engine])
     pytest.importorskip("onnxruntime")
-    result = bench_engines(run, ["torch", "onnx"], sentences=5, rounds=1)
+    result = bench_engines(run.folder, ["torch", "onnx"], sentences=5, rounds=1)
     assert [row["engine"] for row in result.rows] == ["torch", "onnx"]
     assert [row["same"] for row in result.rows] == [5, 5]
     assert result.rows[0]["speed"].median == 1.0

@@ -77,9 +77,9 @@ VECTORS_FILE = "vectors.safetensors"
 Section = ParallelSection | LabelledSection
 
 
-def data_root() -> Path:
-    """Return the folder of raw and prepared data: ``$PHMCTL_DATA``, or ``data`` in the current folder."""
-    return Path(os.environ.get("PHMCTL_DATA") or "data")
+def data_root(folder: str | Path | None = None) -> Path:
+    """Return the folder of raw and prepared data: `folder`, otherwise ``$PHMCTL_DATA``, otherwise ``data``."""
+    return Path(folder or os.environ.get("PHMCTL_DATA") or "data")
 
 
 def prepared_folder(data: Section, root: Path) -> Path:
