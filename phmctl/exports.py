@@ -39,7 +39,7 @@ class Export(Run):
     checkpoint_alias: str = AUTO  # another accepted checkpoint name: --checkpoint with which --engine made this export
 
     @classmethod
-    def open(cls, name: Path | str, root: Path | None = None) -> Self:
+    def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
         """Open an export by its folder; the files are verified when they are used."""
         folder = Path(name)
         manifest = read_seal(folder / EXPORT, RunError, _ADVICE)

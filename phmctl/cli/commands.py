@@ -95,7 +95,7 @@ def train(
         return sweep_trainings(calls, jobs, list_only=list_)
     (call,) = calls
     if dry_run:
-        from phmctl.training.plan import training_plan
+        from phmctl.cli.planning import training_plan
 
         return training_plan(call)
     if processes > 1 and world().size != processes:  # the started processes have the same command line

@@ -1,4 +1,4 @@
-"""The command line as a process: exit codes, error lines, what goes to which stream."""
+"""The command line as a process: exit codes, error lines, stdout and stderr."""
 
 import os
 import re
@@ -11,21 +11,14 @@ import pytest
 
 from phmctl.cli.main import app, run
 from phmctl.runs import Run
+from tests.calls import call, start
 
 COMMANDS = [info.name for info in app.registered_commands] + ["bench layer", "bench train"]
 
 
-def phmctl(*arguments: object, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
-
-
 def test_help_lists_the_subcommands() -> None:
-    done = phmctl("--help")
-    assert done.returncode == 0
-    for name in ("prepare-data", "train", "decode", "eval", "count-params", "bench"):
-        assert name in done.stdout
+    listed = call("--help").stdout
+    assert all(name in listed for name in ("prepare-data", "train", "decode", "eval", "count-params", "bench"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -37,14 +30,15 @@ def test_help_does_not_import_torch(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["train", "eval", "recipes"])
 def test_an_argument_that_is_not_utf_8_is_refused(command: str) -> None:
-    done = phmctl(command, os.fsdecode(b"\xff"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
+    with start(command, os.fsdecode(b"\xff")) as process:
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "Traceback" not in errors
 
 
 def fail_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **options: object) -> None:
-        raise ZeroDivisionError("so not")
+        raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr("phmctl.runs.Run.open", broken)
     monkeypatch.setattr(sys, "argv", ["phmctl", "decode", "miniature"])
@@ -60,7 +54,7 @@ def test_an_unexpected_error_is_reported_with_its_place(
     fail_unexpectedly(monkeypatch)
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.match(rf"error: ZeroDivisionError: so not \(at {re.escape(__file__)}:\d+\)\n.*PHMCTL_DEBUG=1", err)
+    assert re.match(rf"error: ZeroDivisionError: a fault \(at {re.escape(__file__)}:\d+\)\n.*PHMCTL_DEBUG=1", err)
     assert len(err.splitlines()) == 2
 
 
@@ -72,7 +66,7 @@ def test_the_environment_asks_for_the_traceback(
     err = capsys.readouterr().err
     assert err.startswith("Traceback (most recent call last):")
     assert "phmctl/cli/commands.py" in err
-    assert err.endswith("ZeroDivisionError: so not\n")
+    assert err.endswith("ZeroDivisionError: a fault\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -116,21 +110,16 @@ def test_help_on_a_full_stdout_is_one_line_and_exit_code_1(
 
 
 def check_full_stdout(*arguments: str) -> None:
-    command = [sys.executable, "-c", "from phmctl.cli.main import run; run()", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "stdout: No space left on device" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("error:") == 1
+    with Path("/dev/full").open("w", encoding="utf-8") as full, start(*arguments, stdout=full) as process:
+        errors = process.stderr.read()
+    assert process.returncode == 1, errors
+    assert "stdout: No space left on device" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert errors.count("error:") == 1
 
 
 def test_sigint_ends_decode_with_exit_code_130(tiny_run: Run) -> None:
-    code = "from phmctl.cli.main import run; run()"
-    command = [sys.executable, "-c", code, "decode", str(tiny_run.folder), "--checkpoint", "last", "--window", "1"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with start("decode", tiny_run.folder, "--checkpoint", "last", stdin=subprocess.PIPE) as process:
         process.stdin.write("Der Mann schläft.\n")
         process.stdin.flush()
         process.stdout.readline()
