@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 AXIS = "axis"  # marks an option of which several values make a sweep
 LIBRARY_ONLY = "library only"  # marks an argument that the command line does not have
-_SIMILAR = {float: int, tuple: list}  # further types accepted for a type
+_SIMILAR = {float: int, tuple: list}  # a further type that is accepted for a type
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")]
 RunName = Annotated[
@@ -227,11 +227,11 @@ def split_values(text: str) -> list[str]:
 
 def parse_number(name: str, text: str, number: type) -> Any:
     """Return an option's value as `number` (int, float, or str for any text). Raises RecipeError."""
-    expected = "a whole number without a sign" if number is int else "a number"
-    if number is int and not text.strip().isdecimal():
-        raise RecipeError(f"--{name.replace('_', '-')} {text}: expected {expected}, or several separated by commas")
     try:
+        if number is int and not text.strip().isdecimal():
+            raise ValueError
         return number(text)
     except ValueError as error:
-        message = f"--{name.replace('_', '-')} {text}: expected {expected}, or several separated by commas"
-        raise RecipeError(message) from error
+        expected = "a whole number without a sign" if number is int else "a number"
+        flag = name.replace("_", "-")
+        raise RecipeError(f"--{flag} {text}: expected {expected}, or several separated by commas") from error

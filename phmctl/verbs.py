@@ -368,20 +368,20 @@ def evaluate(
             from phmctl.probes import probe
 
             further = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
-            _refuse("has no part in", [*options, *further])
+            _refuse([*options, *further], "with --probing")
             return probe(
                 run, against=against, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ()
             )
-        _refuse("belongs to", [*(["set"] if settings else []), *_without_none(data=data)])
+        _refuse([*_without_none(set=settings or None, data=data)], "without --probing")
         opening = ModelOptions(checkpoint, device, engine, quantize, task=options)
         return evaluate_run(run, split, opening, against=against)
 
 
-def _refuse(relation: str, names: Sequence[str]) -> None:
-    """Raise UserError if options are given that need `--probing`, or that it does not have."""
+def _refuse(names: Sequence[str], condition: str) -> None:
+    """Raise UserError if there are options that cannot be given under a condition."""
     if names:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        raise UserError(f"{flags}: {relation} --probing; leave it out")
+        raise UserError(f"{flags} cannot be given {condition}")
 
 
 def load(

@@ -1,7 +1,6 @@
 """Sweeps: several processes at once; finished, stopped and failed jobs; the commands of a job array."""
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -21,7 +20,7 @@ from phmctl.runs.summary import Summary, list_runs
 from phmctl.sweeps import Job, run_and_report, run_jobs, threads_per_job
 from phmctl.tasks.answers import ONE_SEED, p_words
 from phmctl.training.train import train
-from tests.calls import call
+from tests.calls import call, start
 from tests.tasks.translation.runs import make_run
 from tests.training.copying import copying_recipe
 
@@ -71,7 +70,7 @@ def good(tmp_path: Path) -> Run:
     return make_run(tmp_path / "runs")
 
 
-def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
+def test_each_run_is_a_cell(good: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(good.folder, broken)
     shutil.rmtree(broken / "checkpoints")
@@ -86,7 +85,7 @@ def test_each_run_is_scored_by_itself(good: Run, tmp_path: Path) -> None:
     assert "has no checkpoint" in second["problem"]
 
 
-def test_several_baselines_are_cells_of_their_own(good: Run, tmp_path: Path) -> None:
+def test_each_baseline_is_a_cell(good: Run, tmp_path: Path) -> None:
     rivals = [make_run(tmp_path / "runs", name, seed=2) for name in ("one", "other")]
     both = ",".join(str(rival.folder) for rival in rivals)
     done = call("eval", good.folder, "--beam", "2", "--against", both, "--cased", "--json")
@@ -160,12 +159,10 @@ def test_a_sweep_on_data_that_is_not_prepared_starts_no_cell(copying_file: Path,
     assert call("train", copying_file, *where, "--seed", "1,2", "--list").exit_code == 0
 
 
-def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
-    copying_data: Path, copying_file: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_sweep_is_resumed_to_the_same_weights(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     """After SIGTERM the training saves; the same command finishes it and starts the waiting training."""
-    command = _long(copying_file, copying_data, tmp_path)
-    process = _begun(command, tmp_path / "runs/copying/phm-n2/v001")
+    command = _long_sweep(copying_file, copying_data, tmp_path)
+    process = _start_training(command, tmp_path / "runs/copying/phm-n2/v001")
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
@@ -174,8 +171,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
     (stopped,) = known(tmp_path / "runs").values()
     assert (stopped.state, 0 < stopped.step < 100) == ("stopped", True)
 
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count("finished") == 2
+    assert call(*command).stdout.count("finished") == 2
     runs = known(tmp_path / "runs")
     assert {run.state for run in runs.values()} == {"finished"}
     changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
@@ -185,12 +181,10 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_weights(
     assert digests[0] == digests[1]
 
 
-def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
-    copying_data: Path, copying_file: Path, tmp_path: Path
-) -> None:
+def test_the_trainings_of_a_killed_sweep_save_and_end(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
     """Trainings notice that the sweep was killed, save and end; the same command resumes them."""
     runs = [tmp_path / f"runs/copying/phm-n2/v00{number}" for number in (1, 2)]
-    process = _begun([*_long(copying_file, copying_data, tmp_path, 10_000), "--jobs", "2"], *runs)
+    process = _start_training([*_long_sweep(copying_file, copying_data, tmp_path, 10_000), "--jobs", 2], *runs)
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60
@@ -200,16 +194,15 @@ def test_a_sweep_that_is_killed_takes_its_trainings_with_it(
     assert [(run.state, 0 < run.step < 10_000) for run in summaries] == [("stopped", True)] * 2
 
 
-def _long(recipe: Path, data: Path, folder: Path, steps: int = 100) -> list[str]:
+def _long_sweep(recipe: Path, data: Path, folder: Path, steps: int = 100) -> list[object]:
     settings = [f"training.{key}" for key in (f"steps={steps}", "save_every=100", "validate_every=100", "log_every=1")]
     options = [part for setting in settings for part in ("--set", setting)]
-    where = ["--data", str(data), "--runs", str(folder / "runs")]
-    return [sys.executable, "-m", "phmctl", "train", str(recipe), "--seed", "1,2", *options, *where]
+    return ["train", recipe, "--seed", "1,2", *options, "--data", data, "--runs", folder / "runs"]
 
 
-def _begun(command: list[str], *runs: Path) -> subprocess.Popen[str]:
+def _start_training(command: list[object], *runs: Path) -> subprocess.Popen[str]:
     """Start a sweep; return when each of these runs has trained a step."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(*command)
     deadline = time.monotonic() + 120
     while not all(read_metrics(run / "metrics.jsonl") for run in runs) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -225,11 +218,8 @@ def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: P
     assert not (tmp_path / "runs").exists()
     name, *arguments = shlex.split(commands[1])
     assert name == "phmctl"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for message in ("finished after", "1 of 1 cells: nothing to do"):
-        command = [sys.executable, "-m", "phmctl", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert message in done.stderr
+        assert message in call(*arguments).stderr
     ((n, seed),) = known(tmp_path / "runs")
     assert (n, seed) == (1, 2)
     assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"

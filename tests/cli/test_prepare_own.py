@@ -1,4 +1,4 @@
-"""``phmctl prepare-data`` on corpora as people have them: files, tables, test sets, cleaning, vocabularies."""
+"""``phmctl prepare-data`` on a user's own corpus: files, tables, test sets, cleaning, vocabularies."""
 
 import json
 import shutil
@@ -22,13 +22,13 @@ PAIRS = [(f"Hund {number} läuft .", f"dog {number} runs .") for number in range
 SMALL = ("--tokenizer", "word", "--vocabulary", "90", "--max-tokens", "30")
 
 
-def shown(tmp_path: Path, *arguments: object) -> Result:
+def run_command(tmp_path: Path, *arguments: object) -> Result:
     return call("prepare-data", "mine", *arguments, "--data", tmp_path / "data")
 
 
 def prepare(tmp_path: Path, *arguments: object) -> PreparedData:
-    """Prepare a corpus ``mine`` of small settings; return it."""
-    return PreparedData(Path(json.loads(shown(tmp_path, *arguments, "--json").stdout)["folder"]))
+    """Prepare the corpus ``mine``."""
+    return PreparedData(Path(json.loads(run_command(tmp_path, *arguments, "--json").stdout)["folder"]))
 
 
 def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
@@ -41,32 +41,27 @@ def valid(tmp_path: Path) -> tuple[str, Path, Path]:
     return ("--valid", *sides(tmp_path, "v", [("ein Haus", "a house"), ("zwei", "two")]))
 
 
-def test_several_train_files_follow_one_another(tmp_path: Path) -> None:
-    one, other = sides(tmp_path, "a", PAIRS[:10]), sides(tmp_path, "b", PAIRS[10:25])
+def test_several_train_files_are_concatenated(tmp_path: Path) -> None:
+    first, second = sides(tmp_path, "a", PAIRS[:10]), sides(tmp_path, "b", PAIRS[10:25])
     table = put(tmp_path / "c.tsv", *("\t".join(pair) for pair in PAIRS[25:]))
-    prepared = prepare(tmp_path, "--train", *one, "--train", *other, "--train", table, *valid(tmp_path), *SMALL)
+    prepared = prepare(tmp_path, "--train", *first, "--train", *second, "--train", table, *valid(tmp_path), *SMALL)
     assert prepared.manifest["splits"]["train"]["read"] == 40
     decoded = [prepared.tokenizers.source.decode(row) for row in prepared.split("train").sides[0]]
     assert decoded == [source for source, _ in PAIRS]
     entries = [(entry["name"], entry["side"]) for entry in prepared.manifest["sources"] if entry["split"] == "train"]
-    assert entries == [
-        ("a.de", "source"),
-        ("a.en", "target"),
-        ("b.de", "source"),
-        ("b.en", "target"),
-        ("c.tsv", "rows"),
-    ]
+    pairs = [(f"{name}.{suffix}", side) for name in "ab" for suffix, side in (("de", "source"), ("en", "target"))]
+    assert entries == [*pairs, ("c.tsv", "rows")]
 
 
 def test_named_test_sets(tmp_path: Path) -> None:
     sets = {"test": [("eins", "one")], "test_news": [("zwei", "two"), ("", "")], "test_talks": [("drei", "three")]}
     files = {name: sides(tmp_path, name, pairs) for name, pairs in sets.items()}
-    given: list[object] = ["--test", *files["test"]]
+    arguments: list[object] = ["--test", *files["test"]]
     for name in ("news", "talks"):
         source, target = files[f"test_{name}"]
-        given += ["--test", f"{name}={source}", target]
+        arguments += ["--test", f"{name}={source}", target]
     prepared = prepare(
-        tmp_path, "--train", *sides(tmp_path, "t", [*PAIRS, ("zwei", "two")]), *valid(tmp_path), *given, *SMALL
+        tmp_path, "--train", *sides(tmp_path, "t", [*PAIRS, ("zwei", "two")]), *valid(tmp_path), *arguments, *SMALL
     )
     assert prepared.splits == ["train", "valid", "test", "test_news", "test_talks"]
     assert {name: [*zip(*prepared.split(name).texts, strict=True)] for name in sets} == sets
@@ -103,9 +98,9 @@ def test_a_table_of_both_sides(
 
 def test_cleaning_is_an_option(tmp_path: Path) -> None:
     pairs = [*PAIRS, ("Ein  Cafe\u0301 &amp; Tee", "A CAFE"), ("eins zwei drei vier fünf sechs", "one")]
-    given = ["--train", *sides(tmp_path, "t", pairs), *valid(tmp_path), *SMALL, "--separate"]
+    arguments = ["--train", *sides(tmp_path, "t", pairs), *valid(tmp_path), *SMALL, "--separate"]
     options = ["--lowercase", "--normalise", "--entities", "decode", "--max-ratio", "3", "--min-count", "2"]
-    prepared = prepare(tmp_path, *given, *options)
+    prepared = prepare(tmp_path, *arguments, *options)
     cleaning = prepared.manifest["settings"]["cleaning"]
     assert cleaning == cleaning | {"lowercase": True, "normalise": True, "entities": "decode", "max_ratio": 3.0}
     assert cleaning["min_count"] == 2
@@ -113,7 +108,7 @@ def test_cleaning_is_an_option(tmp_path: Path) -> None:
     words = prepared.tokenizers.source.vocabulary[4:]
     assert {" hund", " läuft", " ."} <= set(words)
     assert not {" Hund", " 7", " café"} & set(words)  # these occur once
-    plain = prepare(tmp_path, *given)
+    plain = prepare(tmp_path, *arguments)
     assert " Hund" in plain.tokenizers.source.vocabulary
     assert plain.manifest["splits"]["train"]["dropped"] == {}
 
@@ -121,16 +116,18 @@ def test_cleaning_is_an_option(tmp_path: Path) -> None:
 def test_cleaning_overrides_a_cards(tmp_path: Path, tiny_run: Run) -> None:
     for split in ("train", "val", "test_2016_flickr"):
         sides(tmp_path, split, [(f"{split} {source}", f"{split} {target}") for source, target in PAIRS])
-    given = ["multi30k-de-en", "--source", tmp_path, "--data", tmp_path / "data", *SMALL]
-    document = json.loads(call("prepare-data", *given, "--lowercase", "--json").stdout)
+    arguments = ["multi30k-de-en", "--source", tmp_path, "--data", tmp_path / "data", *SMALL]
+    document = json.loads(call("prepare-data", *arguments, "--lowercase", "--json").stdout)
     assert document["settings"]["cleaning"]["lowercase"] is True
     assert " hund" in PreparedData(Path(document["folder"])).tokenizers.source.vocabulary
     with pytest.raises(DataError, match="--entities x"):
-        call("prepare-data", *given, "--entities", "x")
+        call("prepare-data", *arguments, "--entities", "x")
     card = load_card("multi30k-de-en").model_dump(mode="json", exclude_defaults=True)
     card |= {"id": "escaped", "cleaning": {"entities": "decode", "lowercase": True}}
     file = put(tmp_path / "escaped.yaml", json.dumps(card))
-    document = json.loads(call("prepare-data", file, *given[1:5], "--vocabulary-of", tiny_run.folder, "--json").stdout)
+    document = json.loads(
+        call("prepare-data", file, *arguments[1:5], "--vocabulary-of", tiny_run.folder, "--json").stdout
+    )
     cleaning = document["settings"]["cleaning"]
     assert (cleaning["entities"], cleaning["lowercase"]) == ("decode", False)  # of the vocabulary
 
@@ -138,12 +135,12 @@ def test_cleaning_overrides_a_cards(tmp_path: Path, tiny_run: Run) -> None:
 def test_the_vocabulary_of_a_run_for_training_it_further(
     tmp_path: Path, tiny_run: Run, tiny_recipe: TranslationRecipe
 ) -> None:
-    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(tiny_run.folder)]
-    prepared = prepare(tmp_path, *given)
+    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(tiny_run.folder)]
+    prepared = prepare(tmp_path, *arguments)
     settings = prepared.manifest["settings"]
-    theirs = tiny_run.data()["settings"]
+    run_settings = tiny_run.data()["settings"]
     assert {key: settings[key] for key in ("tokenizer", "vocabulary", "joint", "max_tokens")} == {
-        key: theirs[key] for key in ("tokenizer", "vocabulary", "joint", "max_tokens")
+        key: run_settings[key] for key in ("tokenizer", "vocabulary", "joint", "max_tokens")
     }
     assert prepared.manifest["vocabulary_from"] == tiny_run.name
     assert prepared.tokenizers.source.encode(["der Hund"]) == prepared.tokenizers.target.encode(["der Hund"])
@@ -153,47 +150,47 @@ def test_the_vocabulary_of_a_run_for_training_it_further(
         recipe.model_copy(update={"training": steps}), data=tmp_path / "data", runs=tmp_path / "runs", quiet=True
     ).run
     assert run.data()["settings"]["vocabulary_of"] == settings["vocabulary_of"]
-    again = prepare(tmp_path, *given[:-1], str(prepared.folder), "--force")
+    again = prepare(tmp_path, *arguments[:-1], str(prepared.folder), "--force")
     assert again.manifest["settings"] == settings
 
 
-def test_tokenizers_keep_their_languages_where_the_direction_turns(tmp_path: Path) -> None:
-    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "de,en"]
-    first = prepare(tmp_path, *given, *SMALL, "--separate")
+def test_tokenizers_keep_their_languages_in_the_reverse_direction(tmp_path: Path) -> None:
+    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "de,en"]
+    first = prepare(tmp_path, *arguments, *SMALL, "--separate")
     before = first.folder.stat()
-    assert prepare(tmp_path, *given, *SMALL, "--separate").folder.stat() == before  # nothing has changed
-    turned = prepare(tmp_path, *given, "--vocabulary-of", str(first.folder), "--reverse")
-    assert turned.tokenizers.source.vocabulary == first.tokenizers.target.vocabulary
-    assert turned.manifest["splits"]["train"]["source"]["unknown"] == 0
-    style = prepare(tmp_path, *given[:-1], "en,en", *SMALL, "--joint")
+    assert prepare(tmp_path, *arguments, *SMALL, "--separate").folder.stat() == before  # nothing has changed
+    reverse = prepare(tmp_path, *arguments, "--vocabulary-of", str(first.folder), "--reverse")
+    assert reverse.tokenizers.source.vocabulary == first.tokenizers.target.vocabulary
+    assert reverse.manifest["splits"]["train"]["source"]["unknown"] == 0
+    style = prepare(tmp_path, *arguments[:-1], "en,en", *SMALL, "--joint")
     assert style.manifest["source_language"] == style.manifest["target_language"] == "en"
 
 
-def test_a_vocabulary_is_taken_of_a_preparation_that_has_one(tmp_path: Path, tiny_run: Run) -> None:
-    given = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
-    ruled = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
-    (ruled / "data.json").write_text("{}")
-    folder = prepare(tmp_path, *given, *SMALL).folder
-    for path, place in ((ruled, "miniature"), (folder.parent, f"{folder.parent} .*{folder}$")):
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, tiny_run: Run) -> None:
+    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
+    rule_run = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    (rule_run / "data.json").write_text("{}")
+    folder = prepare(tmp_path, *arguments, *SMALL).folder
+    for path, place in ((rule_run, "miniature"), (folder.parent, f"{folder.parent} .*{folder}$")):
         with pytest.raises(DataError, match=place):
-            prepare(tmp_path, *given, "--vocabulary-of", path)
+            prepare(tmp_path, *arguments, "--vocabulary-of", path)
 
 
 def test_scores_of_translations_are_broken_down_by_extra_columns(
     tmp_path: Path, tiny_recipe: TranslationRecipe
 ) -> None:
-    """``--extra``: kept beside the pairs, and in the run; -1, or a file without the column, is not known."""
+    """Values of ``--extra`` columns are kept in the data and in the run; -1, or a missing column, is unknown."""
     rows = [f"{number % 3}\t{source}\t{target}" for number, (source, target) in enumerate(PAIRS)]
     tables = [put(tmp_path / "train.tsv", "depth\tde\ten", *rows)]
     tables.append(put(tmp_path / "valid.tsv", "depth\tde\ten", "0\tein Haus\ta house"))
     tests = put(tmp_path / "test.tsv", "depth\tde\ten", "2\tHund 3\tdog 3", "-1\tHund 4\tdog 4", "2\tHund 5\tdog 5")
     files = ("--train", tables[0], "--valid", tables[1], "--test", tests)
     options = ("--columns", "de,en", "--tokenizer", "bpe", "--vocabulary", "300", "--max-tokens", "64")
-    turned = prepare(tmp_path, *files, *options, "--extra", "depth", "--reverse")
-    languages = [turned.manifest[f"{side}_language"] for side in ("source", "target")]
-    assert languages == ["source", "target"]  # and not the other way round: they are headings
-    assert turned.split("test").extras["depth"].tolist() == [2, -1, 2]
-    assert turned.split("test").texts[0] == ["dog 3", "dog 4", "dog 5"]
+    reverse = prepare(tmp_path, *files, *options, "--extra", "depth", "--reverse")
+    languages = [reverse.manifest[f"{side}_language"] for side in ("source", "target")]
+    assert languages == ["source", "target"]  # headings of the file, not of the direction
+    assert reverse.split("test").extras["depth"].tolist() == [2, -1, 2]
+    assert reverse.split("test").texts[0] == ["dog 3", "dog 4", "dog 5"]
     prepared = prepare(tmp_path, *files, *options, "--extra", "depth")
     assert prepared.manifest["extras"] == ["depth"]
     data = tiny_recipe.data.model_copy(update={"card": "mine", "vocabulary": 300})
@@ -202,30 +199,32 @@ def test_scores_of_translations_are_broken_down_by_extra_columns(
     assert run.splits() == ["test", "valid"]
     document = json.loads(call("eval", run.folder, "--device", "cpu", "--json").stdout)
     bins = document["bleu_by_extra"]["depth"]
-    assert [(one["value"], one["sentences"]) for one in bins] == [(2, 2), (None, 1)]
+    assert [(row["value"], row["sentences"]) for row in bins] == [(2, 2), (None, 1)]
     assert "BLEU by depth" in call("eval", run.folder, "--device", "cpu").stdout
-    (result,) = (each for each in read_results(run) if each.against is None)
+    (result,) = (result for result in read_results(run) if result.against is None)
     answers = trained_kind(run.recipe).answers(run, result)
     assert answers is not None
     assert [*answers.groups] == ["depth"]
 
 
-def test_a_table_of_two_columns_has_a_header_where_that_is_said(tmp_path: Path) -> None:
+def test_header_says_that_a_table_of_two_columns_has_a_header(tmp_path: Path) -> None:
     table = put(tmp_path / "t.tsv", "source\ttarget", *("\t".join(pair) for pair in PAIRS))
-    given = ["--train", table, "--valid", put(tmp_path / "v.tsv", "source\ttarget", "ein Haus\ta house"), *SMALL]
-    told = shown(tmp_path, *given)
-    assert rows_of(told.stdout)["train"][0] == "41"
-    assert "'source' → 'target' (if that is a header: --header)" in told.stderr
-    assert rows_of(shown(tmp_path, *given, "--header").stdout)["train"][0] == "40"
+    arguments = ["--train", table, "--valid", put(tmp_path / "v.tsv", "source\ttarget", "ein Haus\ta house"), *SMALL]
+    done = run_command(tmp_path, *arguments)
+    assert rows_of(done.stdout)["train"][0] == "41"
+    assert "--header" in done.stderr
+    assert rows_of(run_command(tmp_path, *arguments, "--header").stdout)["train"][0] == "40"
 
 
-def test_bad_lines_are_left_out_and_counted_where_that_is_asked(tmp_path: Path) -> None:
-    """Of a pair of files, of a table and of JSON lines: no UTF-8, a NUL, a cell or a key too few."""
-    sides = [[pair[side].encode() for pair in PAIRS] for side in (0, 1)]
-    sides[0][3], sides[1][7], sides[1][9] = b"sch\xf6n", b"a\0b", b"x" * ((1 << 24) + 5)
+def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    """In two files, a table and JSON lines: invalid UTF-8, a NUL, a too long line, a missing cell or key."""
+    texts = [[pair[side].encode() for pair in PAIRS] for side in (0, 1)]
+    texts[0][3] = b"sch\xf6n"
+    texts[1][7] = b"a\0b"
+    texts[1][9] = b"x" * ((1 << 24) + 5)
     source, target = tmp_path / "t.de", tmp_path / "t.en"
-    source.write_bytes(b"\n".join(sides[0]) + b"\n")
-    target.write_bytes(b"\n".join(sides[1]) + b"\n")
+    source.write_bytes(b"\n".join(texts[0]) + b"\n")
+    target.write_bytes(b"\n".join(texts[1]) + b"\n")
     table = tmp_path / "t.tsv"
     table.write_bytes(b"\n".join([*("\t".join(pair).encode() for pair in PAIRS[:30]), b"\xff\tx", b"one"]) + b"\n")
     lines = put(
@@ -237,11 +236,11 @@ def test_bad_lines_are_left_out_and_counted_where_that_is_asked(tmp_path: Path) 
         ((str(table),), valid(tmp_path)[1:], (), 2, 30),
         ((str(lines),), [str(valid_json)], ("--columns", "de,tr.en"), 2, 30),
     ]
-    for number, (files, held, options, bad, kept) in enumerate(cases):
-        given = ["--train", *files, "--valid", *held, *options, *SMALL]
+    for number, (files, valid_files, options, bad, kept) in enumerate(cases):
+        arguments = ["--train", *files, "--valid", *valid_files, *options, *SMALL]
         root = tmp_path / str(number)
         root.mkdir()
         with pytest.raises(DataError, match=r"line \d+"):
-            prepare(root, *given)
-        counts = prepare(root, *given, "--skip-bad-lines").manifest["splits"]["train"]
+            prepare(root, *arguments)
+        counts = prepare(root, *arguments, "--skip-bad-lines").manifest["splits"]["train"]
         assert (counts["kept"], counts["dropped"]) == (kept, {"odd_row": bad})
