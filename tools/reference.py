@@ -4,11 +4,9 @@ As a hook of mkdocs it replaces ``<!-- recipe keys -->`` and ``<!-- commands -->
 ``python tools/reference.py keys`` or ``python tools/reference.py commands``.
 """
 
-import ast
 import inspect
-import io
+import re
 import sys
-import tokenize
 from functools import cache
 from typing import Any, get_args
 
@@ -89,22 +87,19 @@ def meaning(section: type[BaseModel], key: str) -> str:
 
 @cache
 def _comments(section: type[BaseModel]) -> dict[str, str]:
-    source = inspect.getsource(section)
-    lines = source.splitlines()
-    comments = {}  # by line number
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            comments[token.start[0]] = token.string.lstrip("# ")
-    by_key = {}
-    for field in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            first = field.lineno
-            while first - 1 in comments and lines[first - 2].lstrip().startswith("#"):
-                first -= 1
-            texts = [comments[line] for line in range(first, field.end_lineno + 1) if line in comments]
-            if texts:
-                by_key[field.target.id] = " ".join(texts)
-    return by_key
+    """Return the comments of a section's keys, by key."""
+    comments: dict[str, str] = {}
+    texts: list[str] = []  # the comments since the last key
+    for line in inspect.getsource(section).splitlines():
+        code, mark, comment = line.partition("# ")
+        field = re.match(r"    (\w+): ", code)
+        if mark and (field or not code.strip()):
+            texts.append(comment)
+        if field and texts:
+            comments[field[1]] = " ".join(texts)
+        if code.strip():
+            texts = []
+    return comments
 
 
 if __name__ == "__main__":
