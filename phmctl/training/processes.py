@@ -42,7 +42,7 @@ class Processes(Share):
     Process r of W handles parts r, r + W, r + 2W, …
     """
 
-    stop: StopRequest | None = None  # breaks off a validation
+    stop: StopRequest | None = None  # ends the training and breaks off a validation
 
     def __init__(self, world: World | None = None) -> None:
         self._world = world or World()
@@ -78,10 +78,18 @@ class Processes(Share):
     def mine(self, parts: Sequence[T]) -> Iterator[T]:
         """Yield this process's parts. Raises ValidationStoppedError if any process was asked to stop."""
         for first in range(0, len(parts), self.count):
-            if self.largest(self.stop.received or 0 if self.stop else 0):
+            if self.stopping():
                 raise ValidationStoppedError("the validation was broken off: the training was asked to stop")
             if first + self.rank < len(parts):
                 yield parts[first + self.rank]
+
+    def stopping(self) -> bool:
+        """Return whether any process was asked to stop, and mark all as asked if so."""
+        received = self.stop.received if self.stop else None
+        number = self.largest(received or 0)
+        if self.stop is not None and number:
+            self.stop.received = received or signal.Signals(number)
+        return number > 0
 
     def merge(self, values: Mapping[int, Any]) -> dict[int, Any]:
         """Return the union of the mappings of all processes."""

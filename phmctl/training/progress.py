@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -103,7 +102,8 @@ class ProgressLine:
             note(message)
 
 
-VALIDATION, EARLY_STOP = "validation", "early_stop"
+VALIDATION = "validation"
+EARLY_STOP = "early_stop"
 
 
 class MetricsLog:
@@ -121,9 +121,10 @@ class MetricsLog:
     ) -> None:
         self._path = path
         self._board: Any = None
-        self._open_board = partial(summary_writer(), tensorboard, purge_step=step + 1) if tensorboard else None
-        last_validation = step if validated is None else validated
-        last_step = {VALIDATION: last_validation, EARLY_STOP: last_validation}
+        self._tensorboard = tensorboard
+        self._step = step
+        validated = step if validated is None else validated
+        last_step = {VALIDATION: validated, EARLY_STOP: validated}
         self._kept = b""
         self._events: set[tuple[Any, int]] = set()
         self.seconds = 0.0  # trained by earlier processes
@@ -141,8 +142,8 @@ class MetricsLog:
                 write_atomic(self._path, self._kept)
             with writing(self._path):
                 self._file = self._path.open("ab", buffering=0)
-        if self._open_board is not None:
-            self._board = self._open_board()
+        if self._tensorboard is not None:
+            self._board = summary_writer()(self._tensorboard, purge_step=self._step + 1)
         return self
 
     def add(self, event: str, step: int, values: dict[str, Any]) -> None:

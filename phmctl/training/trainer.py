@@ -6,7 +6,6 @@ position, rank and number of processes, so that checkpoints contain no generator
 """
 
 import math
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -253,17 +252,18 @@ class Trainer:
 
         Raises NonFiniteError, OutputError, and PhmctlError if the device's memory is too small.
         """
+        self.processes.stop = stop
         try:
             with suppress(ValidationStoppedError):
                 if self.state.step:
-                    self._conclude_step(stop)  # an interruption may have skipped it
-                while not self.finished and not self._stopping(stop):
+                    self._conclude_step()  # an interruption may have skipped it
+                while not self.finished and not self.processes.stopping():
                     self._step()
                     self.progress.step(self.state.step)
                     if self._due(self.settings.log_every):
                         self._log()
-                    if not self._stopping(stop):
-                        self._conclude_step(stop)
+                    if not self.processes.stopping():
+                        self._conclude_step()
         except torch.OutOfMemoryError as error:
             key, reason = self.settings.batch_key, str(error).partition(". ")[0]
             raise PhmctlError(
@@ -272,22 +272,17 @@ class Trainer:
                 f"({self.settings.accumulate} now) by the same factor: a step then processes as much as before"
             ) from error
         self.save()
-        return self._stopping(stop)
-
-    def _stopping(self, stop: StopRequest) -> bool:
-        """Return whether any process was asked to stop, and mark all as asked if so."""
-        number = self.processes.largest(stop.received or 0)
-        if number and stop.received is None:
-            stop.received = signal.Signals(number)
-        return bool(number)
+        stopped = self.processes.stopping()
+        self.processes.stop = None
+        return stopped
 
     def _due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.settings.steps
 
-    def _conclude_step(self, stop: StopRequest) -> None:
+    def _conclude_step(self) -> None:
         """Validate if due, then save if due or if this is the best model. Raises ValidationStoppedError."""
         validating = self._due(self.settings.validate_every) and self.state.validated < self.state.step
-        improved = validating and self._validate(stop)
+        improved = validating and self._validate()
         if improved or self._due(self.settings.save_every):
             self.save()
 
@@ -356,12 +351,12 @@ class Trainer:
         self._loss.zero_()
         state.window_target_tokens = 0
 
-    def _validate(self, stop: StopRequest) -> bool:
+    def _validate(self) -> bool:
         """Validate and return whether this is the best score so far. Raises ValidationStoppedError."""
         self._check()
         state = self.state
         with self._throughput.paused():
-            metrics = self.evaluate(stop)
+            metrics = self.evaluate()
         self._unsaved = True
         improved = state.note_score(self.task.score(metrics), metrics["loss"], self.task.least_score)
         self.log.add(VALIDATION, state.step, {**metrics, "seconds": self._throughput.elapsed})
@@ -385,9 +380,8 @@ class Trainer:
             f"(training.patience = {self.settings.patience})"
         )
 
-    def evaluate(self, stop: StopRequest | None = None) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Return the validation metrics of the current model, by its dense copy. Raises ValidationStoppedError."""
-        self.processes.stop = stop
         return self.task.validate(to_dense(self.model).eval(), self._autocast, self.processes)
 
     def save(self) -> None:
@@ -421,23 +415,18 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         plan = BatchStream(self.task, epoch, position).next(self.settings.accumulate)
         items = sum(self.task.cost(rows).items for rows in plan)
-        values = self.processes.gather(
-            find_non_finite(self.model, lambda: self._gradients(bad, plan, items, repeated=True))
-        )
+        non_finite = find_non_finite(self.model, lambda: self._gradients(bad, plan, items, repeated=True))
+        values = self.processes.gather(non_finite)
         if not self.processes.leads:
             raise SystemExit(NonFiniteError.exit_code)
-        rank = min(range(len(values)), key=lambda rank: values[rank].stage)
-        value = values[rank]
-        place = (
-            f"rank {rank}, epoch {epoch}, batch {position}"
-            if self.processes.many
-            else f"epoch {epoch}, batch {position}"
-        )
-        folder = self.run.checkpoints_folder
-        checkpoints = (
-            f"the checkpoints in {folder} are not affected" if saved_steps(folder) else "no checkpoint is saved yet"
-        )
+        rank, value = min(enumerate(values), key=lambda item: item[1].stage)
+        place = f"epoch {epoch}, batch {position}"
+        if self.processes.many:
+            place = f"rank {rank}, {place}"
+        advice = "no checkpoint is saved yet"
+        if saved_steps(self.run.checkpoints_folder):
+            advice = f"the checkpoints in {self.run.checkpoints_folder} are not affected"
         raise NonFiniteError(
-            f"{value.subject} is NaN or infinite at step {bad} ({place}){value.remark}; {checkpoints}\n"
+            f"{value.subject} is NaN or infinite at step {bad} ({place}){value.remark}; {advice}\n"
             "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
         )
