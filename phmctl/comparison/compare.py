@@ -147,8 +147,7 @@ class Comparison:
         speed = "tokens/s" if self.same_machine else "tokens/s *"
         rows = []
         for variant in self.variants:
-            sizes = variant.parameters
-            counts = [sizes and sizes.total, sizes and sizes.without_embeddings, variant.speed]
+            counts = [variant.parameters, variant.without_embeddings, variant.speed]
             cells = ["–" if count is None else f"{count:,.0f}" for count in counts]
             minutes = "–" if variant.minutes is None else f"{variant.minutes:,.1f}"
             rows.append([variant.label, *cells, minutes])
@@ -170,7 +169,7 @@ class Comparison:
         }
 
     def _variant_json(self, variant: Variant) -> dict[str, Any]:
-        sizes, recipe = variant.parameters, variant.first.run.recipe
+        recipe = variant.first.run.recipe
         runs = [
             {
                 "run": str(member.run.folder),
@@ -195,8 +194,8 @@ class Comparison:
             "n": recipe.model.n,
             "runs": runs,
             "scores": scores,
-            "parameters": sizes and sizes.total,
-            "without_embeddings": sizes and sizes.without_embeddings,
+            "parameters": variant.parameters,
+            "without_embeddings": variant.without_embeddings,
             "tokens_per_second": variant.speed,
             "minutes": variant.minutes,
             "tests": tests,
@@ -386,8 +385,8 @@ def merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int)
         for line in lines:
             labels.setdefault(line, []).append(label)
     for line, owners in labels.items():
-        everyone = count > 2 and len(owners) == count
-        yield f"{'all' if everyone else ', '.join(owners)}: {line}"
+        name = "all" if count > 2 and len(owners) == count else ", ".join(owners)
+        yield f"{name}: {line}"
 
 
 def _notes(variant: Variant, split: str) -> Iterator[str]:

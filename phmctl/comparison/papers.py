@@ -219,8 +219,8 @@ def _cells(table: PublishedTable, column: Column, variants: Sequence[Variant], r
         count = None
         if variant is not None and table.maps is not None:
             count = table.measure(ledger_for_recipe(variant.first.run.recipe))
-        elif variant is not None and variant.parameters is not None:
-            count = variant.parameters.total
+        elif variant is not None:
+            count = variant.parameters
         yield Cell(row, column, score, variant, count, root)
 
 

@@ -139,9 +139,18 @@ class Variant:
         """Return the metric of each seed that has it, scaled for display."""
         return [metric.scale * result.scores[metric.name] for result in self.results if metric.name in result.scores]
 
-    @property
-    def parameters(self) -> Parameters | None:
+    @cached_property
+    def _sizes(self) -> Parameters | None:
         return next((member.summary.parameters for member in self.runs if member.summary.parameters), None)
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of parameters; None without a checkpoint."""
+        return None if self._sizes is None else self._sizes.total
+
+    @property
+    def without_embeddings(self) -> int | None:
+        return None if self._sizes is None else self._sizes.without_embeddings
 
     @property
     def speed(self) -> float | None:
@@ -194,7 +203,10 @@ def conditions(variants: Sequence[Variant]) -> list[str]:
         if values:
             ordered = sorted(values, key=lambda value: (len(value), value))  # seed 2 before seed 10
             parts.append(f"{name} {', '.join(ordered)}")
-    return [*dict.fromkeys(signatures), *(["; ".join(parts)] if parts else [])]
+    lines = list(dict.fromkeys(signatures))
+    if parts:
+        lines.append("; ".join(parts))
+    return lines
 
 
 def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[ComparedRun]:
@@ -412,11 +424,7 @@ def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -
     """Return the variants whose cost is within a tenth of the baseline's, and warn about the others."""
     costs: dict[str, float | None] = {}
     for variant in variants:
-        sizes = variant.parameters
-        if budget == "minutes":
-            costs[variant.label] = variant.minutes
-        else:
-            costs[variant.label] = sizes.without_embeddings if sizes else None
+        costs[variant.label] = variant.minutes if budget == "minutes" else variant.without_embeddings
     target = costs[baseline.label]
     if target is None:
         raise RunError(f"--budget {budget}: the {budget} of {baseline.label} are not known")

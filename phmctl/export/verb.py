@@ -38,13 +38,17 @@ _USAGE = {
 def model_card(source: ExportSource, description: Mapping[str, Any], verification: Verification) -> str:
     """Return the text of an export's ``README.md``."""
     run, section, data = source.run, source.section, source.run.data()
-    recipe, quantize = run.recipe, description.get("quantize")
+    recipe = run.recipe
+    target_format = description["to"]
+    if "quantize" in description:
+        target_format += f", {description['quantize']}"
     size = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.n}"
     maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with {size}"
     model = "encoder-decoder Transformer" if source.translates else f"classifier ({section.kind})"
     ledger = ledger_for(kind_of(recipe), section, source.sizes)
     totals, inner = ledger.totals, ledger.without_embeddings
-    content, usage = "each map is exported as a plain matrix", _USAGE[description["to"]]
+    content = "each map is exported as a plain matrix"
+    usage = _USAGE[description["to"]]
     if verification.compared == IDS:
         content = "only its tokenizer is exported"
         usage = "the transformers library: AutoTokenizer, `from_pretrained(DIR)`"
@@ -56,7 +60,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
     sections = {
         "Model": [
             f"{model}, trained with {maps} by phmctl; {content}",
-            f"format: {description['to']}{f', {quantize}' if quantize else ''}",
+            f"format: {target_format}",
             f"from: run `{description['run']}`, checkpoint {description['checkpoint']}, by phmctl {__version__}",
             f"use: {usage}",
             f"parameters as trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",

@@ -166,8 +166,8 @@ def _parameters(comparison: Comparison) -> Blocks:
         if variant.parameters is not None:
             inner = ledger_for_recipe(variant.first.run.recipe).without_embeddings
             counts = [inner.components, inner.rule, inner.bias, inner.norm, inner.embedding + inner.other]
-            total = variant.parameters.total
-            rows.append([variant.label, *(f"{count:,}" for count in (*counts, total - sum(counts), total))])
+            embeddings = variant.parameters - sum(counts)
+            rows.append([variant.label, *(f"{count:,}" for count in (*counts, embeddings, variant.parameters))])
     head = ["model", "weights of maps (S)", "rules (A)", "biases", "norms", "other", "embeddings, generator", "all"]
     return [("table", Table("parameters", head, rows))] if rows else []
 
