@@ -7,7 +7,7 @@ the module keeps its class, its hooks and its forward, and reads H where it read
 import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -92,13 +92,13 @@ class Converted:
     skipped: str | None = None  # the reason
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Conversion:
     """The report of :func:`convert`; ``print(report)`` is a table."""
 
-    rows: list[Converted] = field(default_factory=list)  # a row for each selected module
-    before: int = 0  # parameters of the model, shared ones counted once
-    after: int = 0
+    rows: list[Converted]  # a row for each selected module
+    before: int  # parameters of the model, shared ones counted once
+    after: int
 
     def __str__(self) -> str:
         cells = []
@@ -144,17 +144,15 @@ def convert(
     selected = {name: module for name, module in _candidates(model) if _matches(select, name, module)}
     if not selected:
         raise UserError(f"select = {select!r} matches no module of model.named_modules() that can be converted")
-    report = Conversion(before=parameter_count(model))
+    before = _parameter_count(model)
     converter = _Converter(model, list(selected.values()), order, algebra)
     # Tables with a padding row first: the maps that share their weight keep its row of zeros.
     names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
     rows = {name: converter.convert(name, selected[name]) for name in names}
-    report.rows = [rows[name] for name in selected]
-    report.after = parameter_count(model)
-    return model, report
+    return model, Conversion([rows[name] for name in selected], before, _parameter_count(model))
 
 
-def parameter_count(model: nn.Module) -> int:
+def _parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -46,7 +46,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.inner, self.heads, self.dropout = inner, heads, dropout
-        self.cross, self.projections = cross, projections
+        self.projections = projections
         if projections == "separate":
             self.query = builder.map(width, inner)
             self.key = builder.map(width, inner)

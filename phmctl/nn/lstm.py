@@ -86,7 +86,6 @@ class PHMLSTM(nn.Module):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
-        self.gates = gates
         self.cell = cell
         self.layers = nn.ModuleList(LSTMLayer(builder.sublayer(), width, hidden_size, gates) for width in widths)
 
@@ -198,7 +197,7 @@ class PHMLSTM(nn.Module):
         """
         if self.cell != "standard":
             raise UserError(
-                f"model.cell: {self.cell}: nn.LSTM lacks this cell, so there is no export; decode with the run"
+                f"model.cell: {self.cell}: nn.LSTM cannot compute it, so it is not exported; decode with the run"
             )
         with torch.enable_grad(), without_autocast(next(self.parameters()).device.type):
             weights = self._weights()  # with gradients, so that requires_grad tells the frozen ones

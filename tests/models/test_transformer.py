@@ -125,11 +125,3 @@ def test_with_labels_forward_returns_the_loss() -> None:
     logits = model.logits(hidden).flatten(0, 1)
     cross_entropy = torch.nn.functional.cross_entropy(logits, ids.flatten(), ignore_index=PAD, reduction="sum")
     torch.testing.assert_close(sums[1], cross_entropy.detach())
-
-
-def test_the_initial_scale_of_maps_does_not_depend_on_n() -> None:
-    spreads = []
-    for n in (1, 2, 4, 8):
-        model = build(algebra="phm" if n > 1 else "real", n=n, width=64, feed_forward=128)
-        spreads.append(model.encoder[0].feed_forward.expand.weight.std().item())  # type: ignore[union-attr]
-    assert max(spreads) < 1.25 * min(spreads)

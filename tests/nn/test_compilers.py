@@ -1,5 +1,6 @@
 """Compilers, exporters and torch.func take the layers as they take torch's own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,13 +66,6 @@ def test_an_lstm(lengths: Tensor | None, cell: Any) -> None:
     torch.testing.assert_close(gradients(model, x, actual[0]), gradients(model, x, expected[0]), **CLOSE)
 
 
-def test_an_lstm_is_exported_for_any_batch() -> None:
-    model = PHMLSTM(8, 4, n=2).eval()
-    exported = torch.export.export(model, (torch.randn(3, 4, 8),), dynamic_shapes=({0: DYNAMIC},)).module()
-    x = torch.randn(5, 4, 8)
-    torch.testing.assert_close(exported(x), model(x), **CLOSE)
-
-
 def transformer(**options: Any) -> nn.Module:
     sizes = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     return build_transformer(TransformerSection(algebra="phm", n=4, dropout=0.0, **sizes, **options), 24, 24)
@@ -88,12 +82,28 @@ def test_a_transformer_and_its_loss(embeddings: str, mode: bool) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_a_transformer_is_exported_for_any_batch() -> None:
-    model = transformer().eval()
-    inputs = torch.randint(4, 24, (2, 5)), torch.randint(4, 24, (2, 6))
-    exported = torch.export.export(model, inputs, dynamic_shapes=({0: DYNAMIC}, {0: DYNAMIC}))
-    larger = torch.randint(4, 24, (7, 5)), torch.randint(4, 24, (7, 6))
-    torch.testing.assert_close(exported.module()(*larger), model(*larger), **CLOSE)
+def token_ids(batch: int) -> tuple[Tensor, ...]:
+    return torch.randint(4, 24, (batch, 5)), torch.randint(4, 24, (batch, 6))
+
+
+def vectors(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 4, 8),)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (PHMLSTM(8, 4, n=2), vectors),
+        (phmctl.convert(nn.LSTM(8, 8, batch_first=True), 4)[0], vectors),
+        (transformer(), token_ids),
+    ],
+    ids=["PHMLSTM", "converted LSTM", "Transformer"],
+)
+def test_models_are_exported_for_any_batch(model: nn.Module, inputs: Callable[[int], tuple[Tensor, ...]]) -> None:
+    model.eval()
+    few, many = inputs(2), inputs(7)
+    exported = torch.export.export(model, few, dynamic_shapes=tuple({0: DYNAMIC} for _ in few))
+    torch.testing.assert_close(exported.module()(*many), model(*many), **CLOSE)
 
 
 @pytest.mark.slow

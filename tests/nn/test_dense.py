@@ -55,7 +55,7 @@ class Shared(nn.Module):
         self.head.weight = self.table.weight
 
 
-def test_what_was_one_stays_one() -> None:
+def test_shared_modules_and_tensors_stay_shared() -> None:
     model = Shared()
     dense = phmctl.to_dense(model)
     assert dense.first is dense.same
@@ -73,9 +73,6 @@ def test_frozen_parts_stay_frozen() -> None:
     assert phmctl.to_dense(layer).weight.requires_grad  # A learns
     layer.A.requires_grad_(False)
     assert not phmctl.to_dense(layer).weight.requires_grad
-
-
-def test_frozen_maps_of_two_factors_and_lstms_stay_frozen() -> None:
     lstm = PHMLSTM(4, 4, n=2)
     lstm.layers[0].from_hidden.requires_grad_(False)
     dense = lstm.to_dense()
@@ -107,7 +104,7 @@ def test_in_place() -> None:
     assert type(root) is nn.Linear
 
 
-def test_what_shares_tensors_by_another_parametrization_is_not_shared() -> None:
+def test_maps_with_different_parametrizations_of_the_same_tensors_are_not_shared() -> None:
     layers, x = nn.ModuleList(PHMLinear(8, 8, n=4) for _ in range(2)), torch.randn(3, 8)
     layers[1].A, layers[1].S = layers[0].A, layers[0].S
     for layer, function in zip(layers, (nn.Tanh(), nn.Sigmoid()), strict=True):

@@ -228,6 +228,6 @@ def test_wrong_inputs(inputs) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"n": 3}, {"algebra": "octonion"}, {"gates": "x"}, {"cell": "p"}, {"num_layers": 0}])
-def test_what_no_lstm_is(wrong) -> None:
+def test_impossible_lstms_are_refused(wrong) -> None:
     with pytest.raises(UserError):
         PHMLSTM(4, 4, **wrong)

@@ -91,7 +91,7 @@ def test_the_transposed_weight_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-def test_what_is_no_rate(lr: float) -> None:
+def test_impossible_rates_are_refused(lr: float) -> None:
     with pytest.raises(UserError):
         parameter_groups(nn.Linear(2, 2), lr)
 

@@ -89,7 +89,7 @@ def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: P
         ["model.compose_heads=bilinear", "model.composition_maps=dense"],
     ],
 )
-def test_what_cannot_begin_as_the_base_is_refused(tiny_run: Run, settings: list[str]) -> None:
+def test_models_that_cannot_begin_as_the_base_are_refused(tiny_run: Run, settings: list[str]) -> None:
     with pytest.raises(RecipeError, match="composition_start: base"):
         changed(tiny_run.folder, "model.composition_start=base", *settings)
 
@@ -128,7 +128,7 @@ def test_resuming_does_not_begin_again(tiny_run: Run, miniature_data: Path, tmp_
     ("setting", "place"),
     [("model.width=64", "model.width"), ("data.vocabulary=300", "vocabulary")],
 )
-def test_what_does_not_fit_is_refused(
+def test_a_run_of_another_width_or_vocabulary_is_refused(
     tiny_run: Run, miniature_data: Path, tmp_path: Path, setting: str, place: str
 ) -> None:
     recipe = changed(tiny_run.folder, setting)
