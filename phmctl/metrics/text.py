@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
 from phmctl.metrics.classification import Part, Value
-from phmctl.metrics.significance import Difference, Numbers, Scorer, difference
+
+if TYPE_CHECKING:  # numpy is imported only if systems are compared
+    from phmctl.metrics.significance import Difference, Numbers, Scorer
 
 USUAL = "13a"
 CHARACTERS = "char"
@@ -146,12 +146,14 @@ def bleu_by(
 
 def paired_bootstrap(
     baseline: Sequence[str], system: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
-) -> dict[str, Difference]:
+) -> dict[str, "Difference"]:
     """Compare two systems by BLEU and chrF2 with paired bootstrap resampling (Koehn 2004).
 
     The test is :func:`phmctl.metrics.significance.difference` with one training per system. sacrebleu's p-value is
     one-sided: it counts samples of ``|d| - mean(|d|)``, which reach 5 % at 1.6 standard errors.
     """
+    from phmctl.metrics.significance import difference
+
     tests = {}
     for name in ("BLEU", "chrF2"):
         baseline_scorer = text_scorer(name, [baseline], references, **options)
@@ -162,8 +164,10 @@ def paired_bootstrap(
 
 def text_scorer(
     name: str, systems: Sequence[Sequence[str]], references: Sequence[str], **options: Unpack[ScoreOptions]
-) -> Scorer:
+) -> "Scorer":
     """Return the function that scores a model's trainings, one of `systems` each, on samples of the sentences."""
+    import numpy as np
+
     metric = _metric(name.rstrip("0123456789"), references, **options)
     for hypotheses in systems:
         _check(hypotheses, references)
@@ -171,7 +175,7 @@ def text_scorer(
         [metric._extract_corpus_statistics(list(hypotheses), None) for hypotheses in systems], float
     )  # (S, N, K)
 
-    def score(counts: Numbers) -> Numbers:
+    def score(counts: "Numbers") -> "Numbers":
         sums = np.einsum("bn,snk->bsk", counts, statistics, optimize=True)
         return np.array([[metric._compute_score_from_stats(list(total)).score for total in sample] for sample in sums])
 
