@@ -269,15 +269,18 @@ class BeamEngine:
 
 
 class TorchEngine(BeamEngine):
-    """The engine of a :class:`phmctl.models.transformer.Transformer`."""
+    """Beam search with a :class:`phmctl.models.transformer.Transformer`, which also scores outputs and encodes."""
 
     def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
-        """Score one batch; see :class:`~phmctl.decoding.search.ScoringEngine`."""
+        """Return the log-probability of each output as the translation of its source."""
         return forced_scores(self.model, pad(sources).to(self.device), outputs)
 
     @torch.no_grad()
     def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> Tensor:
-        """Encode sources in batches; see :class:`~phmctl.decoding.search.ScoringEngine`."""
+        """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.
+
+        `batches` contains the rows of each batch; the vector of a source in no batch is zero.
+        """
         vectors = torch.zeros(len(sources), self.model.target_embedding.embedding_dim)  # (N, d)
         for rows in batches:
             memory = self.model.encode(pad([sources[row] for row in rows]).to(self.device))

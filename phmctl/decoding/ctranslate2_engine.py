@@ -46,11 +46,14 @@ class _Output(NamedTuple):
 
 class CTranslate2Engine:
     name = CTRANSLATE2
+    device = "cpu"
 
     def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
         library = load_library()
         try:
-            self._model = library.Translator(str(folder), device="cpu", compute_type=quantize, intra_threads=threads)
+            self._model = library.Translator(
+                str(folder), device=self.device, compute_type=quantize, intra_threads=threads
+            )
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; export the run again") from error
         self._source_tokens = tokenizers.source.vocabulary

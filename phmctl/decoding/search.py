@@ -10,7 +10,7 @@ from phmctl.recipe.documents import change
 from phmctl.recipe.schema import DecodingSection
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
 TORCH = "torch"
 ENGINES = (TORCH, CTRANSLATE2, ONNX)
@@ -28,6 +28,9 @@ class Engine(Protocol):
 
     name: str  # in :data:`ENGINES`
 
+    @property
+    def device(self) -> "torch.device | str": ...
+
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int
     ) -> list[list[Hypothesis]]:
@@ -37,19 +40,6 @@ class Engine(Protocol):
             sources: token ids, each closed by EOS.
             allowed: size of the target tokenizer; ids from it on are never produced.
             n_best: at most the beam size.
-        """
-
-
-class ScoringEngine(Engine, Protocol):
-    """An engine that also scores outputs and returns the encoder's states."""
-
-    def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probability of each output as the translation of its source."""
-
-    def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> "Tensor":
-        """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.
-
-        `batches` contains the rows of each batch; the vector of a source in no batch is zero.
         """
 
 

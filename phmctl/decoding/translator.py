@@ -11,12 +11,14 @@ from phmctl.data.clean import clean_line
 from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.model import Advance, Line, Model, Texts, check_texts, ignore
-from phmctl.decoding.search import TORCH, Engine, Hypothesis, ScoringEngine, change_decoding, plan
+from phmctl.decoding.search import TORCH, Engine, Hypothesis, change_decoding, plan
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import DecodingSection
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from phmctl.decoding.beam import TorchEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,7 @@ class Translator(Model):
         self.n_best = n_best
         self.strict = strict
         self.answers = ("translate",)
-        device = str(getattr(engine, "device", "cpu"))
-        facts = {"engine": engine.name, "decoding": settings.model_dump(), "device": device}
+        facts = {"engine": engine.name, "decoding": settings.model_dump(), "device": str(engine.device)}
         if engine.name == TORCH:
             self.answers = ("translate", "score", "encode")
             facts["vectors"] = "the mean of the encoder's states over all positions"
@@ -148,7 +149,7 @@ class Translator(Model):
 
     @silence()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
-        engine = self._scoring_engine("score")
+        engine = self._torch_engine("score")
         source_texts = check_texts(sources, "sources")
         target_texts = check_texts(targets, "targets")
         if len(source_texts) != len(target_texts):
@@ -166,14 +167,14 @@ class Translator(Model):
 
     @silence()
     def encode(self, texts: Sequence[str]) -> "Tensor":
-        engine = self._scoring_engine("encode")
+        engine = self._torch_engine("encode")
         sources, _ = self.token_ids(check_texts(texts))
         return engine.encode(sources, plan([len(source) for source in sources], self.settings.batch_tokens))
 
-    def _scoring_engine(self, method: str) -> ScoringEngine:
+    def _torch_engine(self, method: str) -> "TorchEngine":
         if method not in self.answers:
             raise self._lacks(method)
-        return cast("ScoringEngine", self.engine)
+        return cast("TorchEngine", self.engine)
 
     def _clean(self, lines: Sequence[str]) -> list[str]:
         return [clean_line(line, self.cleaning) if line.strip() else "" for line in lines]
