@@ -22,7 +22,7 @@ TEXT = [
 
 
 def sharp_model(vocabulary: int, seed: int = 1, **settings: object) -> Transformer:
-    """A random model whose distributions are far from uniform, so that rounding decides nothing."""
+    """Return a random model with distributions far from uniform, so that rounding cannot change the best output."""
     torch.manual_seed(seed)
     section = TransformerSection(
         **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)
@@ -48,5 +48,5 @@ class Kit:
 
 @pytest.fixture(scope="session")
 def kit() -> Kit:
-    both = train_tokenizer(TEXT, "bpe", 320)
-    return Kit(sharp_model(both.size), TokenizerPair(both, both))
+    tokenizer = train_tokenizer(TEXT, "bpe", 320)
+    return Kit(sharp_model(tokenizer.size), TokenizerPair(tokenizer, tokenizer))

@@ -1,4 +1,4 @@
-"""A model small enough to enumerate: the next token's logits are a table's row, chosen by a hash of the prefix."""
+"""A model small enough to enumerate: the logits are a row of a table, chosen by a hash of the prefix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from phmctl.decoding.search import Hypothesis, length_penalty
 
 @dataclass
 class FakeState:
-    source: Tensor  # (B,) a key a sentence
+    source: Tensor  # (B,) a hash of each source sentence
     prefixes: Tensor  # (B, K, t)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
@@ -24,7 +24,7 @@ class FakeState:
 
 
 class FakeModel:
-    """Logits depend on the source's real tokens and on the whole prefix; they are sharp, so that few things tie."""
+    """Logits depend on the source without padding and on the whole prefix. They are sharp, so ties are rare."""
 
     def __init__(self, seed: int, vocabulary: int, sharpness: float = 3.0, end_bias: float = 0.0) -> None:
         self.table = torch.randn(997, vocabulary, generator=torch.Generator().manual_seed(seed)) * sharpness
@@ -46,7 +46,7 @@ class FakeModel:
         return self._rows(state.source[:, None], state.prefixes)
 
     def __call__(self, source: Tensor, target_in: Tensor) -> Tensor:
-        """The logits of every prefix (B, T, V): the fake's hidden states are its logits."""
+        """Return the logits of every prefix (B, T, V); the hidden states of this model are its logits."""
         keys = self.encode(source)
         return torch.stack([self._rows(keys, target_in[:, : t + 1]) for t in range(target_in.shape[1])], 1)
 
@@ -67,6 +67,6 @@ def sources(rows: list[list[int]]) -> Tensor:
 
 
 def forced(model: Any, source: torch.Tensor, outputs: Sequence[list[int]], alpha: float) -> list[Hypothesis]:
-    """What beam search should find for these outputs: each one's score under a length penalty."""
-    found = zip(outputs, forced_scores(model, source, outputs), strict=True)
-    return [Hypothesis(tokens, total / length_penalty(len(tokens) + 1, alpha), total) for tokens, total in found]
+    """Return the outputs as hypotheses, scored by forced decoding and the length penalty."""
+    scored = zip(outputs, forced_scores(model, source, outputs), strict=True)
+    return [Hypothesis(tokens, total / length_penalty(len(tokens) + 1, alpha), total) for tokens, total in scored]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
 from phmctl.decoding.beam import beam_search, best_continuations, grouped_topk, pad
-from phmctl.decoding.search import Hypothesis
 from phmctl.errors import NonFiniteError
 from tests.decoding.conftest import TEXT, Kit, sharp_model
 from tests.decoding.fakes import FakeModel, forced, sources
@@ -17,36 +16,23 @@ from tests.decoding.fakes import FakeModel, forced, sources
 SOURCE = sources([[4, 5, 6], [5], [6, 4]])
 
 
-def every_output(words: range, longest: int) -> list[list[int]]:
-    return [list(tokens) for length in range(longest + 1) for tokens in product(words, repeat=length)]
-
-
-def best_by_enumeration(
-    model: FakeModel, alpha: float, words: range, longest: int, count: int
-) -> list[list[Hypothesis]]:
-    outputs = every_output(words, longest)
-    ranked = []
-    for row in SOURCE:
-        scored = forced(model, row.expand(len(outputs), -1), outputs, alpha)
-        ranked.append(sorted(scored, key=lambda h: -h.score)[:count])
-    return ranked
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_beam_wider_than_the_tree_finds_what_enumeration_finds(seed: int, alpha: float) -> None:
+def test_a_beam_wider_than_the_tree_equals_enumeration(seed: int, alpha: float) -> None:
     model = FakeModel(seed, vocabulary=7, end_bias=-2.0)
-    expected = best_by_enumeration(model, alpha, range(4, 7), longest=3, count=5)
-    found = beam_search(model, SOURCE, beam=41, alpha=alpha, max_lengths=[3, 3, 3], allowed=7, n_best=5)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
-        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-5)
+    outputs = [list(tokens) for length in range(4) for tokens in product(range(4, 7), repeat=length)]
+    results = beam_search(model, SOURCE, beam=41, alpha=alpha, max_lengths=[3, 3, 3], allowed=7, n_best=5)
+    for row, hypotheses in zip(SOURCE, results, strict=True):
+        scored = forced(model, row.expand(len(outputs), -1), outputs, alpha)
+        expected = sorted(scored, key=lambda hypothesis: -hypothesis.score)[:5]
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in expected]
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], abs=1e-5)
 
 
 def beam_search_by_hand(
     model: FakeModel, row: torch.Tensor, *, beam: int, alpha: float, limit: int, allowed: int
 ) -> list[tuple[float, list[int]]]:
-    """The search as the module describes it: lists, one sentence, and no stop but for `beam` finished outputs."""
+    """Search for one sentence with lists, as the module describes; stop only at `beam` finished outputs."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
     for length in range(limit + 1):
@@ -71,13 +57,13 @@ def beam_search_by_hand(
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("end_bias", [-2.0, 1.0, 4.0])
-def test_the_search_is_the_one_described(beam: int, alpha: float, end_bias: float) -> None:
+def test_the_search_equals_its_description(beam: int, alpha: float, end_bias: float) -> None:
     for seed in range(6):
         model = FakeModel(seed, vocabulary=20, end_bias=end_bias)
         limits = [seed % 9, 7, (seed * 5) % 11]
         for n_best in (1, beam):
-            found = beam_search(model, SOURCE, beam=beam, alpha=alpha, max_lengths=limits, allowed=18, n_best=n_best)
-            for row, limit, hypotheses in zip(SOURCE, limits, found, strict=True):
+            results = beam_search(model, SOURCE, beam=beam, alpha=alpha, max_lengths=limits, allowed=18, n_best=n_best)
+            for row, limit, hypotheses in zip(SOURCE, limits, results, strict=True):
                 expected = beam_search_by_hand(model, row, beam=beam, alpha=alpha, limit=limit, allowed=18)[:n_best]
                 assert [h.tokens for h in hypotheses] == [tokens for _, tokens in expected]
                 assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-4)
@@ -88,7 +74,7 @@ rows_of_tokens = st.lists(st.lists(st.integers(4, 19), min_size=1, max_size=6), 
 
 @given(seed=st.integers(0, 10_000), rows=rows_of_tokens, beam=st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
-def test_a_sentence_translates_alone_as_in_a_batch(seed: int, rows: list[list[int]], beam: int) -> None:
+def test_a_sentence_does_not_depend_on_its_batch(seed: int, rows: list[list[int]], beam: int) -> None:
     model = FakeModel(seed, vocabulary=20)
     limits = [len(row) + 3 for row in rows]
     together = beam_search(model, sources(rows), beam=beam, alpha=0.6, max_lengths=limits, allowed=20, n_best=beam)
@@ -99,7 +85,7 @@ def test_a_sentence_translates_alone_as_in_a_batch(seed: int, rows: list[list[in
 
 @given(seed=st.integers(0, 10_000), beam=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
-def test_looking_seldom_at_what_has_ended_changes_nothing(seed: int, beam: int) -> None:
+def test_rare_checks_for_ended_sentences_change_nothing(seed: int, beam: int) -> None:
     model = FakeModel(seed, vocabulary=20, end_bias=2.0)
     search = partial(beam_search, model, SOURCE, beam=beam, alpha=0.6, max_lengths=[9, 4, 7], allowed=20, n_best=beam)
     expected = search()
@@ -108,17 +94,17 @@ def test_looking_seldom_at_what_has_ended_changes_nothing(seed: int, beam: int) 
         assert search() == expected
 
 
-def test_a_search_stops_when_nothing_better_can_come() -> None:
+def test_a_search_stops_if_no_prefix_can_improve() -> None:
     model = FakeModel(9, vocabulary=20, end_bias=40.0)
-    found = beam_search(model, SOURCE, beam=5, alpha=0.6, max_lengths=[50] * 3, allowed=20)
-    assert [h[0].tokens for h in found] == [[], [], []]
+    results = beam_search(model, SOURCE, beam=5, alpha=0.6, max_lengths=[50] * 3, allowed=20)
+    assert [best.tokens for (best,) in results] == [[], [], []]
     assert model.steps == 1
 
 
-def test_a_model_of_nan_is_an_error() -> None:
+def test_nan_is_an_error() -> None:
     model = FakeModel(11, vocabulary=9)
     model.table.fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match="NaN"):
+    with pytest.raises(NonFiniteError):
         beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[4] * 3, allowed=9)
 
 
@@ -135,19 +121,19 @@ def test_a_model_of_nan_is_an_error() -> None:
         {"algebra": "phm", "n": 4, "compose_layers": "bilinear", "compose_heads": "bilinear", "encoder_layers": 2},
     ],
 )
-def test_the_transformers_beam_scores_are_its_forced_scores(kit: Kit, settings: dict) -> None:
+def test_scores_of_the_transformer_equal_forced_decoding(kit: Kit, settings: dict) -> None:
     size = kit.tokenizers.source.size
     model = sharp_model(size, seed=3, **settings)
     source = pad([[*ids, 3] for ids in kit.tokenizers.source.encode(TEXT[:6])])
-    found = beam_search(model, source, beam=4, alpha=0.6, max_lengths=[12, 3, 9, 12, 5, 7], allowed=size, n_best=4)
-    for row, hypotheses in zip(source, found, strict=True):
-        wanted = forced(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], 0.6)
-        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in wanted], rel=1e-5, abs=1e-5)
+    results = beam_search(model, source, beam=4, alpha=0.6, max_lengths=[12, 3, 9, 12, 5, 7], allowed=size, n_best=4)
+    for row, hypotheses in zip(source, results, strict=True):
+        expected = forced(model, row.expand(len(hypotheses), -1), [h.tokens for h in hypotheses], 0.6)
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], rel=1e-5, abs=1e-5)
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 300), count=st.integers(1, 12), seed=st.integers(0, 999))
 @settings(max_examples=60, deadline=None)
-def test_grouped_topk_is_topk(rows: int, columns: int, count: int, seed: int) -> None:
+def test_grouped_topk_equals_topk(rows: int, columns: int, count: int, seed: int) -> None:
     scores = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(seed)).view(rows, columns).float()
     count = min(count, columns)
     values, ids = grouped_topk(scores, count)
@@ -178,5 +164,5 @@ def test_ended_sentences_leave_the_batch() -> None:
     model = FakeModel(8, vocabulary=20, end_bias=-60.0)
     beam_search(model, SOURCE, beam=2, alpha=0.6, max_lengths=[9, 1, 4], allowed=20)
     assert model.steps == 10
-    # A sentence of limit L takes L + 1 steps: the first with its one empty prefix, the others with the whole beam.
+    # A sentence of limit L takes L + 1 steps: the first with one empty prefix, the others with the whole beam.
     assert model.rows == 3 + 2 * (9 + 1 + 4)
