@@ -298,15 +298,14 @@ def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | N
     if name is None:
         dense = [variant for variant in variants if variant.first.run.recipe.model.algebra == "real"]
         return dense[0] if dense else variants[0]
-    names: set[str | Path] = {name}
+    folder = None
     with suppress(UserError):  # a label need not be a run
-        names.add(find_run(root / name if root and (root / name).is_dir() else name).resolve())
+        folder = find_run(name, root).resolve()
     matches = []
     for variant in variants:
         runs = [*(member.run for member in variant.runs), *variant.duplicates]
-        known = {variant.label, variant.first.run.recipe.variant}
-        known |= {run.name for run in runs}
-        if names & {*known, *(run.folder.resolve() for run in runs)}:
+        names = {variant.label, variant.first.run.recipe.variant, *(run.name for run in runs)}
+        if name in names or folder in [run.folder.resolve() for run in runs]:
             matches.append(variant)
     if len(matches) == 1:
         return matches[0]
