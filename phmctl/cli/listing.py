@@ -8,6 +8,7 @@ from phmctl.cli.bench import integers, names
 from phmctl.cli.build import app, command
 from phmctl.console import Shown, Table
 from phmctl.options import Runs, Settings
+from phmctl.shipped import shipped_names
 
 
 @command(app, "recipes")
@@ -18,7 +19,6 @@ def recipes(name: Annotated[str | None, typer.Argument(metavar="RECIPE")] = None
         name: Recipe to print, with its comments.
     """
     from phmctl.recipe.loading import find_recipe, load_recipe
-    from phmctl.shipped import shipped_names
 
     if name is not None:
         path, recipe = find_recipe(name), load_recipe(name)
