@@ -99,6 +99,7 @@ OTHERS = [
     ("recipes hamiltn", "'hamilton'"),
     ("count-params", "RECIPE"),
     ("count-params miniature --n 0", "--n 0"),
+    ("count-params miniature --n 1,,2", "--n"),
     ("count-params miniature --algebra quaternions", "'quaternion'"),
     ("count-params table8 --paper", "table1, "),
     ("serve nope --port 0", "nope"),
