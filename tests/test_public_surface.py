@@ -8,10 +8,10 @@ import pytest
 import phmctl
 
 
-def test_libraries_of_which_more_is_used_than_they_promise_have_an_upper_bound() -> None:
+def test_libraries_whose_internals_are_used_have_an_upper_bound() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
-    assert sum("<" in each for each in wanted if each.startswith(("sacrebleu", "uvicorn"))) == 2
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    assert sum("<" in line for line in requirements if line.startswith(("sacrebleu", "uvicorn"))) == 2
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -37,8 +37,8 @@ def test_scores_equal_those_of_the_command(tmp_path: Path, capfd: pytest.Capture
     assert isinstance(report, Evaluation)
     assert report.decoding.beam == 1
     assert capfd.readouterr() == ("", "")
-    shown = call("eval", run.folder, "--beam", 1, "--json")
-    assert json.loads(shown.stdout) == json.loads(json.dumps(report.as_json()))
+    printed = call("eval", run.folder, "--beam", 1, "--json").stdout
+    assert json.loads(printed) == json.loads(json.dumps(report.as_json()))
     with pytest.raises(UserError, match="--table"):
         phmctl.evaluate(run.folder, table="new.tsv")
     with pytest.raises(RunError, match="nothing"):
@@ -48,7 +48,7 @@ def test_scores_equal_those_of_the_command(tmp_path: Path, capfd: pytest.Capture
 def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     other = Run.create(tmp_path, load_recipe("agreement-resplit"))
-    with pytest.raises(RunError, match="'classification', not 'translation'"):
+    with pytest.raises(RunError, match="'classification'.*'translation'"):
         verbs.evaluate(run.folder, against=other.folder)
 
 
@@ -70,18 +70,18 @@ def test_preparing_is_silent_by_default(
 
 
 def test_a_recipe_by_name_path_keys_or_itself(tmp_path: Path) -> None:
-    wanted = load_recipe("miniature", ["training.steps=7", "model.n=4", "model.algebra=phm"])
+    expected = load_recipe("miniature", ["training.steps=7", "model.n=4", "model.algebra=phm"])
     path = tmp_path / "mine.yaml"
-    path.write_text(json.dumps(wanted.model_dump()))
+    path.write_text(json.dumps(expected.model_dump()))
     keys = load_recipe("miniature").model_dump()
     before = json.dumps(keys)
     settings = {"training.steps": 7, "model.n": 4, "model.algebra": "phm"}
     for recipe in ("miniature", keys, load_recipe("miniature")):
-        assert resolve(recipe, settings=settings) == wanted
-        assert resolve(recipe, settings=[f"{key}={value}" for key, value in settings.items()]) == wanted
+        assert resolve(recipe, settings=settings) == expected
+        assert resolve(recipe, settings=[f"{key}={value}" for key, value in settings.items()]) == expected
     assert json.dumps(keys) == before
-    assert resolve(path) == resolve(str(path)) == wanted
-    assert resolve(wanted) is wanted
+    assert resolve(path) == resolve(str(path)) == expected
+    assert resolve(expected) is expected
 
 
 def test_a_wrong_setting_is_reported_as_the_program_wrote_it() -> None:
@@ -124,10 +124,10 @@ def test_arguments_may_have_the_types_of_a_program(tmp_path: Path) -> None:
         phmctl.evaluate(run.folder, table=["new.csv"])
 
 
-def test_a_section_in_settings_sets_the_keys_that_it_names() -> None:
-    found = resolve("miniature", ["model.n=4", "model.algebra=phm"], {"model": {"dropout": 0.3}})
-    assert found == resolve("miniature", ["model.n=4", "model.algebra=phm", "model.dropout=0.3"])
-    assert found == load_recipe("miniature", ["model={n: 4, algebra: phm, dropout: 0.3}"])
+def test_a_section_in_settings_sets_the_keys_that_it_contains() -> None:
+    recipe = resolve("miniature", ["model.n=4", "model.algebra=phm"], {"model": {"dropout": 0.3}})
+    assert recipe == resolve("miniature", ["model.n=4", "model.algebra=phm", "model.dropout=0.3"])
+    assert recipe == load_recipe("miniature", ["model={n: 4, algebra: phm, dropout: 0.3}"])
     with pytest.raises(RecipeError):
         resolve("miniature", ["model.n=4"], {"model": {"n": 2}})
     with pytest.raises(RecipeError):

@@ -109,17 +109,12 @@ class _Command(TyperCommand):
 
 
 def command(
-    app: typer.Typer,
-    name: str,
-    *,
-    library: str = "",
-    target: Callable[..., Any] | None = None,
-    sweeps: bool = False,
+    app: typer.Typer, name: str, *, target: str | Callable[..., Any] | None = None, sweeps: bool = False
 ) -> Callable[[F], F]:
     """Register a function as a command: its docstring is the help, its parameters are the options.
 
-    With `library`, a function of ``phmctl``, or with another function `target`, the command also has the options of
-    that function, and the registered function gets a :class:`~phmctl.options.Call` of it, in the parameter with this
+    With `target`, a function or the name of a function of ``phmctl``, the command also has the options of that
+    function, and the registered function gets a :class:`~phmctl.options.Call` of it, in the parameter with this
     annotation. With `sweeps` an axis takes several values, which arrive as text.
 
     The function returns its output. ``--json`` is added unless the function has a parameter of that name.
@@ -130,7 +125,7 @@ def command(
 
         @app.command(name, short_help=summary)
         def build() -> Any:
-            return _build(name, function, getattr(phmctl, library) if library else target, sweeps)
+            return _build(name, function, getattr(phmctl, target) if isinstance(target, str) else target, sweeps)
 
         return function
 

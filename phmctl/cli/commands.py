@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
 
 
-@command(app, "prepare-data", library="prepare")
+@command(app, "prepare-data", target="prepare")
 def prepare_data(
     call: Call["PreparedData"],
     train: Files = None,
@@ -66,7 +66,7 @@ def prepare_data(
     return prepared_output(call(files=files, quiet=False))
 
 
-@command(app, "train", library="train", sweeps=True)
+@command(app, "train", target="train", sweeps=True)
 def train(
     call: Call["TrainingResult"],
     processes: Annotated[int, typer.Option(min=1)] = 1,
@@ -180,7 +180,7 @@ def decode(
         answer(model, groups, output=answers, as_json=json, advance=advance)
 
 
-@command(app, "eval", library="evaluate", sweeps=True)
+@command(app, "eval", target="evaluate", sweeps=True)
 def evaluate(
     call: Call["Report"],
     threads: Threads = 0,
@@ -212,7 +212,7 @@ def evaluate(
     return score_once(call)
 
 
-@command(app, "distil", library="distil")
+@command(app, "distil", target="distil")
 def distil(call: Call["TrainingResult"]) -> Shown:
     """Train a small model on a trained model's answers; print the student's run directory at the end.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from phmctl.comparison.compare import Comparison
 
 
-@command(app, "compare", library="compare")
+@command(app, "compare", target="compare")
 def compare(
     call: Call[list["Comparison"]],
     format_: str = "table",
@@ -66,7 +66,7 @@ def _comparison_output(comparisons: list[Any], document: Any, records: list[Any]
     return Shown(document, tables, records, notes=notes)
 
 
-@command(app, "report", library="compare")
+@command(app, "report", target="compare")
 def report(
     call: Call[list["Comparison"]], output: Annotated[Path, typer.Option("--output", "-o")] = Path("report.html")
 ) -> Shown:

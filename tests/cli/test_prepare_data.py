@@ -69,15 +69,13 @@ def test_the_list_shows_every_card_and_its_local_state(tmp_path):
     assert "held out" not in prepare(tmp_path, "miniature", "--list").stderr
 
 
-# labelled text
-
-
 def test_a_card_with_vectors(tmp_path):
     for name in ("train", "dev", "test"):
         put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tgold_label", f"{name} a\tb\tneutral")
     arguments = ("--source", tmp_path / "all_combined", "--vectors", put(tmp_path / "v.txt", "a 0.1 0.2"))
     result = prepare(tmp_path, "snli-counterfactual", *arguments)
-    assert "2-dimensional vectors of v.txt for 1 of 3 token types; of the tokens 33.3% of train" in result.stderr
+    assert "v.txt" in result.stderr
+    assert "33.3%" in result.stderr
 
 
 def test_extra_columns_break_scores_down(tmp_path):
