@@ -48,7 +48,7 @@ def test_scores_equal_those_of_the_command(tmp_path: Path, capfd: pytest.Capture
 def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     other = Run.create(tmp_path, load_recipe("agreement-resplit"))
-    with pytest.raises(RunError, match="'classification'.*'translation'"):
+    with pytest.raises(RunError, match=r"'classification'.*'translation'"):
         verbs.evaluate(run.folder, against=other.folder)
 
 
