@@ -83,3 +83,9 @@ def copying_file(tmp_path: Path) -> Path:
     path = tmp_path / "copying.yaml"
     path.write_text(dump_recipe(copying_recipe(n=2, steps=4)))
     return path
+
+
+@pytest.fixture
+def train_copying(copying_file: Path, copying_data: Path, tmp_path: Path) -> list[object]:
+    """The command that trains on the copying corpus; its folder of runs is ``runs`` in `tmp_path`."""
+    return ["train", copying_file, "--data", copying_data, "--runs", tmp_path / "runs"]

@@ -125,12 +125,9 @@ def known(root: Path) -> dict[tuple[int, int], Summary]:
     return {(run.recipe.model.n, run.recipe.training.seed): run for run in list_runs((), root)}
 
 
-def test_a_sweep_skips_finished_trainings_and_reports_failures(
-    copying_data: Path, copying_file: Path, tmp_path: Path
-) -> None:
-    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+def test_a_sweep_skips_finished_trainings_and_reports_failures(train_copying: list[object], tmp_path: Path) -> None:
     rates = "training.learning_rate=0.001,1e30"  # the second gives NaN at once
-    first = call("train", copying_file, *where, "--set", rates, "--jobs", 2, "--tag", "grid", "--json")
+    first = call(*train_copying, "--set", rates, "--jobs", 2, "--tag", "grid", "--json")
     assert first.exit_code == 1
     cells = {cell["cell"]: cell for cell in json.loads(first.stdout)["cells"]}
     assert [cells[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
@@ -138,9 +135,7 @@ def test_a_sweep_skips_finished_trainings_and_reports_failures(
     assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
     assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs"))
 
-    again = call(
-        "train", copying_file, *where, "--set", "training.learning_rate=0.001", "--seed", "1,2", "--tag", "two"
-    )
+    again = call(*train_copying, "--set", "training.learning_rate=0.001", "--seed", "1,2", "--tag", "two")
     assert again.exit_code == 0, again.stderr
     assert again.stderr.count("--tag two does not name") == 1
     assert {run.tag for run in list_runs((), tmp_path / "runs")} == {"grid", "two"}
@@ -159,9 +154,11 @@ def test_a_sweep_on_data_that_is_not_prepared_starts_no_cell(copying_file: Path,
     assert call("train", copying_file, *where, "--seed", "1,2", "--list").exit_code == 0
 
 
-def test_a_stopped_sweep_is_resumed_to_the_same_weights(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+def test_a_stopped_sweep_is_resumed_to_the_same_weights(
+    train_copying: list[object], copying_data: Path, tmp_path: Path
+) -> None:
     """After SIGTERM the training saves; the same command finishes it and starts the waiting training."""
-    command = _long_sweep(copying_file, copying_data, tmp_path)
+    command = [*train_copying, *_long_sweep(100)]
     process = _start_training(command, tmp_path / "runs/copying/phm-n2/v001")
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=60)
@@ -181,10 +178,10 @@ def test_a_stopped_sweep_is_resumed_to_the_same_weights(copying_data: Path, copy
     assert digests[0] == digests[1]
 
 
-def test_the_trainings_of_a_killed_sweep_save_and_end(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+def test_the_trainings_of_a_killed_sweep_save_and_end(train_copying: list[object], tmp_path: Path) -> None:
     """Trainings notice that the sweep was killed, save and end; the same command resumes them."""
     runs = [tmp_path / f"runs/copying/phm-n2/v00{number}" for number in (1, 2)]
-    process = _start_training([*_long_sweep(copying_file, copying_data, tmp_path, 10_000), "--jobs", 2], *runs)
+    process = _start_training([*train_copying, *_long_sweep(10_000), "--jobs", 2], *runs)
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60
@@ -194,10 +191,9 @@ def test_the_trainings_of_a_killed_sweep_save_and_end(copying_data: Path, copyin
     assert [(run.state, 0 < run.step < 10_000) for run in summaries] == [("stopped", True)] * 2
 
 
-def _long_sweep(recipe: Path, data: Path, folder: Path, steps: int = 100) -> list[object]:
-    settings = [f"training.{key}" for key in (f"steps={steps}", "save_every=100", "validate_every=100", "log_every=1")]
-    options = [part for setting in settings for part in ("--set", setting)]
-    return ["train", recipe, "--seed", "1,2", *options, "--data", data, "--runs", folder / "runs"]
+def _long_sweep(steps: int) -> list[str]:
+    settings = (f"steps={steps}", "save_every=100", "validate_every=100", "log_every=1")
+    return ["--seed", "1,2", *(f"--set=training.{setting}" for setting in settings)]
 
 
 def _start_training(command: list[object], *runs: Path) -> subprocess.Popen[str]:
@@ -209,10 +205,9 @@ def _start_training(command: list[object], *runs: Path) -> subprocess.Popen[str]
     return process
 
 
-def test_the_listed_commands_train_the_cells(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
-    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+def test_the_listed_commands_train_the_cells(train_copying: list[object], tmp_path: Path) -> None:
     grid = ["--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"']
-    listed = call("train", copying_file, *grid, *where, "--list")
+    listed = call(*train_copying, *grid, "--list")
     commands = listed.stdout.splitlines()
     assert len(commands) == 4
     assert not (tmp_path / "runs").exists()

@@ -14,12 +14,9 @@ from phmctl.runs.results import read_metrics
 from tests.calls import call, start
 
 
-def test_options_reach_the_recipe(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+def test_options_reach_the_recipe(train_copying: list[object]) -> None:
     options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
-    options += ["--execution", "rank"]
-    folder = Path(
-        call("train", copying_file, "--data", copying_data, "--runs", tmp_path / "runs", *options).stdout.strip()
-    )
+    folder = Path(call(*train_copying, *options, "--execution", "rank").stdout.strip())
     environment = json.loads((folder / "environment.json").read_text())
     assert folder.parent.name == "quaternion"
     assert environment["seed"] == 9
@@ -28,21 +25,20 @@ def test_options_reach_the_recipe(copying_data: Path, copying_file: Path, tmp_pa
     assert [entry["step"] for entry in read_metrics(folder / "metrics.jsonl") if entry["event"] == "train"] == [2]
 
 
-def test_resume_takes_a_run_a_recipe_or_auto(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
-    where = ["--data", copying_data, "--runs", tmp_path / "runs"]
+def test_resume_takes_a_run_a_recipe_or_auto(train_copying: list[object], copying_file: Path) -> None:
     with pytest.raises(RunError, match="--resume"):
-        call("train", copying_file, *where, "--resume")
+        call(*train_copying, "--resume")
     with pytest.raises(UserError, match="''"):
-        call("train", copying_file, *where, "--resume", "")
+        call(*train_copying, "--resume", "")
     with pytest.raises(UserError, match=r"RECIPE.* --resume RUN"):
-        call("train", *where, "--resume")
-    first = call("train", copying_file, *where, "--resume", "auto").stdout
-    again = call("train", copying_file, *where, "--steps", 6, "--resume")
+        call("train", *train_copying[2:], "--resume")
+    first = call(*train_copying, "--resume", "auto").stdout
+    again = call(*train_copying, "--steps", 6, "--resume")
     assert again.stdout == first
     assert "2 steps in" in again.stderr
     assert "(6 in all)" in again.stderr
-    assert call("train", copying_file, *where, "--steps", 6, "--resume", "auto").stdout == first
-    assert call("train", copying_file, *where).stdout != first
+    assert call(*train_copying, "--steps", 6, "--resume", "auto").stdout == first
+    assert call(*train_copying).stdout != first
     for arguments, steps in (((copying_file, "--steps", 8, "--resume"), 8), (("--steps", 9, "--resume"), 9)):
         document = json.loads(call("train", *arguments, first.strip(), "--json").stdout)  # the run knows its data
         assert (document["run"], document["steps"]) == (first.strip(), steps)
@@ -65,10 +61,9 @@ def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_fil
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_can_be_resumed(
-    copying_data: Path, copying_file: Path, tmp_path: Path, number: signal.Signals, code: int
+    train_copying: list[object], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    where = ("--data", copying_data, "--runs", tmp_path / "runs")
-    process = start("train", copying_file, *where, "--steps", 100_000)
+    process = start(*train_copying, "--steps", 100_000)
     metrics = tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl"
     deadline = time.monotonic() + 60
     while not read_metrics(metrics) and time.monotonic() < deadline:
@@ -85,12 +80,10 @@ def test_a_signal_saves_and_the_run_can_be_resumed(
     assert json.loads(resumed.stdout)["steps"] == saved + 2
 
 
-def test_a_lost_terminal_loses_no_training(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:
+def test_a_lost_terminal_loses_no_training(train_copying: list[object], tmp_path: Path) -> None:
     """Training continues after stderr is closed, and saves on SIGHUP."""
-    where = ("--data", copying_data, "--runs", tmp_path / "runs")
     run = tmp_path / "runs/copying/phm-n2/v001"
-    options = ("--steps", 100_000, "--set", "training.log_every=1")
-    with start("train", copying_file, *where, *options) as process:
+    with start(*train_copying, "--steps", 100_000, "--set", "training.log_every=1") as process:
         process.stderr.readline()
         process.stderr.close()
         deadline = time.monotonic() + 100
