@@ -369,21 +369,15 @@ def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDA
     by_word: dict[str, Floats] = {}
     for word, numbers in _rows_of_words(path, {*words, *map(str.lower, words)}):
         by_word.setdefault(word, numbers)
-    by_id: dict[int, Floats] = {}
-    for index, word in enumerate(words, start=len(SPECIAL_TOKENS)):
-        form = word if word in by_word else word.lower()
-        if form in by_word:
-            by_id[index] = by_word[form]
-    if not by_id:
+    vectors: list[Floats | None] = [None] * len(SPECIAL_TOKENS)
+    vectors += [by_word.get(word, by_word.get(word.lower())) for word in words]
+    known = [vector for vector in vectors if vector is not None]
+    if not known:
         raise DataError(f"{path} lacks all {len(vocabulary):,} words of the vocabulary; is it a file of word vectors?")
-    size = len(vocabulary)
-    rows = np.fromiter(by_id, np.int64, len(by_id))
-    vectors = np.stack([*by_id.values()])  # (covered, d)
-    covered = np.zeros(size, np.bool_)
-    covered[rows] = True
-    table = np.tile(vectors.mean(axis=0, dtype=np.float64).astype(np.float32), (size, 1))  # (V, d)
-    table[rows] = vectors
+    mean = np.stack(known).mean(axis=0, dtype=np.float64).astype(np.float32)
+    table = np.stack([mean if vector is None else vector for vector in vectors])  # (V, d)
     table[PAD] = 0
+    covered = np.array([vector is not None for vector in vectors])
     return table, covered
 
 

@@ -15,7 +15,7 @@ from phmctl.data.corpus import Corpus
 from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
-from phmctl.files import clear, damage, lock, replacing, sha256, sha256_text, temporaries
+from phmctl.files import clear, damage, file_entry, lock, replacing, sha256_text, temporaries
 from phmctl.runs import Run
 from phmctl.runs.find import find_run
 
@@ -46,7 +46,7 @@ def provenance(corpus: Corpus, vectors: Path | None = None) -> dict[str, Any]:
 
 def _entry(path: Path, split: str, side: str) -> dict[str, Any]:
     try:
-        return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path), "split": split, "side": side}
+        return {**file_entry(path.parent, path.name), "split": split, "side": side}
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
@@ -73,8 +73,9 @@ def build(
     """
     folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stays there
     lock_path = folder.with_name(f".{folder.name}.lock")
-    left = temporaries(folder) or any(folder.parent.glob(f".{glob.escape(folder.name)}.*.old"))  # by a killed process
-    if force or left or changes(folder, settings, origin):
+    replaced = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
+    leftovers = [*temporaries(folder), *replaced]  # of a killed process
+    if force or leftovers or changes(folder, settings, origin):
         with lock(lock_path):  # a second process waits and finds the folder up to date
             clear(folder)  # removes incomplete folders; restores a replaced one without successor
             changed = changes(folder, settings, origin)
@@ -154,12 +155,11 @@ class Vocabulary:
         """Raise DataError if settings of the data contradict the vocabulary."""
         if not hasattr(data, "joint") and not self.tokenizers.joint:
             raise DataError(f"{self.origin} has one vocabulary for each side, but labelled text needs a joint one")
-        pairs = {key: (value, getattr(data, key)) for key, value in self.settings_for(type(data)).items()}
-        pairs |= {key: (getattr(self.cleaning, key), getattr(cleaning, key)) for key in OF_VOCABULARY}
-        pairs.pop("max_tokens", None)
-        for key, (expected, actual) in pairs.items():
-            if actual != expected:
+        learned = {**self.settings_for(type(data)), **self.cleaning.model_dump(include={*OF_VOCABULARY})}
+        chosen = {**data.model_dump(), **cleaning.model_dump()}
+        for key, expected in learned.items():
+            if key != "max_tokens" and chosen[key] != expected:
                 raise DataError(
                     f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was learned with {expected!r}, not "
-                    f"{actual!r}; leave the option out, or set this value in the recipe"
+                    f"{chosen[key]!r}; leave the option out, or set this value in the recipe"
                 )

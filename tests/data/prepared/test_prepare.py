@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 import phmctl.data.prepared.prepare as preparation
-from phmctl.data.card import Divide, RowFormat
+from phmctl.data.card import Divide
 from phmctl.data.corpus import Corpus, divide_train
 from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
 from phmctl.data.prepared.prepare import choose_section, prepare
 from phmctl.data.prepared.provenance import CARD, changed_sources, changes
-from phmctl.data.readers import tables
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
 from tests.data.helpers import flip, parallel, prepare_files, put
@@ -73,16 +72,16 @@ def test_the_tokenizer_learns_from_train_only_and_references_keep_their_case(tmp
 @pytest.mark.parametrize("joint", [True, False])
 def test_the_same_text_gives_the_same_bytes(tmp_path, monkeypatch, tokenizer, joint):
     section = SECTION.model_copy(update={"tokenizer": tokenizer, "joint": joint})
-    one = prepare(section, corpus(), CLEANING, root=tmp_path / "one")
+    first = prepare(section, corpus(), CLEANING, root=tmp_path / "one")
     monkeypatch.setattr(preparation, "CHUNK", 7)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    two = prepare(section, corpus(), CLEANING, root=tmp_path / "two")
-    assert content(one.folder) == content(two.folder)
+    second = prepare(section, corpus(), CLEANING, root=tmp_path / "two")
+    assert content(first.folder) == content(second.folder)
     names = {"manifest.json", "train.arrow", "valid.arrow", "test.arrow"}
     joint_names = {"tokenizer.json"} if joint else {"tokenizer.source.json", "tokenizer.target.json"}
-    assert set(content(one.folder)) == names | joint_names
-    listed = {entry["name"]: entry["sha256"] for entry in one.manifest["files"]}
-    assert listed == {name: digest for name, digest in content(one.folder).items() if name != "manifest.json"}
+    assert set(content(first.folder)) == names | joint_names
+    listed = {entry["name"]: entry["sha256"] for entry in first.manifest["files"]}
+    assert listed == {name: digest for name, digest in content(first.folder).items() if name != "manifest.json"}
 
 
 def test_data_is_prepared_again_only_if_a_file_changes_or_is_exchanged(tmp_path, capsys):
@@ -178,21 +177,26 @@ def test_damage_is_found_when_the_data_is_used(tmp_path, name, damage):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
 @pytest.mark.parametrize("where", ["_encoded", "write_manifest"])
-def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, error, where):
+def test_an_interrupted_preparation_leaves_nothing_or_the_earlier_data(tmp_path, monkeypatch, error, where):
     def fail(*_, **__):
         raise error
 
-    with monkeypatch.context() as patched:
-        patched.setattr(preparation, where, fail)
-        with pytest.raises((KeyboardInterrupt, DataError, OSError, OutputError)):
-            prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    def interrupted():
+        with monkeypatch.context() as patched:
+            patched.setattr(preparation, where, fail)
+            with pytest.raises((KeyboardInterrupt, DataError, OSError, OutputError)):
+                prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
+
+    interrupted()
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
     with pytest.raises(DataError, match="tiny"):
         PreparedData.find(SECTION, tmp_path)
-    assert len(prepare(SECTION, corpus(), CLEANING, root=tmp_path).split("train")) == 300
+    before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
+    interrupted()
+    assert content(PreparedData.find(SECTION, tmp_path).folder) == before
 
 
-def test_data_on_another_disk_stay_there(tmp_path):
+def test_data_linked_to_another_disk_stays_there(tmp_path):
     folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
     folder.rename(tmp_path / "disk")
     folder.symlink_to(tmp_path / "disk")
@@ -200,15 +204,6 @@ def test_data_on_another_disk_stay_there(tmp_path):
     assert prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True).folder == folder
     assert folder.is_symlink()
     assert (folder / "manifest.json").stat().st_ino != before
-
-
-def test_a_failed_second_preparation_keeps_the_first(tmp_path):
-    before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
-    broken = tables([tmp_path / "absent.tsv"], RowFormat(header=False, texts=(0, 1)))
-    damaged = replace(corpus(), splits={**corpus().splits, "train": broken})
-    with pytest.raises(DataError, match="absent"):
-        prepare(SECTION, damaged, CLEANING, root=tmp_path, force=True)
-    assert content(PreparedData.find(SECTION, tmp_path).folder) == before
 
 
 @pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])
@@ -276,7 +271,7 @@ def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
         choose_section("mine", None, {"max_tokens": 0}, ParallelSection)
 
 
-def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
+def test_a_division_is_noted_in_the_manifest_and_on_stderr(tmp_path, capsys):
     for side, language in enumerate(("en", "mk")):
         lines = (f"{TRAIN[number % 300][side]} {number}" for number in range(250))
         put(tmp_path / "raw" / f"SETIMES.en-mk.{language}", *lines)
@@ -287,22 +282,22 @@ def test_a_division_is_said_in_the_manifest_and_on_the_screen(tmp_path, capsys):
     assert "valid is rows 100, 200, 300, ...; test is rows 50" in capsys.readouterr().err
 
 
-def test_a_vocabulary_is_learned_from_so_many_pairs_at_most(tmp_path, monkeypatch, capsys):
+def test_a_vocabulary_is_learned_from_a_limited_number_of_pairs(tmp_path, monkeypatch, capsys):
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
-    whole = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
-    assert "learned_from" not in whole.manifest
+    all_rows = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
+    assert "learned_from" not in all_rows.manifest
     monkeypatch.setattr("phmctl.data.prepared.prepare.LEARNED", 110)
-    part = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
-    assert part.manifest["learned_from"] == "one train row in 3"
+    sampled = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
+    assert sampled.manifest["learned_from"] == "one train row in 3"
     assert "learning 300 token types from one train row in 3 ..." in capsys.readouterr().err
-    assert part.manifest["splits"]["train"]["kept"] == whole.manifest["splits"]["train"]["kept"]
-    alone = prepare(SECTION, corpus(train=TRAIN[::3]), CLEANING, root=tmp_path / "alone")
-    assert part.tokenizers.source == alone.tokenizers.source
-    assert part.tokenizers.source != whole.tokenizers.source
+    assert sampled.manifest["splits"]["train"]["kept"] == all_rows.manifest["splits"]["train"]["kept"]
+    subset = prepare(SECTION, corpus(train=TRAIN[::3]), CLEANING, root=tmp_path / "alone")
+    assert sampled.tokenizers.source == subset.tokenizers.source
+    assert sampled.tokenizers.source != all_rows.tokenizers.source
 
 
-def test_record_batches_are_of_so_many_rows(tmp_path, monkeypatch):
-    """However many pairs there are, no more than a record batch waits in memory."""
+def test_record_batches_have_a_limited_number_of_rows(tmp_path, monkeypatch):
+    """Memory holds one record batch, however many pairs there are."""
     import pyarrow as pa
 
     monkeypatch.setattr("phmctl.data.prepared.folder.ROWS", 64)

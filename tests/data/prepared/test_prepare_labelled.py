@@ -40,8 +40,8 @@ def corpus(train=TRAIN, valid=VALID, test=TEST, labels=("yes", "no"), texts=1, *
     return Corpus("own", splits, texts=texts, labels=labels, origin="made here")
 
 
-def prepared(root, made=None, cleaning=None, section=SECTION, **more):
-    return prepare(section, made or corpus(), cleaning, root=root, **more)
+def prepared(root, labelled=None, cleaning=None, section=SECTION, **more):
+    return prepare(section, labelled or corpus(), cleaning, root=root, **more)
 
 
 def test_counts_and_stored_columns(tmp_path):
@@ -89,8 +89,8 @@ def test_duplicates_are_kept_if_the_card_says_so(tmp_path):
 
 def test_pairs(tmp_path):
     train = [("a dog", "it barks", "yes"), ("a dog", "", "no"), ("a cat", "it sleeps", "no"), ("x", "y", "yes")]
-    made = corpus(train=train, valid=[train[0], ("a cat", "it barks", "no")], test=[("b", "c", "yes")], texts=2)
-    data = prepared(tmp_path, made)
+    labelled = corpus(train=train, valid=[train[0], ("a cat", "it barks", "no")], test=[("b", "c", "yes")], texts=2)
+    data = prepared(tmp_path, labelled)
     train_split, valid = data.split("train"), data.split("valid")
     assert data.manifest["splits"]["train"]["dropped"] == {"empty_text": 1, "in_valid_or_test": 1}
     assert data.tokenizers.source.decode(train_split.sides[1][0]) == "it sleeps"
@@ -124,8 +124,8 @@ def test_a_swapped_pair_is_held_out_if_the_order_does_not_matter(tmp_path):
     train = [("a dog", "it barks", "yes"), ("a cat", "it sleeps", "no"), ("x", "y", "yes")]
     held = [("It  barks", "a dog", "yes"), ("p", "q", "no")]
     for symmetric, dropped in ((True, {"in_valid_or_test": 1}), (False, {})):
-        made = replace(corpus(train=train, valid=held, test=held, texts=2), symmetric=symmetric)
-        assert prepared(tmp_path / str(symmetric), made).manifest["splits"]["train"]["dropped"] == dropped
+        labelled = replace(corpus(train=train, valid=held, test=held, texts=2), symmetric=symmetric)
+        assert prepared(tmp_path / str(symmetric), labelled).manifest["splits"]["train"]["dropped"] == dropped
 
 
 def quora(folder, odd="3\t1\tcut short"):
@@ -161,8 +161,8 @@ def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     counts = "1 no label, 3 empty text, 3 in valid or test, 2 over long"
     with pytest.raises(DataError, match=f"'perhaps' .*'own' .*{counts}"):
         prepared(tmp_path, corpus(train=TRAIN + lost, labels=()))
-    made = corpus(train=TRAIN + lost, labels=("yes", "no", "perhaps"))
-    assert prepared(tmp_path, made).labels == ["yes", "no", "perhaps"]
+    labelled = corpus(train=TRAIN + lost, labels=("yes", "no", "perhaps"))
+    assert prepared(tmp_path, labelled).labels == ["yes", "no", "perhaps"]
     error_output = capsys.readouterr().err
     assert "'perhaps'" in error_output
     assert counts in error_output
