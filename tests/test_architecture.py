@@ -67,7 +67,7 @@ def test_imports_run_downwards():
 MODULES = {  # file by the name that imports it
     ".".join(["phmctl", *path.with_suffix("").parts]).removesuffix(".__init__"): path for path in TREES
 }
-DEFERRED = 80  # bound of the imports of our own modules inside functions; only lower it
+DEFERRED = 50  # bound of the imports of our own modules inside functions; only lower it
 
 
 def imported_modules(name: str, tree: ast.AST) -> set[str]:

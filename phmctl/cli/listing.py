@@ -38,15 +38,14 @@ def list_runs(names: Annotated[list[str] | None, typer.Argument(metavar="NAME")]
     Args:
         names: Recipes, variants, runs or tags (default: all runs).
     """
-    from phmctl.runs.find import runs_root
-    from phmctl.runs.summary import list_runs, run_tables
+    from phmctl.runs import find, summary
 
-    root = runs_root(runs)
-    summaries = list_runs(names or (), root)
-    notes = [f"{summary.run.name} failed: {summary.reason}" for summary in summaries if summary.reason is not None]
+    root = find.runs_root(runs)
+    summaries = summary.list_runs(names or (), root)
+    notes = [f"{run.run.name} failed: {run.reason}" for run in summaries if run.reason is not None]
     if not summaries:
         notes = [f"no runs in {root}; train a model with: phmctl train RECIPE"]
-    return Shown([summary.as_json() for summary in summaries], run_tables(summaries), notes=notes)
+    return Shown([run.as_json() for run in summaries], summary.run_tables(summaries), notes=notes)
 
 
 @command(app, "count-params")
