@@ -137,18 +137,16 @@ def verify_translator(source: ExportSource, engine: Engine, count: int | None = 
     with silence():  # truncated lines do not concern the export
         ids, _ = translator.token_ids(lines)
     greedy = translator.settings.model_copy(update={"beam": 1, "alpha": 0.0})
-    outputs = []
-    with progress(f"comparing {len(lines):,} lines with torch", 2 * len(lines)) as advance:
-        for searcher in (translator.engine, engine):
-            hypotheses = [Hypothesis([], 0.0, 0.0)] * len(ids)
-            for rows in plan([len(row) for row in ids], greedy.batch_tokens):
-                batch = [ids[row] for row in rows]
+    empty = Hypothesis([], 0.0, 0.0)  # the output of an empty source
+    ours, theirs = [empty] * len(ids), [empty] * len(ids)
+    with progress(f"comparing {len(lines):,} lines with torch", len(lines)) as advance:
+        for rows in plan([len(row) for row in ids], greedy.batch_tokens):
+            batch = [ids[row] for row in rows]
+            for searcher, outputs in ((translator.engine, ours), (engine, theirs)):
                 n_best = searcher.search(batch, greedy, allowed=source.sizes["target"], n_best=1)
-                for row, (best, *_) in zip(rows, n_best, strict=True):
-                    hypotheses[row] = best
-                advance(len(rows))
-            outputs.append(hypotheses)
-    ours, theirs = outputs
+                for row, hypotheses in zip(rows, n_best, strict=True):
+                    outputs[row] = hypotheses[0]
+            advance(len(rows))
 
     @torch.no_grad()
     def gap(row: int) -> float:
@@ -162,10 +160,8 @@ def verify_translator(source: ExportSource, engine: Engine, count: int | None = 
     target = source.tokenizers.target
     tokenizer = bleu_tokenizer(source.run.recipe_of(TranslationRecipe), source.run.data())
     options: ScoreOptions = {"lowercase": target.lowercase, "tokenize": tokenizer}
-    torch_bleu, export_bleu = (
-        bleu([target.decode(hypothesis.tokens) for hypothesis in hypotheses], references, **options)
-        for hypotheses in outputs
-    )
+    torch_bleu = bleu([target.decode(hypothesis.tokens) for hypothesis in ours], references, **options)
+    export_bleu = bleu([target.decode(hypothesis.tokens) for hypothesis in theirs], references, **options)
     scores = {"metric": "BLEU", "torch": torch_bleu.value, "export": export_bleu.value}
     return _compare(split, ours, theirs, gap, scores | {"signature": torch_bleu.signature})
 
