@@ -58,7 +58,7 @@ def probe(
 ) -> "ProbingReport":
     """Probe a translator's encoder and write the scores into its results. Raises DataError, RunError, OutputError.
 
-    `against` is another translator to compare with, and `checkpoint` is that of both. `data` is the folder of the
+    `against` is another translator to compare with; `checkpoint` applies to both. `data` is the folder of the
     prepared tasks, by default ``$PHMCTL_DATA`` or ``data``. `settings` are keys of the recipe ``probe`` as
     ``key=value``; ``data.card`` selects a single task.
     """

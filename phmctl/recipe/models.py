@@ -82,8 +82,8 @@ class LinearSection(Section):
         factors = self.parametrization == "factors"
         if factors and self.algebra != "phm":
             raise ValueError(f"parametrization 'factors' needs algebra 'phm'; {self.algebra!r} has no learned rule")
-        if self.rank is not None and not factors and self.algebra != LOW_RANK:
-            raise ValueError("rank needs parametrization: factors, or algebra: low-rank")
+        if not factors and self.algebra != LOW_RANK:
+            self._expect_default("needs parametrization: factors, or algebra: low-rank", "rank")
         if self.execution == "rank" and not factors and self.algebra not in WITH_FACTORS:
             raise ValueError("execution 'rank' needs parametrization: factors, or algebra complex or quaternion")
         return self
@@ -96,10 +96,14 @@ class LinearSection(Section):
             raise ValueError(f"algebra {self.algebra!r} is implemented for Transformers only")
         if self.algebra == LOW_RANK and self.rank is None:
             raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
-        for key in ("execution", "rules"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} has no effect with algebra {self.algebra!r}; omit it")
+        self._expect_default(f"has no effect with algebra {self.algebra!r}; omit it", "execution", "rules")
         return self
+
+    def _expect_default(self, problem: str, *keys: str) -> None:
+        """Raise ValueError if one of the keys is set to another value than its default."""
+        for key in keys:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} {problem}")
 
     @property
     def variant(self) -> str:
@@ -159,12 +163,10 @@ class StackSection(LinearSection):
     def _fit_composition(self) -> Self:
         if self.composes and self.composition_maps == "algebra" and self.algebra in TWO_FACTORS:
             raise ValueError(f"compositions of algebra {self.algebra!r} need composition_maps: dense")
-        if not self.composes and self.composition_maps == "dense":
-            raise ValueError("composition_maps: dense needs compose_layers or compose_heads")
+        if not self.composes:
+            self._expect_default("needs compose_layers or compose_heads", "composition_maps")
         if "bilinear" not in (self.compose_layers, self.compose_heads):
-            for key in ("composition_rank", "first_order"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} needs compose_layers or compose_heads: bilinear")
+            self._expect_default("needs compose_layers or compose_heads: bilinear", "composition_rank", "first_order")
         for key in ("encoder_layers", "decoder_layers", "layers"):
             if key in type(self).model_fields:
                 _check_parts("compose_layers", self.compose_layers, key, getattr(self, key))
@@ -244,8 +246,8 @@ class TransformerSection(StackSection):
     def _fit_generator(self) -> Self:
         if self.algebra in TWO_FACTORS and "phm" in (self.embeddings, self.generator):
             raise ValueError(f"embeddings and generator must be dense or tied with algebra {self.algebra!r}")
-        if self.generator == "tied" and self.generator_bias:
-            raise ValueError("generator_bias needs generator: dense or phm")
+        if self.generator == "tied":
+            self._expect_default("needs generator: dense or phm", "generator_bias")
         return self
 
 

@@ -153,7 +153,7 @@ class ProbeTraining(TrainingSection):
     def _only_lbfgs_keys(self) -> Self:
         used = {"steps", "weight_decay", "validate_every", "patience", "seed", "device", "threads"}
         if unused := sorted(self.model_fields_set - used):
-            raise ValueError(f"training.{unused[0]} has no effect on probes, which L-BFGS fits; leave it out")
+            raise ValueError(f"training.{unused[0]} does nothing for probes, which L-BFGS fits; leave it out")
         return self
 
 
