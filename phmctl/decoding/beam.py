@@ -180,8 +180,8 @@ class _Search:
         self.tokens[self.length][self.rows] = self.last
         self.parents[self.length][self.rows] = parents
         self.length += 1
-        longest = length_penalty(self.limits + 1, self.alpha)  # (B,)
-        reachable = self.live[:, 0] / longest  # (B,) upper bound of the score of a live prefix
+        largest_penalty = length_penalty(self.limits + 1, self.alpha)  # (B,) of the longest output
+        reachable = self.live[:, 0] / largest_penalty  # (B,) upper bound of the score of a live prefix
         self.ended |= self.scores[:, self.n_best - 1] >= reachable
         self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
         return parents
@@ -200,7 +200,7 @@ class _Search:
         self.finished = torch.cat([self.finished, ending], 1).gather(1, best)
 
     def retire(self) -> Tensor | None:
-        """Move ended sentences to the results. Return the places (B',) of the others, or None if no sentence ended."""
+        """Move ended sentences to the results. Return the places (B',) of the others, or None if all remain."""
         last_step = self.length > self.longest
         if self.length % _STEPS_BETWEEN_CHECKS.get(self.ended.device.type, 1) and not last_step:
             return None
