@@ -24,7 +24,6 @@ Student's distribution is integrated here because it is all that phmctl would ne
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +35,7 @@ Scorer: TypeAlias = Callable[[Numbers], Numbers]
 
 _BLOCK = 20_000_000  # numbers in a block of samples
 _NORMAL_FROM = 1e4  # degrees of freedom from which the normal distribution replaces t
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)  # of Gauss and Legendre's quadrature
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,11 @@ def two_sided_t(t: float, freedom: float) -> float:
     """
     if freedom > _NORMAL_FROM:
         return math.erfc(abs(t) / math.sqrt(2))
-    nodes, weights = _quadrature()
     start = math.atan(abs(t) / math.sqrt(freedom))
     half = (math.pi / 2 - start) / 2
-    tail = half * float(weights @ np.cos(start + half * (nodes + 1)) ** (freedom - 1))
+    tail = half * float(_WEIGHTS @ np.cos(start + half * (_NODES + 1)) ** (freedom - 1))
     total = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     return min(tail / total, 1.0)
-
-
-@cache
-def _quadrature() -> tuple[Numbers, Numbers]:
-    """Return the nodes and weights of Gauss and Legendre on [-1, 1]; they take 10 ms, too long for every start."""
-    return np.polynomial.legendre.leggauss(200)
 
 
 def _upper_tail(excess: float, error: float, freedom: float) -> float:
