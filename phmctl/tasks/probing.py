@@ -18,7 +18,7 @@ _WIDTH = 512  # width of the vectors for parameter counts without an encoder
 
 
 class ProbingKind(TaskKind[ProbingRecipe]):
-    """The task of probes, which have no run."""
+    """The task ``probing``: its models are probes, not runs."""
 
     recipe = ProbingRecipe
     commands = ("eval RUN --probing", "count-params")
