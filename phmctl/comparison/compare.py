@@ -324,9 +324,9 @@ def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str
     scored = [(member.run.folder, member.answers) for member in members if member.answers]
     for folder, answers in scored:
         first_folder, first = scored[0]
-        if (answers.asked, answers.right) != (first.asked, first.right):
+        if (answers.texts, answers.references) != (first.texts, first.references):
             raise RunError(f"{folder} has a different {split} text than {first_folder}; leave one of them out")
-        if answers.how != first.how:
+        if answers.score_options != first.score_options:
             raise RunError(f"{folder} was scored with another case or tokenizer than {first_folder}; score both again")
 
 
@@ -359,11 +359,11 @@ def compare_answers(
     side it is the task's paired test, which says something about these two trainings only.
     """
     scorers = comparer.scorer(metric, baseline), comparer.scorer(metric, system)
-    estimate = difference(*scorers, len(baseline[0].given), margin=margin)
+    estimate = difference(*scorers, len(baseline[0].outputs), margin=margin)
     seeds = len(baseline), len(system)
     if seeds != (1, 1):
         return SignificanceTest(metric, POOLED if 1 in seeds else OVER_SEEDS, estimate)
-    method, p_value = comparer.paired(estimate, baseline[0], system[0])
+    method, p_value = comparer.paired_test(estimate, baseline[0], system[0])
     return SignificanceTest(metric, f"{method}; {ONE_SEED}", replace(estimate, p_value=p_value))
 
 

@@ -143,7 +143,7 @@ def _breakdowns(comparison: Comparison) -> Blocks:
     if comparer is None or not models:
         return []
     first = next(iter(models.values()))[0]
-    divisions = {comparer.own: comparer.divided(first)}
+    divisions = {comparer.part_name: comparer.parts(first)}
     for name, numbers in first.groups.items():
         divisions[name] = parts(numbers)
     blocks: Blocks = []
@@ -155,7 +155,7 @@ def _breakdowns(comparison: Comparison) -> Blocks:
         rows = []
         for (value, items), *cells in zip(division, *columns, strict=True):
             rows.append((part_name(value), f"{len(items):,}", *cells))
-        blocks.append(("table", Table(f"{comparer.figure} by {name}", [name, "items", *models], rows)))
+        blocks.append(("table", Table(f"{comparer.score_name} by {name}", [name, "items", *models], rows)))
     return blocks
 
 
@@ -270,7 +270,7 @@ def _samples(comparison: Comparison) -> Blocks:
         for label, rows in ((variant.label, better), (baseline.label, worse)):
             cells = []
             for row in rows:
-                texts = [base.asked[row], base.right[row], base.given[row], answers.given[row]]
+                texts = [base.texts[row], base.references[row], base.outputs[row], answers.outputs[row]]
                 cells.append([str(row + 1), *texts, f"{gains[row]:+.1f}".replace("-", "−")])
             if cells:
                 blocks.append(("table", Table(f"most in favour of {label}", head, cells, text=(1, 2, 3, 4))))

@@ -1,10 +1,10 @@
-"""What runs answered on a split, and how the answers of several are compared; each task says how it has them."""
+"""The answers of runs on a split, and the comparison of several runs' answers."""
 
-from __future__ import annotations  # commands ask kinds of tasks: numpy is imported when something is compared
+from __future__ import annotations  # numpy is imported when runs are compared
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
 
 from phmctl.metrics.classification import Part, mcnemar
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
-    """Return a figure with its 95 % interval as every table shows them: ``34.77 (33.51 to 36.02)``."""
+    """Return a figure with its 95 % interval in the form of all tables: ``34.77 (33.51 to 36.02)``."""
     return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
 
 
@@ -29,72 +29,77 @@ def p_words(p_value: float) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    name: str  # in a result's scores
-    scale: float = 1.0  # what it is multiplied by to be shown: 100 makes a share per cent
-    higher: bool = True  # whether a larger one is better
+    name: str  # key in the scores of a result
+    scale: float = 1.0  # factor applied for display; 100 turns a fraction into per cent
+    higher: bool = True  # whether larger scores are better
     tested: bool = False  # whether differences are tested
 
 
 @dataclass(frozen=True)
 class Answers:
-    asked: Sequence[str]  # the text of each item
-    right: Sequence[str]  # its reference, or label
-    given: Sequence[str]  # the answer
-    # numbers of the items by which scores are broken down (attractors), by name; -1 is not known
-    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    how: ScoreOptions = field(default_factory=dict)  # type: ignore[assignment]  # of text: how it is scored
+    texts: Sequence[str]  # input of each item
+    references: Sequence[str]  # reference, or label
+    outputs: Sequence[str]
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns; -1: not known
+    score_options: ScoreOptions = field(default_factory=ScoreOptions)  # of translations
 
 
 ONE_SEED = "one seed each: valid for these two trainings only"
 
 
 class TextComparer:
-    """How translations are compared: by BLEU and chrF, and the paired bootstrap (Koehn 2004)."""
+    """Compare translations by BLEU, chrF and the paired bootstrap (Koehn 2004)."""
 
-    figure, own = "BLEU", "words of the source"  # of a breakdown: what it shows, and by what it divides first
+    score_name = "BLEU"  # of a breakdown
+    part_name = "words of the source"
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
-        """Return what scores a model's trainings on samples of the items."""
-        return text_scorer(metric, [run.given for run in runs], runs[0].right, **runs[0].how)
+        """Return a function that scores a model's trainings on samples of the items."""
+        return text_scorer(metric, [run.outputs for run in runs], runs[0].references, **runs[0].score_options)
 
-    def paired(self, found: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
-        """Return the name and p of the task's own test of one training a side; `found` is what the bootstrap found."""
-        return "paired bootstrap", found.p_value
+    def paired_test(self, bootstrap: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
+        """Return the name and the p-value of the task's test of two trainings."""
+        return "paired bootstrap", bootstrap.p_value
 
     def item_scores(self, run: Answers) -> list[float]:
-        """Return a score of each item by itself, in per cent: by these, samples are chosen."""
-        return sentence_chrf(run.given, run.right, lowercase=run.how.get("lowercase", False))
+        """Return the score of each item in per cent, for choosing samples."""
+        lowercase = run.score_options.get("lowercase", False)
+        return sentence_chrf(run.outputs, run.references, lowercase=lowercase)
 
-    def divided(self, run: Answers) -> list[Part]:
-        """Return the items of each part, as the task divides them."""
-        return length_parts(run.asked)
+    def parts(self, run: Answers) -> list[Part]:
+        """Return the items of each part of the task's own breakdown."""
+        return length_parts(run.texts)
 
     def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
-        return [one.bleu for one in bleu_by(parts, run.given, run.right, **run.how)]
+        return [part.bleu for part in bleu_by(parts, run.outputs, run.references, **run.score_options)]
 
 
 class LabelComparer:
-    """How labels are compared: by accuracy, and McNemar's exact test; else as :class:`TextComparer`."""
+    """Compare labels by accuracy and McNemar's exact test; the methods are those of :class:`TextComparer`."""
 
-    figure, own = "accuracy (%)", "label"
+    score_name = "accuracy (%)"
+    part_name = "label"
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
         from phmctl.metrics.significance import accuracy_scorer
 
-        return accuracy_scorer([list(map(str.__eq__, run.given, run.right)) for run in runs])
+        return accuracy_scorer([[score > 0 for score in self.item_scores(run)] for run in runs])
 
-    def paired(self, found: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
-        return "McNemar's exact test", mcnemar(baseline.given, system.given, system.right).p_value
+    def paired_test(self, bootstrap: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
+        return "McNemar's exact test", mcnemar(baseline.outputs, system.outputs, system.references).p_value
 
     def item_scores(self, run: Answers) -> list[float]:
-        return [100.0 * (given == right) for given, right in zip(run.given, run.right, strict=True)]
+        return [100.0 * (output == label) for output, label in zip(run.outputs, run.references, strict=True)]
 
-    def divided(self, run: Answers) -> list[Part]:
-        return [(label, [row for row, own in enumerate(run.right) if own == label]) for label in sorted({*run.right})]
+    def parts(self, run: Answers) -> list[Part]:
+        rows: dict[str, list[int]] = {label: [] for label in sorted(set(run.references))}
+        for row, label in enumerate(run.references):
+            rows[label].append(row)
+        return list(rows.items())
 
     def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
-        each = self.item_scores(run)
-        return [math.fsum(each[row] for row in rows) / len(rows) for _, rows in parts]
+        scores = self.item_scores(run)
+        return [fmean(scores[row] for row in rows) for _, rows in parts]
 
 
 Comparer: TypeAlias = TextComparer | LabelComparer

@@ -36,7 +36,7 @@ from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.examples import labels_of
 
-_VECTORS = {1: "what the label is read from", 2: "the maximum and the mean over time of the LSTM's states"}
+_VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mean over time of the LSTM's states"}
 
 
 class TextClassifier(Model):
@@ -50,16 +50,19 @@ class TextClassifier(Model):
     ) -> None:
         recipe = run.recipe_of(ClassificationRecipe)
         self.model: Any = model
-        self.device, self.tokenizer, self.labels = device, copies.load_tokenizers(run).source, labels_of(run)
+        self.device = device
+        self.tokenizer = copies.load_tokenizers(run).source
+        self.labels = labels_of(run)
         self.cleaning = copies.load_cleaning(run)
         if cleaned:
             self.cleaning = self.cleaning.model_copy(update={"entities": "keep"})
-        self.texts, self.batch_size = texts_of(recipe.model), recipe.training.batch_size
+        self.texts = texts_of(recipe.model)
+        self.batch_size = recipe.training.batch_size
         self.max_tokens = recipe.data.max_tokens
         about = {"labels": list(self.labels), "texts": self.texts, "device": str(device)}
         about |= {"engine": run.engine if isinstance(run, Export) else TORCH}
         self.answers = ("classify",)
-        if hasattr(model, "encoded_width"):  # an export has it not
+        if hasattr(model, "encoded_width"):  # an export lacks it
             self.answers = ("classify", "encode")
             about |= {"vectors": _VECTORS[self.texts]}
         super().__init__({**about_run(run, checkpoint), **about})
@@ -74,8 +77,11 @@ class TextClassifier(Model):
         return result
 
     def label(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> list[Classified]:
-        rows = (dict(zip(self.labels, row, strict=True)) for row in self.probabilities(texts, advance).tolist())
-        return [Classified(max(each, key=each.__getitem__), each) for each in rows]
+        answers = []
+        for row in self.probabilities(texts, advance).tolist():
+            probabilities = dict(zip(self.labels, row, strict=True))
+            answers.append(Classified(max(probabilities, key=probabilities.__getitem__), probabilities))
+        return answers
 
     @silence()
     def lengths(self, texts: Texts) -> list[int]:
@@ -88,40 +94,45 @@ class TextClassifier(Model):
         cut = [length > self.max_tokens for length in self.lengths(texts)]
         if strict and any(cut):
             number = cut.index(True) + 1
-            raise DataError(f"texts: text {number} has more than the {self.max_tokens} tokens that the model knows")
-        found = self._unless_empty(self._examples(texts))
-        return [replace(each, cut=long) for each, long in zip(found, cut, strict=True)]
+            raise DataError(f"texts: text {number} has more than the {self.max_tokens} tokens of the training data")
+        answers = self._label_unless_empty(self._examples(texts))
+        return [replace(answer, cut=is_cut) for answer, is_cut in zip(answers, cut, strict=True)]
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
-        """Return the label of each line; a pair's texts stand in one line with a tab between."""
+        """Return the label of each line; the texts of a pair are separated by a tab."""
         examples = []
         for number, line in enumerate(lines, first):
             texts = tuple(line.split("\t")) if line.strip() else ()
             if texts and len(texts) != self.texts:
-                wanted = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"
-                raise DataError(f"line {number}: this classifier reads {wanted}, not {len(texts)}")
+                expected = "one text, without a tab" if self.texts == 1 else f"{self.texts} texts with a tab between"
+                raise DataError(f"line {number}: this classifier reads {expected}, not {len(texts)}")
             examples.append(texts)
-        found = self._unless_empty(examples)
+        answers = self._label_unless_empty(examples)
         advance(len(lines))
-        told = [{"label": each.label or None, "probability": each.probability or None} for each in found]
-        return [(each.label, one) for each, one in zip(found, told, strict=True)]
+        return [
+            (answer.label, {"label": answer.label or None, "probability": answer.probability or None})
+            for answer in answers
+        ]
 
     @silence()
     def encode(self, texts: Sequence[str]) -> Tensor:
         if "encode" not in self.answers:
             raise self._lacks("encode")
         encoded = self._encoded([(text,) for text in check_texts(texts)])
-        found = torch.zeros(len(texts), self.model.encoded_width)
+        vectors = torch.zeros(len(texts), self.model.encoded_width)
         with torch.no_grad():
             for rows, batch in self._batches(encoded):
-                found[rows] = self.model.encode(batch.source).float().cpu()
-        return found.masked_fill_(torch.from_numpy(encoded.sides[0].lengths == 0)[:, None], 0.0)
+                vectors[rows] = self.model.encode(batch.source).float().cpu()
+        is_empty = torch.from_numpy(encoded.sides[0].lengths == 0)
+        return vectors.masked_fill_(is_empty[:, None], 0.0)
 
-    def _unless_empty(self, examples: Sequence[Sequence[str]]) -> list[Classified]:
-        """Return the answer to each example; an empty one has no label."""
-        empty = [not "".join(texts).strip() for texts in examples]
-        answers = iter(self.label([texts for texts, none in zip(examples, empty, strict=True) if not none]))
-        return [Classified("", {}) if none else next(answers) for none in empty]
+    def _label_unless_empty(self, examples: Sequence[Sequence[str]]) -> list[Classified]:
+        """Return the label of each example; empty examples get an empty label."""
+        answers = [Classified("", {}) for _ in examples]
+        rows = [row for row, texts in enumerate(examples) if "".join(texts).strip()]
+        for row, answer in zip(rows, self.label([examples[row] for row in rows]), strict=True):
+            answers[row] = answer
+        return answers
 
     def _encoded(self, texts: Sequence[Sequence[str]]) -> TokenRows:
         return encode_texts(texts, self.tokenizer, self.cleaning, self.max_tokens)
@@ -133,7 +144,7 @@ class TextClassifier(Model):
     def _examples(self, texts: Texts) -> list[tuple[str, ...]]:
         if isinstance(texts, str):
             check_texts(texts)
-        examples = [tuple(each) if isinstance(each, list | tuple) else (each,) for each in texts]
+        examples = [tuple(example) if isinstance(example, list | tuple) else (example,) for example in texts]
         for number, example in enumerate(examples, start=1):
             if len(example) != self.texts:
                 reads = "one text" if self.texts == 1 else f"{self.texts} texts, given as a tuple"
@@ -162,7 +173,7 @@ def load_classifier(
     run.recipe_of(ClassificationRecipe)
     if isinstance(run, Export):
         check_export(run, checkpoint, device)
-        device = "cpu" if run.to == exports.ONNX else device  # onnxruntime's
+        device = "cpu" if run.to == exports.ONNX else device  # onnxruntime's engine
         model = exported_model(run.to, run.folder, device=device, threads=threads)
     else:
         model = to_dense(trained_classifier(run, checkpoint, device), inplace=True)
@@ -170,7 +181,8 @@ def load_classifier(
 
 
 def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
-    """Load a run's trained model as it was trained, in evaluation mode. Raises RunError."""
-    section, classes = run.recipe_of(ClassificationRecipe).model, len(labels_of(run))
-    model = build_classifier(section, copies.load_tokenizers(run).source.size, classes, device="meta")
+    """Load a run's model in its trained form, in evaluation mode. Raises RunError."""
+    section = run.recipe_of(ClassificationRecipe).model
+    vocabulary = copies.load_tokenizers(run).source.size
+    model = build_classifier(section, vocabulary, len(labels_of(run)), device="meta")
     return trained(model, run, checkpoint, pick_device(device))

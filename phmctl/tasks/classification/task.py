@@ -1,4 +1,4 @@
-"""Classification: a label for a text or a pair of texts. A task trains by cross-entropy; a classifier answers."""
+"""Train classifiers by cross-entropy."""
 
 import json
 import math
@@ -36,11 +36,11 @@ class ClassificationTask:
         self.recipe = recipe
         self.prepared = prepared
         for name in prepared.splits:
-            prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
+            prepared.split(name)  # checks and maps the file, before a run is created or changed
         if texts_of(recipe.model) != prepared.texts:
             raise DataError(
-                f"model.kind {recipe.model.kind!r} reads {texts_of(recipe.model)} of an example's texts, and those of "
-                f"{prepared.folder} have {prepared.texts}: take 'encoder' for one text, 'lstm-pair' for two"
+                f"model.kind {recipe.model.kind!r} reads {texts_of(recipe.model)} texts, and the examples of "
+                f"{prepared.folder} have {prepared.texts}: use 'encoder' for one text, 'lstm-pair' for two"
             )
 
     def build_model(self, device: torch.device | str | None = None) -> Classifier:
@@ -48,7 +48,8 @@ class ClassificationTask:
         return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        training, lengths = self.recipe.training, lengths_of(self.prepared.split("train"))
+        training = self.recipe.training
+        lengths = lengths_of(self.prepared.split("train"))
         return plan_by_count(lengths, training.batch_size, seed=training.seed, epoch=epoch)
 
     def cost(self, rows: Rows) -> Cost:
@@ -60,16 +61,17 @@ class ClassificationTask:
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         training, logits = self.recipe.training, model(*batch.sides)  # (B, classes)
-        own, weight = label_loss(logits, batch.labels, training.label_smoothing), training.teacher_weight
+        loss = label_loss(logits, batch.labels, training.label_smoothing)
         if self._teacher is None:
-            return own, batch.target_tokens
+            return loss, batch.target_tokens
+        weight = training.teacher_weight
         with torch.no_grad():
-            taught = self._teacher.to(batch.labels.device)(*batch.sides).softmax(1)
-        return (1 - weight) * own + weight * label_loss(logits, taught), batch.target_tokens
+            probabilities = self._teacher.to(batch.labels.device)(*batch.sides).softmax(1)
+        return (1 - weight) * loss + weight * label_loss(logits, probabilities), batch.target_tokens
 
     @cached_property
     def _teacher(self) -> nn.Module | None:
-        """The model whose probabilities are learned, or None. Raises RunError: it has other labels or tokens."""
+        """The model whose probabilities are learned. Raises RunError if it has other labels or tokens."""
         training = self.recipe.training
         if training.teacher is None:
             return None
@@ -79,8 +81,8 @@ class ClassificationTask:
             raise RunError(f"training.teacher: {error}") from error
         texts = texts_of(run.recipe_of(ClassificationRecipe).model)
         if (texts, labels_of(run)) != (self.prepared.texts, self.prepared.labels):
-            wanted = f"{self.prepared.texts} texts to the labels {self.prepared.labels}"
-            raise RunError(f"training.teacher: {run.folder} does not give {wanted}")
+            expected = f"{self.prepared.texts} texts and the labels {self.prepared.labels}"
+            raise RunError(f"training.teacher: {run.folder} does not have {expected}")
         copies.check_same_vocabulary(run, self.prepared, "training.teacher")
         return to_dense(trained_classifier(run, "auto", "cpu"), inplace=True).eval()
 
@@ -104,27 +106,33 @@ class ClassificationTask:
         return metrics["accuracy"]
 
     def check_data(self) -> None:
-        """Say where the word vectors are from. Raises DataError (there are none), DimensionError (of another width).
+        """Print the origin of the word vectors.
 
-        RunError: the teacher is missing, or gives other labels or reads other tokens.
+        Raises:
+            DataError: the recipe requires vectors, and the data lacks them.
+            DimensionError: the vectors have another width.
+            RunError: the teacher is missing, or has other labels or tokens.
         """
         self._teacher  # noqa: B018 - opened before a run is made
         if isinstance(self.recipe.model, PairClassifierSection):
             self.build_model("meta")
             if (vectors := self._vectors()) is None and self.recipe.model.embeddings == "vectors":
                 command = f"{self.prepared.command} --vectors FILE --force"
-                raise DataError(f"model.embeddings: vectors, but {self.prepared.folder} has none; run: {command}")
-            of = f"{self.prepared.coverage}, frozen"
-            note(f"embeddings: {'trained, no vectors' if vectors is None else of}")
+                raise DataError(f"model.embeddings: vectors, but {self.prepared.folder} lacks them; run: {command}")
+            origin = "trained, no vectors" if vectors is None else f"{self.prepared.coverage}, frozen"
+            note(f"embeddings: {origin}")
 
     def check_run(self, run: Run) -> None:
         copies.check_same_data(run, self.prepared)
 
     def check_vocabulary(self, run: Run) -> None:
         copies.check_same_vocabulary(run, self.prepared)
-        theirs, ours = labels_of(run), self.prepared.labels
-        if theirs != ours:
-            warn(f"{run.folder} has the labels {theirs}, and the data {ours}: a map to as many is taken")
+        labels = labels_of(run)
+        if labels != self.prepared.labels:
+            warn(
+                f"{run.folder} has the labels {labels}, and the data {self.prepared.labels}: "
+                "the map to the labels is copied if their number is equal"
+            )
 
     def furnish(self, run: Run) -> None:
         """Write the tokenizer, the examples of each split but train as JSON lines, and the manifest."""
@@ -138,10 +146,10 @@ class ClassificationTask:
         numbers = [] if split.labels is None else split.labels.tolist()
         extras = {name: values.tolist() for name, values in split.extras.items()}
         for row, (texts, number) in enumerate(zip(zip(*split.texts, strict=True), numbers, strict=True)):
-            own = {name: values[row] for name, values in extras.items()}
-            example = {"texts": texts, "label": self.prepared.labels[number], **own}
+            numbers_of_row = {name: values[row] for name, values in extras.items()}
+            example = {"texts": texts, "label": self.prepared.labels[number], **numbers_of_row}
             yield json.dumps(example, ensure_ascii=False) + "\n"
 
     def _vectors(self) -> Tensor | None:
-        wanted = getattr(self.recipe.model, "embeddings", "trained") != "trained"
-        return self.prepared.vectors if wanted else None
+        is_trained = getattr(self.recipe.model, "embeddings", "trained") == "trained"
+        return None if is_trained else self.prepared.vectors

@@ -1,4 +1,4 @@
-"""Translation and style transfer: sequence to sequence, scored by cross-entropy and BLEU."""
+"""Train translators by cross-entropy; validate by cross-entropy and BLEU."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 from phmctl.tasks.translation.text import EXTRAS, bleu_tokenizer
 
-_LINES = 256  # of the validation text, translated in one go between two looks for a wish to stop
+_LINES = 256  # validation lines that are translated between two checks for a signal
 
 
 class TranslationTask:
@@ -32,18 +32,18 @@ class TranslationTask:
 
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
-        # Of BLEU: below it there is as good as none.
-        self.least_score = 1.0 if recipe.training.validate_bleu else -math.inf
+        self.least_score = 1.0 if recipe.training.validate_bleu else -math.inf  # lower BLEU is chance
         self.prepared = prepared
         for name in prepared.splits:
-            prepared.split(name)  # checks and maps the file: what is damaged shows before a run is made or changed
+            prepared.split(name)  # checks and maps the file, before a run is created or changed
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         sizes = self.prepared.tokenizers
         return build_transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
 
     def plan(self, epoch: int) -> list[Rows]:
-        training, lengths = self.recipe.training, lengths_of(self.prepared.split("train"))
+        training = self.recipe.training
+        lengths = lengths_of(self.prepared.split("train"))
         return plan_by_tokens(lengths, training.batch_tokens, seed=training.seed, epoch=epoch)
 
     def cost(self, rows: Rows) -> Cost:
@@ -56,17 +56,17 @@ class TranslationTask:
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
         smoothing = self.recipe.training.label_smoothing
-        loss, _ = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], smoothing)  # and the likelihood
+        loss, _ = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], smoothing)
         return loss, batch.target_tokens
 
     @torch.no_grad()
     def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
-        """Return ``loss`` (mean nats a token, not smoothed), ``perplexity`` and, if asked for, greedy ``bleu``."""
+        """Return ``loss`` (mean nats a token, not smoothed), ``perplexity`` and, if enabled, greedy ``bleu``."""
         device = next(model.parameters()).device
         split = self.prepared.split("valid")
         sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
         lengths = lengths_of(split)
-        # Valid keeps every line: one longer than the budget is a batch of its own.
+        # The validation split keeps lines that are longer than a batch of the recipe.
         budget = max(self.recipe.training.batch_tokens, *(int(side.max(initial=0)) for side in lengths))
         for rows in share.mine(plan_by_tokens(lengths, budget, seed=0, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
@@ -86,7 +86,7 @@ class TranslationTask:
         return metrics["bleu"] if "bleu" in metrics else -metrics["loss"]
 
     def furnish(self, run: Run) -> None:
-        """Write the tokenizers, of each split but train its lines and extras, and the manifest."""
+        """Write the tokenizers, the manifest, and the lines and extras of each split except train."""
         self.prepared.tokenizers.save(run.tokenizer_folder)
         for name in self.prepared.splits:
             if name != "train":
@@ -98,7 +98,7 @@ class TranslationTask:
         record_copies(run, self.prepared.manifest)
 
     def check_data(self) -> None:
-        """Plan the first epoch. Raises DataError (a sentence is longer than a batch), UserError."""
+        """Plan the first epoch. Raises DataError if a sentence is longer than a batch, UserError for the tokenizer."""
         if self.recipe.training.validate_bleu:
             check_tokenizer(self._bleu_tokenizer)
         self.plan(0)
@@ -113,15 +113,17 @@ class TranslationTask:
     def _bleu_tokenizer(self) -> str:
         return bleu_tokenizer(self.recipe, self.prepared.manifest)
 
-    @silence()  # over-long lines are the same at each validation
+    @silence()  # each validation would warn about the same over-long lines
     def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
-        engine, longest = TorchEngine(model, next(model.parameters()).device), self.recipe.data.max_tokens
-        translator = Translator(engine, self.prepared.tokenizers, settings, max_tokens=longest)  # cuts as `decode` does
-        (lines, references), found = split.texts, {}
+        engine = TorchEngine(model, next(model.parameters()).device)
+        max_tokens = self.recipe.data.max_tokens  # longer lines are truncated, as in `decode`
+        translator = Translator(engine, self.prepared.tokenizers, settings, max_tokens=max_tokens)
+        lines, references = split.texts
+        translations = {}
         for start in share.mine(range(0, len(lines), _LINES)):
-            some = translator.answer(lines[start : start + _LINES], first=start + 1)
-            found[start] = [text for text, _ in some]
-        hypotheses = [text for _, texts in sorted(share.merge(found).items()) for text in texts]
+            answers = translator.answer(lines[start : start + _LINES], first=start + 1)
+            translations[start] = [text for text, _ in answers]
+        hypotheses = [text for _, texts in sorted(share.merge(translations).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, references, lowercase=lowercase, tokenize=self._bleu_tokenizer).value

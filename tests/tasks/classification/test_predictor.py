@@ -71,7 +71,7 @@ def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClass
     for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
         with pytest.raises(UserError, match=f"example {len(examples)} has"):
             model.classify(examples)
-    with pytest.raises(UserError, match=r"translate: .* it has classify, encode"):
+    with pytest.raises(UserError, match="translate"):
         classifier.translate(["a"])
 
 

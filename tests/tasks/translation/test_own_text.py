@@ -113,7 +113,7 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     (result,) = [each for each in read_results(run) if each.settings.get("tokenize") == "char"]
     answers = TranslationKind().answers(run, result)
     write_json(run.folder / "data.json", {"target_language": "zh", "settings": {"cleaning": {}}})
-    assert answers is None or answers.how["tokenize"] == "char"
+    assert answers is None or answers.score_options["tokenize"] == "char"
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
     with pytest.raises(UserError, match=r"tokenize.13b: sacrebleu has"):
         evaluate(run, "--tokenize", "13b")

@@ -123,7 +123,7 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
     merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
     Tokenizer(tokenizer.algorithm, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
     write_json(run.folder / "data.json", run.data() | {"copies": []})  # as in a run that records no SHA-256
-    with pytest.raises(RunError, match="tokenizers differ"):
+    with pytest.raises(RunError, match="tokenizers"):
         task.check_run(run)
 
 
@@ -139,7 +139,7 @@ def test_data_that_cannot_be_trained_on_shows_before_a_run_is_made(
         told = r"train\.arrow is damaged.*; run: phmctl prepare-data miniature .* --force$"
     else:
         training = recipe.training.model_copy(update={"batch_tokens": 5})
-        recipe, told = recipe.model_copy(update={"training": training}), "more than a batch of 5 holds"
+        recipe, told = recipe.model_copy(update={"training": training}), "batch_tokens"
     with pytest.raises(DataError, match=told):
         train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
