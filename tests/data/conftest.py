@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return the folder of the real corpora, which are no part of the project, or skip."""
+    """Return the folder of the real corpora, which are not part of the project; skip the test without it."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     folder = Path(os.environ.get("PHMCTL_REAL_DATA", beside))
     if not folder.is_dir():
@@ -19,5 +19,5 @@ def real_data() -> Path:
 
 @pytest.fixture
 def local_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``datasets`` load a folder of this machine as if it were on the hub."""
+    """Let ``datasets`` load a local folder as a dataset of the hub."""
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(siblings=None))

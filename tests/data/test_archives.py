@@ -150,23 +150,27 @@ COMMIT = "0123456789" * 4
 PAIRS = [("ein Haus", "a house"), ("zwei\u2028Häuser", "two houses"), ("drei", "")]
 
 
-def make(tmp_path, kind, nested=False):
+def dataset_of(pairs, nested=False):
+    rows = [{"de": de, "en": en} for de, en in pairs]
+    return datasets.Dataset.from_list([{"translation": row} for row in rows] if nested else rows)
+
+
+def write_repository(folder, kind, nested=False):
     """Write the three splits as JSON lines or parquet, and return the card's entry."""
-    rows = [{"de": de, "en": en} for de, en in PAIRS]
-    written = datasets.Dataset.from_list([{"translation": row} for row in rows] if nested else rows)
-    (tmp_path / "repository").mkdir()
+    dataset = dataset_of(PAIRS, nested)
+    folder.mkdir()
     for split in ("train", "validation", "test"):
-        path = str(tmp_path / "repository" / f"{split}.{kind}")
-        written.to_json(path) if kind == "jsonl" else written.to_parquet(path)
+        path = str(folder / f"{split}.{kind}")
+        dataset.to_json(path) if kind == "jsonl" else dataset.to_parquet(path)
     columns = ("translation.de", "translation.en") if nested else ("de", "en")
     splits = {"train": "train", "valid": "validation", "test": "test"}
-    return Hub.model_construct(id=str(tmp_path / "repository"), splits=splits, texts=columns)
+    return Hub.model_construct(id=str(folder), splits=splits, texts=columns)
 
 
 @pytest.mark.usefixtures("local_hub")
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, capsys, kind, nested):
-    hub = make(tmp_path, kind, nested)
+    hub = write_repository(tmp_path / "repository", kind, nested)
     capsys.readouterr()
     splits, files, origin = load_rows(hub, tmp_path / "cache")
     assert capsys.readouterr().err == f"loading {hub.id} through datasets ...\n"  # no progress bar without a terminal
@@ -182,7 +186,7 @@ def test_splits_and_columns(tmp_path, capsys, kind, nested):
 @pytest.mark.parametrize(("addresses", "version"), [(None, "refs/x"), ({f"hf://datasets/a/b@{COMMIT}/x": {}}, COMMIT)])
 def test_a_fetched_dataset_is_kept(tmp_path, monkeypatch, capsys, addresses, version):
     """The second time neither the library nor the network is used."""
-    rows = datasets.Dataset.from_list([{"de": de, "en": en} for de, en in PAIRS])
+    rows = dataset_of(PAIRS)
     rows.info.download_checksums = addresses
     requests = []
 
@@ -211,7 +215,7 @@ def test_refetch_replaces_a_dataset_only_by_a_complete_one(tmp_path, monkeypatch
         pairs = answers.pop(0)
         if pairs is None:
             raise OSError("cut off")
-        return datasets.DatasetDict({"train": datasets.Dataset.from_list([{"de": de, "en": en} for de, en in pairs])})
+        return datasets.DatasetDict({"train": dataset_of(pairs)})
 
     monkeypatch.setattr(datasets, "load_dataset", fetch)
     hub = Hub(id="a/b", splits={"train": "train"}, texts=("de", "en"))
@@ -235,26 +239,25 @@ def test_refetch_replaces_a_dataset_only_by_a_complete_one(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("local_hub")
-def test_errors_of_the_library_and_rows_without_text(tmp_path, monkeypatch):
-    rows = hub_rows([{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}], make(tmp_path, "jsonl"), "set")
+def test_errors_of_the_hub(tmp_path, monkeypatch):
+    hub = write_repository(tmp_path / "repository", "jsonl")
+    rows = hub_rows([{"de": "eins\nzwei\r\n", "en": "one"}, {"de": None, "en": "two"}], hub, "set")
     assert next(iter(rows)).texts == ("eins zwei ", "one")
     with pytest.raises(DataError, match=r"set, line 2: 'de' .*None"):
         list(rows)
-    hub = Hub.model_construct(id=str(tmp_path / "repository"), splits={"train": "training"}, texts=("de", "en"))
-    with pytest.raises(DataError, match="'training'"):
-        load_rows(hub, tmp_path / "cache")
+
+    def refuse(error_type, place, **changes):
+        with pytest.raises(error_type, match=place):
+            load_rows(hub.model_copy(update=changes), tmp_path / "cache")
+
+    refuse(DataError, "'training'", splits={"train": "training"})
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DownloadError, match=r"empty.*\n.*--source DIR") as caught:
-        load_rows(hub.model_copy(update={"id": str(tmp_path / "empty")}), tmp_path / "cache")
-    assert len(str(caught.value).splitlines()) == 2
+    refuse(DownloadError, r"^.*empty.*\n.*--source DIR$", id=str(tmp_path / "empty"))
+    (tmp_path / "cache" / "c--d").mkdir(parents=True)
+    refuse(DataError, r"c--d .*--refetch", id="c/d")
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)  # a local folder with the name of the dataset
-    with pytest.raises(DataError, match="--source DIR"):
-        load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "cache")
-    (tmp_path / "kept" / "a--b").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"a--b .*--refetch"):
-        load_rows(hub.model_copy(update={"id": "a/b"}), tmp_path / "kept")
+    refuse(DataError, "'a/b'.*--source DIR", id="a/b")
     files = [SimpleNamespace(size=size, rfilename="x") for size in (LARGEST, 1)]
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(siblings=files))
-    with pytest.raises(DownloadError, match=f"{LARGEST + 1:,} bytes"):
-        load_rows(hub.model_copy(update={"id": "c/d"}), tmp_path / "cache")
+    refuse(DownloadError, f"{LARGEST + 1:,}", id="e/f")

@@ -37,7 +37,7 @@ def ragged(rows, chunk=None):
 
 
 def captions(count=20_000, seed=0):
-    """Lengths like those of image captions: about 15 tokens a side, the sides alike."""
+    """Return lengths like those of image captions: about 15 tokens per side, similar on both sides."""
     generator = np.random.default_rng(seed)
     source = generator.gamma(9, 1.65, count).astype(int) + 1
     target = np.maximum(1, (source * generator.normal(0.97, 0.15, count)).astype(int))

@@ -70,7 +70,7 @@ def test_the_sizes_follow_from_the_published_rows_and_the_division(name, publish
 
 @pytest.mark.parametrize("name", [name for name in TRANSLATION if name.startswith(("iwslt", "setimes", "wmt"))])
 def test_no_card_swaps_its_sides(name):
-    """The published files are named after both languages in either order; the sides must not be."""
+    """Published files name their languages in either order, but a card's source is its first language."""
     source, target = name.split("-")[1:]
     card = load_card(name)
     assert (card.source_language, card.target_language) == (source, target)

@@ -24,7 +24,7 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
 
 
 def use(run: Run, name: str) -> Any:
-    """Read what a file below the run holds."""
+    """Read a copy by the function that a task uses."""
     if name.startswith("tokenizer/"):
         return load_tokenizers(run)
     if name == "data.json":

@@ -17,7 +17,7 @@ from tests.data.helpers import put, sizes, texts
 
 
 def test_iwslt_originals(tmp_path):
-    """Every 23rd train pair is valid; the dev and test files follow one another as the card orders them."""
+    """Every 23rd train pair is valid; the dev and test files are read in the card's order."""
     card = load_card("iwslt14-de-en")
     test = card.local[1].splits["test"]
     for side, names in (("de", test.source), ("en", test.target)):
@@ -64,7 +64,7 @@ def test_an_existing_split_is_not_taken_from_train(tmp_path):
 
 @pytest.mark.usefixtures("local_hub")
 def test_rows_of_a_hub_are_divided_like_lines(tmp_path):
-    """A set's division depends on the pairs' order alone: the hub's rows and the files of a folder give the same."""
+    """A division depends only on the order of pairs: the hub and a folder give the same splits."""
     card = load_card("setimes-en-mk")
     rows = [{"translation": {"en": f"en {number}", "mk": f"mk {number}"}} for number in range(1, 261)]
     put(tmp_path / "hub" / "train.jsonl", *(json.dumps(row) for row in rows))

@@ -84,7 +84,7 @@ def test_a_file_is_fetched_completely_and_once(server, tmp_path):
 
 
 @pytest.mark.parametrize(("sha256", "seen"), [(SHA256, [None, "bytes=300000-", "bytes=500000-"]), (None, [None] * 3)])
-def test_a_cut_connection_is_resumed_where_a_sha256_can_tell(server, tmp_path, sha256, seen):
+def test_a_cut_connection_is_resumed_if_the_sha256_is_known(server, tmp_path, sha256, seen):
     server.cuts = [300_000, 200_000]
     assert fetch(server, tmp_path, sha256=sha256).read_bytes() == CONTENT
     assert server.seen == seen

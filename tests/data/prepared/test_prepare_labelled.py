@@ -25,7 +25,7 @@ def choose(name, recipe, given):
 
 
 def examples(*rows, name="file.tsv"):
-    """Examples (text, label) or (first, second, label), with the attractors that their number tells."""
+    """Return rows of (text, label) or (first, second, label); the attractors follow from the row number."""
     return [Row(row[:-1], row[-1], {"attractors": n % 3 - 1}, Location(name, n)) for n, row in enumerate(rows, start=1)]
 
 
