@@ -75,7 +75,7 @@ class TextComparer:
 
 
 class LabelComparer:
-    """Compare labels by accuracy and McNemar's exact test; the methods are those of :class:`TextComparer`."""
+    """Compare labels by accuracy and McNemar's exact test; see :class:`TextComparer` for the methods."""
 
     score_name = "accuracy (%)"
     part_name = "label"

@@ -34,7 +34,7 @@ class ClassifierScoreRequest(ScoreRequest):
 
 @dataclass(frozen=True)
 class Group:
-    """Accuracy on the examples whose extra, such as the number of attractors, has this value or lies in this range."""
+    """Accuracy on the examples with one value, or range of values, of an extra such as the number of attractors."""
 
     value: scoring.Value
     accuracy: scoring.Accuracy

@@ -84,7 +84,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         return ["\t".join(text.replace("\t", " ") for text in texts) for texts in read_examples(run, split).texts]
 
     def evaluate(self, request: ClassifierScoreRequest) -> ClassifierReport:
-        """Score a classifier, and write scores and predictions into the run; those of a table are not written."""
+        """Score a classifier; write scores and predictions into the run unless a table is scored."""
         run, baseline = request.run, request.against
         labels = labels_of(run)
         table_options = request.table_options()

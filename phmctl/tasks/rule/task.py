@@ -1,15 +1,15 @@
 """Learning a multiplication rule from examples: Figure 2 of the PHM paper, and octonions beyond it.
 
-A true map is drawn from a seed, and examples of it. Every true map is a sum of Kronecker products itself,
+The true map and its examples are drawn from a seed. Every true map is a sum of Kronecker products,
 ``H* = Σᵢ kron(A*[i], S*[i])``:
 
 - ``hamilton`` and ``octonion``: A* is the algebra's rule and S*[i, s, t] is component i of the number by which the
   hypercomplex feature t of the input is multiplied, from the left, on its way to feature s of the output (eq. 3.4 and
   3.5).
-- ``rotation-3d``: A*[0] is one rotation matrix W and S*[0] the identity; all else is zero. Each feature is a point in
-  space, and all are rotated alike: y = Wx (§3.2).
+- ``rotation-3d``: A*[0] is a rotation matrix W and S*[0] the identity; the other terms are zero. The features are
+  points in space, and the same rotation is applied to all of them: y = Wx (§3.2).
 
-What was learned is judged: the map against the true one, and the rule against the true one up to its basis.
+An evaluation compares the learned map with the true map, and the learned rule with the true rule up to its basis.
 """
 
 import math
@@ -90,7 +90,7 @@ def draw_truth(data: RuleDataSection) -> Truth:
 
 
 def draw_rotation(random: torch.Generator) -> Tensor:
-    """Draw a rotation of space, each as likely as another: that of a random unit quaternion. (3, 3), float64."""
+    """Draw a rotation of space from a uniform random unit quaternion. (3, 3), float64."""
     w, x, y, z = torch.nn.functional.normalize(torch.randn(4, generator=random, dtype=torch.float64), dim=0).tolist()
     return torch.tensor(
         [
@@ -110,7 +110,7 @@ def draw_samples(truth: Truth, split: str, count: int, seed: int) -> Samples:
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
-    """Return a stream of random numbers that has nothing to do with those of other purposes."""
+    """Return a generator that is independent of the generators for other purposes."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {purpose}".encode()))
 
 
@@ -122,7 +122,7 @@ def read_truth(run: Run) -> Truth:
 
 
 class RuleTask(Task):
-    """A recipe's layer, and examples of the true map that it is to find."""
+    """A recipe's layer, and examples of the true map that it learns."""
 
     unit = "numbers"
     least_score = -math.inf
@@ -154,9 +154,9 @@ class RuleTask(Task):
 
     @torch.no_grad()
     def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
-        """Return ``loss``, the mean squared error of a number, and ``map_error``, that of H relative to the true H.
+        """Return ``loss``, the mean squared error of a number, and ``map_error``, the relative error of H.
 
-        Each process finds both itself: they are less work than to share it.
+        Each process computes both, because sharing the work would take longer.
         """
         with autocast():
             loss = _mean_squared_error(model, self._valid)
@@ -190,20 +190,20 @@ def _map_error(model: nn.Module, truth: Truth) -> float:
     return _relative_error(weight.detach().to("cpu", torch.float64), truth.H)
 
 
-def _relative_error(found: Tensor, truth: Tensor) -> float:
-    return float((found - truth).norm() / truth.norm())
+def _relative_error(value: Tensor, truth: Tensor) -> float:
+    return float((value - truth).norm() / truth.norm())
 
 
 @dataclass(frozen=True)
 class RuleComparison:
-    """The learned rule beside the true one, A*."""
+    """Differences between the learned rule and the true rule A*."""
 
     # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least: H leaves free A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
     relative_error: float
     span_sine: float  # sine of the largest angle between the spans of the A[i] and of the A*[i]
-    # ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None where P has no inverse
+    # ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None if P is singular
     components_error: float | None
-    condition: float | None  # of P, in the 2-norm; None where P has no inverse
+    condition: float | None  # of P, in the 2-norm; None if P is singular
     basis: list[list[float]]  # P, (n, n)
 
 
@@ -232,15 +232,16 @@ class RuleEvaluation:
         ]
         if self.attainable_error is not None:
             rows.append(("H, at best", _number(self.attainable_error), "of any rule of this n"))
-        if (one := self.rule) is None:
+        rule = self.rule
+        if rule is None:
             rows.append(("rule", "–", f"not compared: {self.rule_note}"))
         else:
-            condition = "–" if one.condition is None else f"{one.condition:.3g}"
-            free = f"GL({len(one.basis)}) on the first axis"
+            condition = "–" if rule.condition is None else f"{rule.condition:.3g}"
+            free = f"GL({len(rule.basis)}) on the first axis"
             rows += [
-                ("rule", _number(one.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {free}"),
-                ("span of the A[i]", _number(one.span_sine), "sine of the largest angle to that of the A*[i]"),
-                ("components", _number(one.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
+                ("rule", _number(rule.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {free}"),
+                ("span of the A[i]", _number(rule.span_sine), "sine of the largest angle to that of the A*[i]"),
+                ("components", _number(rule.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
                 ("condition of P", condition, "in the 2-norm; far above 100 the rule is hardly determined"),
             ]
         rows.append(("learned", "yes" if self.learned else "no", f"relative errors below {THRESHOLD:g}"))
