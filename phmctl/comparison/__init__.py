@@ -1,1 +1,1 @@
-"""Runs beside one another, and beside the published tables."""
+"""Compare runs with each other and with published tables."""
