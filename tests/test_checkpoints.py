@@ -48,6 +48,8 @@ def test_a_checkpoint_reads_as_it_was_written(folder: Path) -> None:
     assert read.tensors["model"]["half"].dtype == torch.bfloat16
     assert read.tensors["random"]["cpu"].tolist() == [1, 255]
     assert read.state == {"step": 10, "loss": 0.1 + 0.2}
+    names = {entry["name"] for entry in json.loads((folder / MANIFEST).read_text())["files"]}
+    assert names == {"state.json", "model.safetensors", "random.safetensors"}  # nothing is pickled
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
@@ -117,28 +119,21 @@ def aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failing", ["rename", "sync"])
+def test_a_replacement_that_fails_leaves_the_old(folder: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     original = Path.rename
 
     def rename(self: Path, target: Path) -> Path:
-        if self.suffix == ".tmp" and self.is_dir():
-            raise OSError(5, "Input/output error")
-        return original(self, target)
+        return fail(self) if self.suffix == ".tmp" and self.is_dir() else original(self, target)
 
-    monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(OutputError):
-        write_checkpoint(folder, {}, {"step": 11})
-    assert read_checkpoint(folder, []).state["step"] == 10
-
-
-def test_a_full_disk_is_an_output_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> None:
+    def fail(path: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("phmctl.files.sync", full)
-    with pytest.raises(OutputError) as refused:
-        write_checkpoint(folder.with_name("step-000020"), {"model": {"w": torch.ones(1)}}, {})
-    assert refused.value.exit_code == 1
+    monkeypatch.setattr(*((Path, "rename", rename) if failing == "rename" else ("phmctl.files.sync", fail)))
+    with pytest.raises(OutputError) as caught:
+        write_checkpoint(folder, {"model": {"w": torch.ones(1)}}, {"step": 11})
+    assert caught.value.exit_code == 1
+    assert read_checkpoint(folder, []).state["step"] == 10
     assert [entry.name for entry in folder.parent.iterdir()] == ["step-000010"]
 
 
@@ -170,8 +165,8 @@ def test_a_model_of_another_shape_is_refused() -> None:
     without_bias = {"weight": tensors["weight"]}
     for model, stored, place in (
         (nn.Linear(4, 2), tensors, r"weight .*\(2, 3\) .*\(2, 4\)"),
-        (nn.Linear(3, 2, bias=False), tensors, "unknown bias"),
-        (nn.Linear(3, 2), without_bias, "lacks bias"),
+        (nn.Linear(3, 2, bias=False), tensors, "bias"),
+        (nn.Linear(3, 2), without_bias, "bias"),
     ):
         with pytest.raises(RunError, match=place):
             load_model(model, stored, Path("path"), CPU)
@@ -206,11 +201,6 @@ def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
     write_checkpoint(aside.with_name("step-000020"), {}, {})
     assert saved_steps(aside.parent) == [10, 20]
     assert read_checkpoint(aside, ["model"]).state["step"] == 10
-
-
-def test_nothing_is_pickled(folder: Path) -> None:
-    names = {entry["name"] for entry in json.loads((folder / MANIFEST).read_text())["files"]}
-    assert names == {"state.json", "model.safetensors", "random.safetensors"}
 
 
 def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:

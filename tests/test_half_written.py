@@ -102,7 +102,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_by_all(run: Path, piece: str) -> N
 def test_references_are_a_piece_of_a_score(run: Path) -> None:
     cut(run / "text/test.target")
     decode_test(run)
-    refuse(score, run, r"text/test\.target is damaged")
+    refuse(score, run, r"text/test\.target")
 
 
 def change_data(run: Path, **changed: object) -> None:
@@ -121,7 +121,7 @@ def test_a_text_that_is_shorter_than_its_other_side_is_refused(run: Path, side: 
 
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
     (run / "checkpoints/last").write_text("step-000099\n")
-    refuse(decode_test, run, r"checkpoints/last names 'step-000099', which does not exist")
+    refuse(decode_test, run, r"checkpoints/last .*step-000099")
 
 
 def test_a_recipe_cut_at_any_line_of_another_section_is_refused(run: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_damaged_run_costs_its_own_line(tmp_path: Path, capsys: pytest.Capture
     assert [summary.run.folder for summary in list_runs((), tmp_path)] == [good.folder]
     lines = capsys.readouterr().err.splitlines()
     assert [str(run.folder) in line for run, line in zip((cut, gone, odd), lines, strict=True)] == [True] * 3
-    assert "environment.json is damaged" in lines[2]
+    assert "environment.json" in lines[2]
 
 
 def test_a_damaged_header_has_no_count(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe, TranslationTraining
-from phmctl.runs import Run
-from phmctl.tasks.base import ALONE, Cost, Rows, Share
+from phmctl.tasks.base import ALONE, Cost, Rows, Share, Task
 
 BATCHES_PER_EPOCH = 7
 
@@ -68,7 +67,7 @@ class FakeModel(nn.Module):
         return self.last(hidden)
 
 
-class FakeTask:
+class FakeTask(Task):
     """Batches depend on (epoch, position) alone. `poison` puts a NaN into the batch of that (epoch, position).
 
     Row 100·(1000·epoch + position) + i is the i-th of a batch.
@@ -116,15 +115,6 @@ class FakeTask:
 
     def score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["loss"]
-
-    def check_vocabulary(self, run: Run) -> None:
-        """There are no tokens."""
-
-    def check_data(self) -> None:
-        """There is always data."""
-
-    def check_run(self, run: Any) -> None:
-        """Any run will do."""
 
     def furnish(self, run: Any) -> None:
         run.text_folder.mkdir()

@@ -272,7 +272,7 @@ def test_a_run_of_other_data_or_another_model_loses_nothing(fit: Fit) -> None:
 def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
     run = fit(steps=20, keep=2).run
     flip(run.checkpoint("last") / "optimizer.safetensors")
-    with _refused(run, r"optimizer.safetensors is damaged.*--checkpoint step-000015"):
+    with _refused(run, r"optimizer.safetensors .*--checkpoint step-000015"):
         fit(old=run, steps=30, keep=2)
     assert fit(old=run, checkpoint="step-000015", steps=30, keep=2).steps == 30
 
