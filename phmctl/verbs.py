@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.console import silence
-from phmctl.data.prepared.folder import data_root
-from phmctl.data.prepared.provenance import Vocabulary
 from phmctl.errors import DataError, UserError
 from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.inference.opening import evaluate as evaluate_run
@@ -158,6 +156,9 @@ def prepare(
         skip_bad_lines=skip_bad_lines or None,
         vectors=_path(vectors),
     )
+    from phmctl.data.prepared.folder import data_root  # imports numpy, which an export answers without
+    from phmctl.data.prepared.provenance import Vocabulary
+
     if refetch and (source or files or table):
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)

@@ -61,10 +61,9 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         return OwnFiles(tables, labelled_format(options) if tables else None)
 
     def open(self, recipe: ClassificationRecipe, data: Path) -> Task:
-        from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.classification.task import ClassificationTask
 
-        return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
+        return ClassificationTask.open(recipe, data)
 
     def build(
         self, settings: ClassifierSection, sizes: Mapping[str, int], device: torch.device | str | None = None

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cached_property
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,11 @@ class ClassificationTask:
                 f"model.kind {recipe.model.kind!r} reads {texts_of(recipe.model)} texts, and the examples of "
                 f"{prepared.folder} have {prepared.texts}: use 'encoder' for one text, 'lstm-pair' for two"
             )
+
+    @classmethod
+    def open(cls, recipe: ClassificationRecipe, data: Path) -> Self:
+        """Bind a recipe to its prepared data below the data folder. Raises DataError if it is not prepared."""
+        return cls(recipe, PreparedData.find(recipe.data, data))
 
     def build_model(self, device: torch.device | str | None = None) -> Classifier:
         size, classes = self.prepared.tokenizers.source.size, len(self.prepared.labels)

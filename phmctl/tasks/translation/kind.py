@@ -55,10 +55,9 @@ class TranslationKind(TextKind[TranslationRecipe]):
         return OwnFiles(files, table_format, languages, columns_given="columns" in options)
 
     def open(self, recipe: TranslationRecipe, data: Path) -> Task:
-        from phmctl.data.prepared.folder import PreparedData
         from phmctl.tasks.translation.task import TranslationTask
 
-        return TranslationTask(recipe, PreparedData.find(recipe.data, data))
+        return TranslationTask.open(recipe, data)
 
     def build(
         self, settings: TransformerSection, sizes: Mapping[str, int], device: torch.device | str | None = None

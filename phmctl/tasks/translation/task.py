@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,11 @@ class TranslationTask:
         self.prepared = prepared
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file, before a run is created or changed
+
+    @classmethod
+    def open(cls, recipe: TranslationRecipe, data: Path) -> Self:
+        """Bind a recipe to its prepared data below the data folder. Raises DataError if it is not prepared."""
+        return cls(recipe, PreparedData.find(recipe.data, data))
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         sizes = self.prepared.tokenizers
