@@ -156,9 +156,6 @@ def prepare(
         skip_bad_lines=skip_bad_lines or None,
         vectors=_path(vectors),
     )
-    from phmctl.data.prepared.folder import data_root  # imports numpy, which an export answers without
-    from phmctl.data.prepared.provenance import Vocabulary
-
     if refetch and (source or files or table):
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)
@@ -168,9 +165,9 @@ def prepare(
             recipe=recipe_name,
             settings=section,
             files=groups,
-            vocabulary=None if vocabulary_of is None else Vocabulary.of(Path(vocabulary_of)),
+            vocabulary_of=_path(vocabulary_of),
             options=reading,
-            root=data_root(data),
+            data=_path(data),
             source=_path(source),
             cleaning=cleaning,
             force=force,

@@ -16,7 +16,6 @@ from phmctl.tasks.base import AnsweringKind, R, Sizes, option_name
 
 if TYPE_CHECKING:
     from phmctl.data.prepared.folder import PreparedData
-    from phmctl.data.prepared.provenance import Vocabulary
 
 _FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}  # keys with a flag of another name
 TEXT_OPTIONS = ("tokenizer", "vocabulary", "max_tokens")  # of every task on text
@@ -49,13 +48,13 @@ class TextKind(AnsweringKind[R]):
         self,
         name: str,
         *,
-        root: Path,
+        data: Path | None,
         recipe: str | None,
         settings: Mapping[str, Any],
         files: Mapping[str, Any],
         options: Mapping[str, Any],
         cleaning: Mapping[str, Any],
-        vocabulary: Vocabulary | None,
+        vocabulary_of: Path | None,
         source: Path | None,
         force: bool,
         refetch: bool,
@@ -70,7 +69,9 @@ class TextKind(AnsweringKind[R]):
 
         Raises DataError, RecipeError, OutputError.
         """
+        from phmctl.data.prepared.folder import data_root  # imports numpy, which an export answers without
         from phmctl.data.prepared.prepare import choose_section, prepare
+        from phmctl.data.prepared.provenance import Vocabulary
 
         names = [*options, *settings, *(files if self.labelled else ())]
         wrong = [_FLAGS.get(key, option_name(key)) for key in names if key not in self.prepare_options]
@@ -83,6 +84,7 @@ class TextKind(AnsweringKind[R]):
         reading = [option_name(key) for key in options if key != "vectors"]
         if not own.files and reading:
             raise DataError(f"{', '.join(reading)} is for your own files: give those with {self.file_options}")
+        vocabulary = None if vocabulary_of is None else Vocabulary.of(vocabulary_of)
         section = choose_section(name, recipe, settings, self.section, vocabulary)
         corpus = None
         own_settings: dict[str, Any] = {}
@@ -108,7 +110,7 @@ class TextKind(AnsweringKind[R]):
             section,
             corpus,
             cleaning,
-            root=root,
+            root=data_root(data),
             source=source,
             settings=own_settings,
             vocabulary=vocabulary,
