@@ -29,7 +29,8 @@ from phmctl.runs import Run
 from phmctl.runs.find import check_tag
 from phmctl.tasks.registry import trained_kind
 from phmctl.tasks.translation.kind import CODE
-from phmctl.verbs import prepare, train
+from phmctl.verbs import prepare
+from phmctl.verbs import train as train_student
 
 if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
@@ -84,8 +85,7 @@ def distil(
         DataError: the teacher's data is not prepared.
         UserError: the start is unknown, an option does not apply to the task, or a setting is one that distil sets.
     """
-    from phmctl.training.initial import differing_shape_key
-    from phmctl.training.train import check_machine
+    from phmctl.training import initial, train  # they import torch
 
     check_known("start", start, ("nearest", "random"))
     check_tag(tag)
@@ -105,19 +105,19 @@ def distil(
         raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
     _check_student(run, student)
     trained_kind(run.recipe).open(run.recipe, root).check_run(run)
-    check_machine(student.training)
+    train.check_machine(student.training)
     folder = str(run.folder.resolve())
     if task == "translation":
         with silence(quiet):
             keys = _prepare_taught_corpus(run, student, root, beam, engine, references)
     else:
         keys = {"training.teacher": folder}
-    differing_key = differing_shape_key(student, run.recipe)
+    differing_key = initial.differing_shape_key(student, run.recipe)
     starts_nearest = start == "nearest" and not differing_key
     keys["training.initialise_from"] = folder if starts_nearest else None
     if start == "nearest" and differing_key and not quiet:
         note(f"the student starts with random weights: its model.{differing_key} differs from its teacher's")
-    return train(
+    return train_student(
         recipe,
         n=n,
         algebra=algebra,
