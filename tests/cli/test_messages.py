@@ -107,6 +107,7 @@ OTHERS = [
     ("bench layer --n x", "--n x"),
     ("bench layer --tokens 0", "--tokens 0"),
 ]
+MESSAGES = Path(__file__).with_name("messages.txt")  # forty of these commands, each followed by its whole message
 MISTAKES = [
     *((f"prepare-data {arguments}", place) for arguments, place in PREPARE),
     *((f"train {arguments}", place) for arguments, place in TRAIN),
@@ -137,3 +138,14 @@ def test_a_mistake_is_reported_with_its_place(
     assert place in err
     assert len(err[err.index("error: " if "error: " in err else "Usage") :].splitlines()) <= 4
     assert sorted(tmp_path.iterdir()) == before  # nothing half written
+    message = err.replace(str(tiny_run.folder), "RUN").strip()
+    assert recorded_messages().get(command, message) == message
+
+
+def recorded_messages() -> dict[str, str]:
+    """Return the messages in the file by command."""
+    messages = {}
+    for block in MESSAGES.read_text(encoding="utf-8").strip().split("\n\n"):
+        command, _, message = block.partition("\n")
+        messages[command.removeprefix("$ phmctl ")] = message
+    return messages
