@@ -1,6 +1,6 @@
-"""Linear maps: PHM layers, drop-ins for ``nn.Linear`` with about 1/n of its parameters (Zhang et al. 2021, §3.2).
+"""Linear maps with few parameters: PHM layers (Zhang et al. 2021, §3.2), and maps of two thin factors for comparison.
 
-Maps of two thin factors have as few parameters, and are here for comparison.
+A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of its parameters.
 """
 
 import math
@@ -29,7 +29,7 @@ from phmctl.nn.structures import (
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
 RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
 
-# Device -> smallest dimension and largest R/n² with which R block products were faster than H (docs/performance.md).
+# Device -> the smallest dimension and the largest R/n² at which `rank` is faster than `dense` (docs/performance.md).
 _RANK_PAYS = {"cpu": (512, 0.4), "cuda": (4096, 0.25)}
 
 
@@ -45,7 +45,7 @@ class StructuredWeight(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate the parameters; the subclass draws them."""
+        """Allocate the parameters; subclasses call :meth:`draw`."""
         super().__init__()
         self.structure = structure
         self.rows, self.columns = rows, columns
@@ -55,7 +55,7 @@ class StructuredWeight(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the structure by name: parameters, or values that a parametrization computes."""
+        """Return the tensors of the structure by name, as its methods take them."""
         return {name: self._tensor(name) for name in self.tensor_names}
 
     @property
@@ -63,7 +63,7 @@ class StructuredWeight(nn.Module):
         """H, (rows, columns): computed at every use, unless it is a parameter itself (n = 1)."""
         return self.structure.dense(self.tensors())
 
-    @weight.setter
+    @weight.setter  # pruning and sharding replace a parameter by a plain attribute of the same name
     def weight(self, value: Tensor) -> None:
         self._check_stored("weight")
         self.__dict__["weight"] = value
@@ -78,7 +78,7 @@ class StructuredWeight(nn.Module):
             self.structure.initialise_(self.tensors(), scheme, fan_in, fan_out)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, also under a name that is computed by other structures."""
+        """Register a parameter; torch would refuse the names of properties, ``weight`` and ``A``."""
         if name in ("weight", "A"):
             self._check_stored(name)
             self._parameters[name] = param
@@ -86,21 +86,23 @@ class StructuredWeight(nn.Module):
             super().register_parameter(name, param)
 
     def _tensor(self, name: str) -> Tensor:
+        """Return a parameter, or its replacement: a plain attribute, or the property of a parametrization."""
         tensor = self._parameters.get(name)
-        if tensor is None:  # pruning and sharding leave a plain attribute, a parametrization a property
+        if tensor is None:
             tensor = self.__dict__.get(name)
         return getattr(self, name) if tensor is None else tensor
 
     def _check_stored(self, name: str) -> None:
+        """Raise UserError if the structure computes the tensor of this name."""
         if name not in self.tensor_names:
             raise UserError(f"{name} is computed from {', '.join(self.tensor_names)}; set these instead")
 
 
 class KroneckerWeight(StructuredWeight):
-    """A weight ``H = Σᵢ kron(A[i], S[i])``, of a linear map or a table; with n = 1 a dense weight.
+    """The weight ``H = Σᵢ kron(A[i], S[i])`` of a linear map or a table; with n = 1 a dense weight.
 
-    Checkpoints do not store a fixed rule. A checkpoint that stores a learned rule as A loads into a layer that holds
-    its factors, and the reverse.
+    Checkpoints do not store a fixed rule. A learned rule that was saved as A loads into a layer that holds factors,
+    and the reverse.
     """
 
     S: Tensor
@@ -122,7 +124,7 @@ class KroneckerWeight(StructuredWeight):
 
     @property
     def A(self) -> Tensor:
-        """The rule, (n, n, n): a parameter, a constant, or computed from the factors. Absent with n = 1."""
+        """The rule, (n, n, n): a parameter, a constant, or computed from its factors. Absent with n = 1."""
         if not isinstance(self.structure, KroneckerSum):
             raise AttributeError("n = 1: the weight is dense, without a rule A")
         return self.structure.rule(self.tensors())
@@ -138,18 +140,18 @@ class KroneckerWeight(StructuredWeight):
 
     @property
     def factors(self) -> Factors | None:
-        """The factors of the rule: parameters, or constants (complex, quaternion); None for other rules."""
+        """The factors of the rule: parameters, or constants (complex, quaternion). None if they are not known."""
         return self.structure.factors(self.tensors()) if isinstance(self.structure, KroneckerSum) else None
 
     def share_rule(self, source: "KroneckerWeight") -> None:
-        """Use the learned rule of another weight: its A, or its factors, become parameters of both."""
+        """Use the learned rule of `source`, which stays its owner: its A or its factors become parameters of both."""
         for name in self.structure.rule_names:
             setattr(self, name, getattr(source, name))
         self.owns_rule = self is source
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        saved = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
-        state.update({prefix + name: tensor for name, tensor in self.structure.adapt(saved).items()})
+        saved_rule = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
+        state.update({prefix + name: tensor for name, tensor in self.structure.adapt(saved_rule).items()})
         super()._load_from_state_dict(state, prefix, *arguments)
 
 
@@ -161,7 +163,7 @@ class PHMLinear(KroneckerWeight):
         S: (n, k/n, d/n), the components. Absent with n = 1.
         weight: H, (k, d), computed at every use. With n = 1 it is a parameter.
         bias: (k,) or None.
-        W, U, V: factors of the rule, (n, R), (n, R), (R, n), the parameters instead of A in a layer that holds factors.
+        W, U, V: (n, R), (n, R), (R, n), the factors of the rule; parameters instead of A with ``factors``.
     """
 
     bias: nn.Parameter | None
@@ -219,8 +221,8 @@ class PHMLinear(KroneckerWeight):
         self.execution = execution
         if execution == RANK and self.factors is None:
             raise RankError(NEEDS_FACTORS)
-        values = torch.empty(out_features, device=device, dtype=dtype) if bias else None
-        self.register_parameter("bias", None if values is None else nn.Parameter(values))
+        values = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", values)
         self.reset_parameters()
 
     @property
@@ -228,16 +230,17 @@ class PHMLinear(KroneckerWeight):
         """How the map is applied: ``dense`` builds H and multiplies by it, ``rank`` multiplies by R blocks.
 
         Set it at any time; :func:`phmctl.tune` measures and sets the faster one. None returns to the default: ``rank``
-        if the layer holds factors and its shape, device and dtype are known to be faster so.
+        if the layer holds factors and `rank` is known to be faster for its shape, device and dtype.
         """
         if self._execution is not None:
             return self._execution
         structure, S = self.structure, self._parameters.get("S")
         if not isinstance(structure, FactorSum) or S is None or compute_dtype(S) != torch.float32:
             return DENSE
-        smallest, largest_share = _RANK_PAYS.get(S.device.type, (math.inf, 0.0))
-        wide = min(self.in_features, self.out_features) >= smallest
-        return RANK if wide and structure.rank <= largest_share * structure.n**2 else DENSE
+        min_dimension, max_rank_share = _RANK_PAYS.get(S.device.type, (math.inf, 0.0))
+        wide = min(self.in_features, self.out_features) >= min_dimension
+        low_rank = structure.rank <= max_rank_share * structure.n**2
+        return RANK if wide and low_rank else DENSE
 
     @execution.setter
     def execution(self, execution: str | None) -> None:
@@ -269,10 +272,10 @@ class PHMLinear(KroneckerWeight):
 
     @torch.no_grad()
     def to_factors(self) -> "PHMLinear":
-        """Return a layer of the same function, to rounding, that holds the rule as factors, for execution ``rank``.
+        """Return a layer that computes the same function, to rounding, and holds its rule as factors (for ``rank``).
 
         The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`) at the generic rank, or the next rank that
-        succeeds. The new layer learns its rule, also if this layer's rule is fixed.
+        succeeds. The new layer learns its rule even if this layer's rule is fixed.
 
         Raises:
             RankError: n = 1.
