@@ -70,6 +70,12 @@ MODULES = {  # file by the name that imports it
 DEFERRED = 50  # bound of the imports of our own modules inside functions; only lower it
 
 
+def own_modules(node: ast.AST) -> set[str]:
+    """Return our own modules that an import statement imports."""
+    names = {*imports(node), *([node.module] if isinstance(node, ast.ImportFrom) and node.module else [])}
+    return names & MODULES.keys()
+
+
 def imported_modules(name: str, tree: ast.AST) -> set[str]:
     """Return our own modules that a file imports, also inside functions, but not for type checking only."""
     type_checking = [
@@ -79,8 +85,7 @@ def imported_modules(name: str, tree: ast.AST) -> set[str]:
     modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in skipped:
-            names = [*imports(node), *([node.module] if isinstance(node, ast.ImportFrom) and node.module else [])]
-            modules |= {module for module in names if module in MODULES}
+            modules |= own_modules(node)
     return modules - {name}
 
 
@@ -94,12 +99,13 @@ def test_files_do_not_import_each_other_in_a_circle():
 def test_few_imports_of_our_own_modules_are_inside_functions():
     functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     deferred = {
-        (path, node.lineno)
+        (path, node.lineno, module)
         for path, tree in TREES.items()
         for function in ast.walk(tree)
         if isinstance(function, functions)
         for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom) and any(name.startswith("phmctl") for name in imports(node))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in own_modules(node)
     }
     assert len(deferred) <= DEFERRED
 

@@ -99,6 +99,11 @@ def test_a_failing_disk_is_not_the_user_s_fault(tmp_path: Path, number: int, cod
     assert isinstance(caught.value, WriteFailedError) is (code == 1)
 
 
+def test_an_error_that_is_not_the_operating_system_s_passes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^mine$"), writing(tmp_path):
+        raise ValueError("mine")
+
+
 # --------------------------------------------------------------------------------------------------------- locks
 
 

@@ -257,23 +257,23 @@ def serve(
     for module in ("starlette", "uvicorn"):
         require(module, "serve")
     from phmctl.inference.opening import ModelOptions, open_model
-    from phmctl.serving import server
     from phmctl.serving.batching import Service
+    from phmctl.serving.server import listen, names_of, run_server, url_of
 
     set_threads(threads)
     options = ModelOptions(checkpoint, device or "auto", engine, quantize, task={"precision": precision})
-    with server.listen(host, port) as sock:
+    with listen(host, port) as sock:
         model = open_model(run, options).model
         service = Service(model, limits(), workers=workers, cut=cut)
-        url = server.url_of(sock)
-        names = server.names_of(sock, allow_host or ())
+        url = url_of(sock)
+        names = names_of(sock, allow_host or ())
 
         def ready() -> None:
             note(f"serving {model.name}; Ctrl-C stops")
             document = {"url": url, "model": model.name, "task": model.task}
             Shown(document, text=f"{url}\n").show("json" if json else "table")
 
-        raise typer.Exit(server.serve(service, sock, names=names, grace=grace, ready=ready))
+        raise typer.Exit(run_server(service, sock, names=names, grace=grace, ready=ready))
 
 
 @command(app, "export")

@@ -32,20 +32,21 @@ def recipes(name: Annotated[str | None, typer.Argument(metavar="RECIPE")] = None
 
 
 @command(app, "runs")
-def list_runs(names: Annotated[list[str] | None, typer.Argument(metavar="NAME")] = None, runs: Runs = None) -> Shown:
+def show_runs(names: Annotated[list[str] | None, typer.Argument(metavar="NAME")] = None, runs: Runs = None) -> Shown:
     """List runs: changed keys, seed, steps, state, best score, parameters, minutes.
 
     Args:
         names: Recipes, variants, runs or tags (default: all runs).
     """
-    from phmctl.runs import find, summary
+    from phmctl.runs.find import runs_root
+    from phmctl.runs.summary import list_runs, run_tables
 
-    root = find.runs_root(runs)
-    summaries = summary.list_runs(names or (), root)
+    root = runs_root(runs)
+    summaries = list_runs(names or (), root)
     notes = [f"{run.run.name} failed: {run.reason}" for run in summaries if run.reason is not None]
     if not summaries:
         notes = [f"no runs in {root}; train a model with: phmctl train RECIPE"]
-    return Shown([run.as_json() for run in summaries], summary.run_tables(summaries), notes=notes)
+    return Shown([run.as_json() for run in summaries], run_tables(summaries), notes=notes)
 
 
 @command(app, "count-params")

@@ -186,7 +186,7 @@ def names_of(sock: socket.socket, extra: Sequence[str] = ()) -> tuple[str, ...] 
     return tuple(dict.fromkeys([*LOCAL_NAMES, address, *(name.lower() for name in extra)]))
 
 
-def serve(
+def run_server(
     service: Service,
     sock: socket.socket,
     *,

@@ -11,11 +11,13 @@ import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
+from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, world
 from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
+from phmctl.tasks.registry import trained_kind
 from phmctl.training.initial import Start, find_start
 from phmctl.training.optimiser import steps_within
 from phmctl.training.processes import Processes, joined, restarts
@@ -88,9 +90,6 @@ def train(
     `record` contains further entries for the ``environment.json`` of a new run. After a restart by ``torchrun`` the
     newest run is resumed, as with ``resume="auto"``. Torch's generators and threads are restored at the end.
     """
-    from phmctl.data.prepared.folder import data_root
-    from phmctl.tasks.registry import trained_kind
-
     root = runs or runs_root()
 
     def find_run_and_data() -> tuple[Run | None, Path]:

@@ -113,7 +113,7 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Serve a fake model; the argument is JSON with ``model``, ``limits``, ``grace``, ``descriptors``, ``ignore``."""
-    from phmctl.serving.server import listen, serve, url_of
+    from phmctl.serving.server import listen, run_server, url_of
 
     settings = json.loads(arguments[0])
     if "descriptors" in settings:
@@ -123,4 +123,4 @@ def main(arguments: Sequence[str]) -> None:
     sock = listen("127.0.0.1", 0)
     served = service(FakeModel(**settings.get("model", {})), limits=Limits(**settings.get("limits", {})))
     ready = lambda: print(url_of(sock), flush=True)  # noqa: E731, T201
-    raise SystemExit(serve(served, sock, grace=settings.get("grace", 30.0), ready=ready))
+    raise SystemExit(run_server(served, sock, grace=settings.get("grace", 30.0), ready=ready))
