@@ -32,13 +32,13 @@ class PHMLSTM(nn.Module):
         h_t = σ(o) ⊙ tanh(c_t)          cell "standard"
         h_t = o ⊙ c_t                   cell "as_printed": the paper's equation
 
-    There is one bias b of 4h, in the input's maps; ``nn.LSTM`` has two that are only added.
+    There is one bias b (4h,), held by the input's maps; ``nn.LSTM`` holds two and adds them.
 
     Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each of the 8 rules of separate
     gates or the 2 rules of fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
 
-    H of all gates goes into torch's LSTM kernel. For compilers, exporters and ``torch.func``, and for the cell
-    ``as_printed``, plain operations loop over the steps: a graph is for one T and any batch.
+    Torch's LSTM kernel gets H of all gates. For compilers, exporters and ``torch.func``, and for the cell
+    ``as_printed``, plain operations loop over the steps; their graph is for one T and any batch size.
     """
 
     def __init__(
@@ -122,57 +122,67 @@ class PHMLSTM(nn.Module):
         output, _ = pad_packed_sequence(packed._replace(data=data), batch_first=True, total_length=x.shape[1])
         return output, (h.index_select(1, packed.unsorted_indices), c.index_select(1, packed.unsorted_indices))
 
-    def _kernel(self, x: Tensor, sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
+    def _kernel(self, x: Tensor, batch_sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run torch's kernel over (B, T, d), or over packed rows (N, d) with batch sizes (T,)."""
         dtype, device = compute_dtype(x), x.device.type
-        # In 16 bits the CPU kernel would accumulate the cell state in 16 bits.
-        exact = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
+        # The CPU kernel accumulates the cell state in its own dtype, and 16 bits are too few for it.
+        kernel_dtype = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
         weights = self._weights()
-        batch = len(x) if sizes is None else int(sizes[0])
+        batch = len(x) if batch_sizes is None else int(batch_sizes[0])
         if state is None:
             zeros = x.new_zeros(self.num_layers, batch, self.hidden_size)
             state = zeros, zeros
         with without_autocast(device):
-            flat = []
+            tensors = []  # of all layers, in the order of nn.LSTM's parameters
             for weight, recurrent, bias in weights:
-                flat += [weight, recurrent] if bias is None else [weight, recurrent, bias, torch.zeros_like(bias)]
-            flat = [tensor.to(exact) for tensor in flat]
-            hx = [tensor.to(exact) for tensor in state]
-            options = weights[0][2] is not None, self.num_layers, 0.0, self.training, False
-            if sizes is None:
-                output, h, c = torch._VF.lstm(x.to(exact), hx, flat, *options, True)
+                tensors += [weight, recurrent]
+                if bias is not None:
+                    tensors += [bias, torch.zeros_like(bias)]
+            tensors = [tensor.to(kernel_dtype) for tensor in tensors]
+            initial = [tensor.to(kernel_dtype) for tensor in state]
+            x = x.to(kernel_dtype)
+            has_bias, dropout, bidirectional, batch_first = weights[0][2] is not None, 0.0, False, True
+            options = has_bias, self.num_layers, dropout, self.training, bidirectional
+            if batch_sizes is None:
+                output, h, c = torch._VF.lstm(x, initial, tensors, *options, batch_first)
             else:
-                output, h, c = torch._VF.lstm(x.to(exact), sizes, hx, flat, *options)
+                output, h, c = torch._VF.lstm(x, batch_sizes, initial, tensors, *options)
         return output.to(dtype), (h.to(dtype), c.to(dtype))
 
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Run by plain operations, over padding too, without reading values of tensors."""
+        """Run over every step, padding included, in plain operations that read no value of a tensor."""
         dtype, steps = compute_dtype(x), x.shape[1]
         if not needs_plain_operations() and lengths is not None:
             lengths = _checked_lengths(lengths, len(x), steps)
-        active = None  # (B, T, 1)
+        real = None  # (B, T, 1), true at steps that are not padding
         if lengths is not None:
-            active = (torch.arange(steps, device=x.device) < lengths.to(x.device)[:, None])[..., None]
-            x = x.masked_fill(~active, 0.0)
-        output = x.to(dtype)  # (B, T, d), then (B, T, h)
-        last = []
+            real = (torch.arange(steps, device=x.device) < lengths.to(x.device)[:, None])[..., None]
+            x = x.masked_fill(~real, 0.0)
+        output = x.to(dtype)  # (B, T, d), then (B, T, h) of each layer
+        final_h, final_c = [], []
         for index, (weight, recurrent, bias) in enumerate(self._weights()):
             zeros = x.new_zeros(x.shape[0], self.hidden_size)
             h, c = (zeros, zeros) if state is None else (state[0][index], state[1][index])
             h, c = h.to(dtype), c.to(dtype)  # (B, h)
             outputs = []
-            for step, gates in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)
-                i, f, candidate, o = (gates + F.linear(h, recurrent)).chunk(4, dim=1)
+            for step, from_input in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)
+                i, f, candidate, o = (from_input + F.linear(h, recurrent)).chunk(4, dim=1)  # (B, h)
                 c_next = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
                 h_next = o * c_next if self.cell == "as_printed" else o.sigmoid() * c_next.tanh()
-                outputs.append(h_next if active is None else h_next.masked_fill(~active[:, step], 0.0))
-                h = h_next if active is None else torch.where(active[:, step], h_next, h)
-                c = c_next if active is None else torch.where(active[:, step], c_next, c)
-            output = torch.stack(outputs, dim=1)
-            last.append((h, c))
-        return output, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+                if real is None:
+                    outputs.append(h_next)
+                    h, c = h_next, c_next
+                else:  # after a sequence ends, its output is zero and its state stays
+                    outputs.append(h_next.masked_fill(~real[:, step], 0.0))
+                    h = torch.where(real[:, step], h_next, h)
+                    c = torch.where(real[:, step], c_next, c)
+            output = torch.stack(outputs, dim=1)  # (B, T, h)
+            final_h.append(h)
+            final_c.append(c)
+        return output, (torch.stack(final_h), torch.stack(final_c))
 
     def _weights(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Return :meth:`LSTMLayer.weights` of each layer."""
         return [layer.weights() for layer in self.layers]  # type: ignore[operator]
 
     def _check(self, shape: Sequence[int], state: State | None) -> None:
@@ -188,7 +198,7 @@ class PHMLSTM(nn.Module):
 
     @torch.no_grad()
     def to_dense(self) -> nn.LSTM:
-        """Return an ``nn.LSTM(batch_first=True)`` of the same function, to rounding, with new parameters.
+        """Return an ``nn.LSTM(batch_first=True)`` that computes the same function, to rounding, with new parameters.
 
         Its first bias is b, the second is zero. Sequences of different lengths need a ``PackedSequence``.
 
@@ -200,30 +210,33 @@ class PHMLSTM(nn.Module):
                 f"model.cell: {self.cell}: nn.LSTM cannot compute it, so it is not exported; decode with the run"
             )
         with torch.enable_grad(), without_autocast(next(self.parameters()).device.type):
-            weights = self._weights()  # with gradients, so that requires_grad tells the frozen ones
-        biased = weights[0][2] is not None
-        sizes = self.input_size, self.hidden_size, self.num_layers
-        dense = nn.LSTM(*sizes, biased, True, device="meta").train(self.training)  # draws no random numbers
+            weights = self._weights()  # with gradients, so that requires_grad is false for frozen weights
+        has_bias = weights[0][2] is not None
+        dense = nn.LSTM(  # on the meta device, which draws no random numbers
+            self.input_size, self.hidden_size, self.num_layers, bias=has_bias, batch_first=True, device="meta"
+        )
         for index, (weight, recurrent, bias) in enumerate(weights):
             tensors = {"weight_ih": weight, "weight_hh": recurrent}
             if bias is not None:
                 tensors |= {"bias_ih": bias, "bias_hh": torch.zeros_like(bias, requires_grad=bias.requires_grad)}
             for name, tensor in tensors.items():
                 setattr(dense, f"{name}_l{index}", nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
-        return dense
+        return dense.train(self.training)
 
 
 class LSTMLayer(nn.Module):
     """The maps of one LSTM.
 
     Attributes:
-        from_input: gate -> map d → h with bias; with fused gates one map d → 4h, in the order of :data:`GATES`.
-        from_hidden: gate -> map h → h of the state, or one map h → 4h, without biases.
+        from_input: the map d → h of each gate, with bias; with fused gates one map d → 4h, in the order of
+            :data:`GATES`.
+        from_hidden: the map h → h of each gate, or one map h → 4h, without biases.
     """
 
     def __init__(self, builder: LinearBuilder, input_size: int, hidden_size: int, gates: Gates) -> None:
         super().__init__()
         self.from_input, self.from_hidden = nn.ModuleDict(), nn.ModuleDict()
+        # bias: None leaves the choice to the builder
         for maps, inputs, bias in ((self.from_input, input_size, None), (self.from_hidden, hidden_size, False)):
             if gates == "fused":
                 maps["gates"] = builder.linear(inputs, 4 * hidden_size, splits=4, bias=bias)
@@ -232,9 +245,10 @@ class LSTMLayer(nn.Module):
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return H of the input's maps (4h, d), of the state's maps (4h, h), and b (4h,), in torch's order of gates."""
-        first = next(iter(self.from_input.values()))
-        bias = None if first.bias is None else _in_torch_order(self.from_input, "bias")
-        return _in_torch_order(self.from_input, "weight"), _in_torch_order(self.from_hidden, "weight"), bias
+        weight = _in_torch_order(self.from_input, "weight")
+        recurrent = _in_torch_order(self.from_hidden, "weight")
+        has_bias = next(iter(self.from_input.values())).bias is not None
+        return weight, recurrent, _in_torch_order(self.from_input, "bias") if has_bias else None
 
 
 def _in_torch_order(maps: nn.ModuleDict, name: str) -> Tensor:
