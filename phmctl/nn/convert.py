@@ -1,7 +1,7 @@
-"""From a dense model to PHM weights (:func:`convert`), and back (:func:`to_dense`).
+"""Convert a dense model to PHM weights (:func:`convert`) and back (:func:`to_dense`).
 
-Each weight becomes the nearest sum of Kronecker products. It is parametrized as ``torch.nn.utils.parametrize`` does it:
-the module keeps its class, its hooks and its forward, and reads H where it reads its weight.
+Each weight becomes the nearest sum of Kronecker products, as a parametrization of ``torch.nn.utils.parametrize``: the
+module keeps its class, hooks and forward, and its attribute ``weight`` is H.
 """
 
 import copy
@@ -53,7 +53,7 @@ class Kronecker(nn.Module):
         self.parts, self.zero_row = parts, zero_row
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return H (k, d) of A and S, or of S alone under a fixed algebra."""
+        """Return H (k, d), from A and S, or from S alone under a fixed algebra."""
         with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
             if self.parts == 1:
                 H = self._dense(*tensors)
@@ -65,9 +65,11 @@ class Kronecker(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return the A and S nearest to a weight (k, d), or the nearest S under a fixed rule."""
-        # A tuple also if S is alone: torch would write a bare tensor into the weight itself.
-        nearest = [tuple((self.structure.nearest(part) or {}).values()) for part in weight.chunk(self.parts)]
-        return nearest[0] if self.parts == 1 else tuple(map(torch.stack, zip(*nearest, strict=True)))
+        # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
+        nearest = [self.structure.nearest(part) or {} for part in weight.chunk(self.parts)]
+        if self.parts == 1:
+            return tuple(nearest[0].values())
+        return tuple(torch.stack([tensors[name] for tensors in nearest]) for name in nearest[0])
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
@@ -146,7 +148,7 @@ def convert(
         raise UserError(f"select = {select!r} matches no module of model.named_modules() that can be converted")
     before = _parameter_count(model)
     converter = _Converter(model, list(selected.values()), order, algebra)
-    # Tables with a padding row first: the maps that share their weight keep its row of zeros.
+    # Tables with a padding row come first, so that maps that share their weight keep its row of zeros.
     names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
     rows = {name: converter.convert(name, selected[name]) for name in names}
     return model, Conversion([rows[name] for name in selected], before, _parameter_count(model))
@@ -172,22 +174,23 @@ class _Converter:
             for parameter in module.parameters(recurse=False):
                 self.users.setdefault(id(parameter), []).append((name, id(module)))
         convertible = [module for module in modules if not _is_special_table(module)]
-        self.converting = {id(owner) for module in convertible for owner, _ in _weights(module)}
+        self.converting = {id(owner) for module in convertible for owner, _ in _weight_attributes(module)}
         self.parametrizations: dict[int, Any] = {}  # by the id of the weight that they replace
 
     def convert(self, name: str, module: nn.Module) -> Converted:
-        """Parametrize all weights of a module, or none of them."""
-        weights = {(owner, key): getattr(owner, key) for owner, key in _weights(module)}
+        """Parametrize all weights of a module, or none of them, and return its row of the report."""
+        weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
         before = sum(weight.numel() for weight in weights.values())
-        row = name, type(module).__name__, tuple(next(iter(weights.values())).shape), before
+        shape = tuple(next(iter(weights.values())).shape)
+        columns = name, type(module).__name__, shape, before
         reason = self._obstacle(module, weights) or self._parametrize(weights)
         if reason is not None:
-            return Converted(*row, before, None, reason)
+            return Converted(*columns, after=before, error=None, skipped=reason)
         after = 0
         squared_error = squared_norm = 0.0
         for (owner, key), weight in weights.items():
             parametrizations: Any = owner.parametrizations
-            shared = self.parametrizations.setdefault(id(weight), parametrizations[key])
+            shared = self.parametrizations.setdefault(id(weight), parametrizations[key])  # the first user's
             parametrizations[key] = shared
             for parameter in shared.parameters():
                 parameter.requires_grad_(weight.requires_grad)
@@ -196,9 +199,11 @@ class _Converter:
             squared_norm += weight.norm().item() ** 2
         if isinstance(module, nn.LSTM):
             _compute_flat_weights(module)
-        return Converted(*row, after, (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0)
+        error = (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0
+        return Converted(*columns, after=after, error=error)
 
     def _obstacle(self, module: nn.Module, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
+        """Return the reason why a module cannot be converted, or None."""
         if _is_special_table(module):
             return "a PHM table has no max_norm and no sparse gradient"
         if any(key not in owner._parameters for owner, key in weights):
@@ -206,14 +211,14 @@ class _Converter:
         for weight in weights.values():
             for user, user_id in self.users[id(weight)]:
                 if user_id not in self.converting:
-                    return f"its weight is also that of {user or 'the model'}, which is not converted with it"
+                    return f"it shares its weight with {user or 'the model'}, which is not converted with it"
         return None
 
     def _parametrize(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
         """Register a parametrization for each weight; if one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # the gates of an LSTM
+                parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # gates; an LSTM's projection has none
                 kronecker = Kronecker(self.n, algebra=self.algebra, parts=parts, zero_row=_zero_row(owner, weight))
                 parametrize.register_parametrization(owner, key, kronecker)
         except PhmctlError as problem:
@@ -263,8 +268,8 @@ def _check_width(lstm: nn.LSTM, x: Tensor, batch_sizes: Tensor | None) -> None:
         raise DimensionError(f"input of shape {tuple(x.shape)}: expected {lstm.input_size} features")
 
 
-def _weights(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return the modules and attribute names of the weights of a module that can be converted."""
+def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return where a convertible module has its weights: pairs of a module and the name of its attribute."""
     if isinstance(module, nn.LSTM):
         return [(module, key) for key in module._flat_weights_names if key.startswith("weight")]
     if isinstance(module, nn.MultiheadAttention):
@@ -280,15 +285,14 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that could be converted; an attention includes its parts."""
+    """Yield the names and modules that could be converted; an attention stands for its submodules."""
     attention_parts: set[int] = set()
     for name, module in model.named_modules():
+        has_one_weight = isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
         if isinstance(module, nn.MultiheadAttention):
             attention_parts.update(map(id, module.modules()))
             yield name, module
-        elif id(module) not in attention_parts and (
-            isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM)) or is_conv1d(module)
-        ):
+        elif id(module) not in attention_parts and (has_one_weight or isinstance(module, nn.LSTM)):
             yield name, module
 
 
@@ -305,7 +309,7 @@ def _matches(select: Selection, name: str, module: nn.Module) -> bool:
 
 
 def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """Replace every PHM map of a model by the dense layer of the same function, to rounding.
+    """Replace every PHM map of a model by a dense layer that computes the same function, to rounding.
 
     ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and modules that
     :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps; ``PHMLSTM.to_dense``
@@ -328,7 +332,7 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         elif parametrize.is_parametrized(module):
             _remove_kronecker(module, weights)
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children() skips repetitions
+        for name, child in list(parent._modules.items()):  # named_children() skips the second name of a shared module
             if id(child) in replacements:
                 setattr(parent, name, replacements[id(child)])
     return replacements.get(id(model), model)
@@ -352,19 +356,19 @@ def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, 
         with without_autocast(sources[0].device.type):
             weight = nn.Parameter(module.weight, any(source.requires_grad for source in sources))
     padding = getattr(module, "padding_idx", None)
-    if padding is not None:  # the lookup gives zeros
+    if padding is not None:  # the PHM table returns zeros for it, whatever its row of H
         weight.data[padding] = 0
-    known = weights.setdefault(tuple(map(id, sources)), weight)
-    if known.is_meta or torch.equal(known, weight):  # otherwise another parametrization of the same tensors
-        weight = known
+    shared = weights.setdefault(tuple(map(id, sources)), weight)
+    if shared.is_meta or torch.equal(shared, weight):  # two parametrizations of the same tensors differ
+        weight = shared
     if isinstance(module, (PHMEmbedding, NarrowEmbedding)):
         table = nn.Embedding(weight.shape[0], weight.shape[1], padding, _weight=weight)
         table.weight = weight
         return table.train(module.training)
     bias = getattr(module, "bias", None)
-    if bias is not None and not isinstance(bias, nn.Parameter):  # computed: a parametrization, a pruning
-        learns = any(parameter.requires_grad for name, parameter in module.named_parameters() if "bias" in name)
-        bias = nn.Parameter(bias.detach(), learns)
+    if bias is not None and not isinstance(bias, nn.Parameter):  # computed by a parametrization or by pruning
+        trainable = any(parameter.requires_grad for name, parameter in module.named_parameters() if "bias" in name)
+        bias = nn.Parameter(bias.detach(), trainable)
     dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # draws no random numbers
     dense.weight = weight
     dense.register_parameter("bias", bias)
