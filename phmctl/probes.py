@@ -290,8 +290,11 @@ class ProbingReport:
         cells = [label]
         percents = self._averages(tasks)
         for name in self._names:
-            cell = f"{percents[name]:.{2 if average else 1}f}" if percents else "–"
-            if percents and not average and name in ("run", "against"):
+            if not percents:
+                cells.append("–")
+                continue
+            cell = f"{percents[name]:.2f}" if average else f"{percents[name]:.1f}"
+            if not average and name in ("run", "against"):
                 figure = self.tasks[tasks[0]].figures[name]
                 cell += f" ({100 * figure.lower:.1f}–{100 * figure.upper:.1f})"
             cells.append(cell)
