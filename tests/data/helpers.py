@@ -73,7 +73,7 @@ def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Co
 
 
 def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
-    return prepare(data, own=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
+    return prepare(data, corpus=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
 
 
 def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:

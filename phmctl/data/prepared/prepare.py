@@ -1,8 +1,8 @@
 """Preparation: raw text to token ids on disk, once for each corpus and tokenizer setting.
 
-Train is read once to be counted, once for each vocabulary and once to be encoded. Memory holds the digests of valid and
-test, one record batch, and the word counts of the tokenizer's training. Because these grow with the text, a vocabulary
-is learned from at most a million rows, spread evenly over the corpus. The folder gets its name when it is complete.
+Train is read several times: to count its rows, to learn each vocabulary, and to encode it. Memory holds one chunk of
+rows, the digests of valid and test, and the word counts from which a vocabulary is learned. Because these counts grow
+with the text, a vocabulary is learned from at most a million rows, spread evenly over train.
 """
 
 import math
@@ -45,9 +45,10 @@ from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
 
-LEARNED = 1_000_000  # most rows from which a vocabulary is learned
-CHUNK = 4096  # rows that are tokenized at a time
-_FEW = 0.5  # share of the published rows below which a warning says that the source may be incomplete
+MAX_LEARNED_ROWS = 1_000_000  # a vocabulary of more train rows is learned from every k-th row
+CHUNK_ROWS = 4096  # rows that are tokenized at a time
+_MIN_SHARE = 0.5  # share of the published rows below which a warning says that the source may be incomplete
+# A word can end in a space and an integer ("sept 11"); a number of this form belongs to the vector instead.
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 Floats = npt.NDArray[np.float32]
@@ -62,28 +63,27 @@ def choose_section(
     section: type[SectionT],
     vocabulary: Vocabulary | None = None,
 ) -> SectionT:
-    """Return a data section: each key from the options, else from a recipe, else from a vocabulary or the card."""
-    base: Any
-    if recipe is None:
+    """Return the data section of a recipe, or else the defaults of the card and the vocabulary, changed by options."""
+    if recipe is not None:
+        loaded = load_recipe(recipe)
+        if not isinstance(loaded.data, section):
+            recipe_type = next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section)
+            expect(loaded, recipe_type)  # raises RecipeError
+        data: Any = loaded.data.model_copy(update={"card": name})
+    else:
         defaults: dict[str, Any] = {}
         if is_card(name):
             defaults |= {str(key): value for key, value in load_card(name).defaults.items()}
         if vocabulary is not None:
             defaults |= vocabulary.settings_for(section)
-        base = change(section(card=name), defaults, DataError)
-    else:
-        loaded = load_recipe(recipe)
-        base = loaded.data
-        if not isinstance(base, section):
-            recipe_type = next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section)
-            base = expect(loaded, recipe_type).data
-    chosen: SectionT = change(base.model_copy(update={"card": name}), options, DataError)
+        data = change(section(card=name), defaults, DataError)
+    chosen: SectionT = change(data, options, DataError)
     return chosen
 
 
 def prepare(
     data: Section,
-    own: Corpus | None = None,
+    corpus: Corpus | None = None,
     cleaning: Mapping[str, Any] | None = None,
     *,
     root: Path,
@@ -94,17 +94,17 @@ def prepare(
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
-    """Clean, tokenize and store a card's corpus, or the user's `own`, unless it is up to date; see ``prepare-data``.
+    """Clean, tokenize and store a corpus unless its folder is up to date; see ``prepare-data``.
 
-    The same text and settings give the same bytes. `cleaning` overrides fields of the card's cleaning. `settings` are
-    further settings that determine the content of the user's own corpus. Word vectors of an earlier preparation stay
-    while it is up to date.
+    Without a `corpus` of the user's files the card's corpus is prepared. The same text and settings give the same
+    bytes. `cleaning` overrides fields of the card's cleaning. `settings` describe how the user's files are read; a
+    change of them makes the folder out of date. Without `vectors`, a folder with word vectors can be up to date.
     """
-    if own is not None and source is not None:
+    if corpus is not None and source is not None:
         raise DataError("--source is for a card's files; with files of your own leave it out")
     if vectors is not None and data.tokenizer != "word":
         raise DataError(f"--vectors: word vectors need --tokenizer word, not {data.tokenizer}")
-    base = load_card(data.card) if own is None else own
+    base = corpus or load_card(data.card)
     cleaning_settings = _choose_cleaning(base, vocabulary, cleaning or {})
     if vocabulary is not None:
         vocabulary.check(data, cleaning_settings)
@@ -114,13 +114,10 @@ def prepare(
     if isinstance(base, Card) and not reopen and not changes(folder, all_settings, {CARD: base.digest}):
         note(f"{folder} is up to date")  # published text does not change, so the network is not needed
     else:
-        corpus = open_corpus(base, source, root / "raw" / base.id, refetch=refetch) if isinstance(base, Card) else base
-        if [*corpus.splits][:2] != ["train", "valid"]:
-            names = ", ".join(corpus.splits) or "no split"
-            raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
-        if isinstance(data, ParallelSection):
-            corpus = reversed_corpus(corpus) if data.direction == "reverse" else corpus
-            corpus = copied_corpus(corpus) if data.copies else corpus
+        corpus = (
+            base if isinstance(base, Corpus) else open_corpus(base, source, root / "raw" / base.id, refetch=refetch)
+        )
+        corpus = _apply_section(corpus, data)
         origin = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
@@ -134,6 +131,19 @@ def prepare(
     if isinstance(base, Card):
         _report_differences(prepared.manifest, base)
     return prepared
+
+
+def _apply_section(corpus: Corpus, data: Section) -> Corpus:
+    """Return the corpus in the section's direction and with its copies. Raises DataError without train or valid."""
+    if [*corpus.splits][:2] != ["train", "valid"]:
+        names = ", ".join(corpus.splits) or "no split"
+        raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
+    if isinstance(data, ParallelSection):
+        if data.direction == "reverse":
+            corpus = reversed_corpus(corpus)
+        if data.copies:
+            corpus = copied_corpus(corpus)
+    return corpus
 
 
 def _choose_cleaning(base: Card | Corpus, vocabulary: Vocabulary | None, options: Mapping[str, Any]) -> Cleaning:
@@ -162,7 +172,7 @@ def _report_differences(manifest: Mapping[str, Any], card: Card) -> None:
         note(f"{card.id} lacks {' and '.join(held_out)}: {parts}; train is the remaining rows")
     for split, counts in manifest["splits"].items():
         published = card.sizes.get(split, 0)
-        if counts["read"] < _FEW * published:
+        if counts["read"] < _MIN_SHARE * published:
             warn(
                 f"{split} of {card.id} has {counts['read']:,} rows, but {published:,} were published; "
                 "check that the source is complete"
@@ -192,9 +202,14 @@ def _write(
     vocabulary: Vocabulary | None,
     content: Mapping[str, Any],
 ) -> None:
-    labels: list[str] | None = None
+    """Write the tokenizers, the splits, the word vectors and the manifest, which begins with `content`."""
+    labels = None
+    columns: Sequence[str] = PARALLEL
+    sides: Sequence[str] = PARALLEL
     if corpus.labelled:
         labels = list(corpus.labels) or labels_of(corpus.splits["train"])
+        columns = LABELLED[: corpus.texts]
+        sides = ("text",) * corpus.texts  # the tokens of all texts are counted together
     splits = _clean_splits(corpus, cleaning, data.max_tokens, labels)
     if vocabulary is None:
         tokenizers, source = _learn(corpus, splits["train"], data, cleaning)
@@ -203,14 +218,12 @@ def _write(
     tokenizers.save(folder)
     first_rows = [row for rows in corpus.splits.values() for row in islice(rows, 1)]
     extras = sorted({name for row in first_rows for name in row.extras})
-    columns = LABELLED[: corpus.texts] if corpus.labelled else PARALLEL
     numbers = ["label", *extras] if corpus.labelled else extras
     counts = {}
     for name, rows in splits.items():
         with_text = corpus.train_text or name != "train"
-        sides = ("text",) if corpus.labelled else PARALLEL
         tokens = {side: {"tokens": 0, "unknown": 0, "longest": 0} for side in sides}  # without the end of sentence
-        chunks = _encoded(name, rows, tokenizers, extras, tokens)
+        chunks = _encoded(name, rows, tokenizers, extras, [tokens[side] for side in sides])
         write_split(folder / f"{name}.arrow", chunks, columns, numbers, with_text=with_text)
         counts[name] = {**rows.counts(), **tokens}
     train = counts["train"]
@@ -218,14 +231,19 @@ def _write(
         hint = "; was the same file given for train and for another split?" if HELD_OUT in train["dropped"] else ""
         dropped = describe_counts(train["dropped"])
         raise DataError(f"all {train['read']:,} train rows were dropped ({dropped}); check the files{hint}")
-    types: dict[str, int] = {"source": tokenizers.source.size, "target": tokenizers.target.size}
-    task: dict[str, Any] = {"extras": extras} if extras else {}
+    manifest = dict(content)
     if labels is not None:
         _check_classes(corpus, labels, counts)
         types = {"text": tokenizers.source.size}
-        task = {"task": TASK, "labels": labels, "extras": extras}
-    covered = {"vectors": _write_vectors(folder, vectors, tokenizers.source, [*splits])} if vectors else {}
-    write_manifest(folder, {**content, **task, **source, "token_types": types, "splits": counts, **covered})
+        manifest |= {"task": TASK, "labels": labels, "extras": extras}
+    else:
+        types = {"source": tokenizers.source.size, "target": tokenizers.target.size}
+        if extras:
+            manifest["extras"] = extras
+    manifest |= {**source, "token_types": types, "splits": counts}
+    if vectors:
+        manifest["vectors"] = _write_vectors(folder, vectors, tokenizers.source, [*splits])
+    write_manifest(folder, manifest)
 
 
 def labels_of(train: RowSource) -> list[str]:
@@ -245,6 +263,7 @@ def labels_of(train: RowSource) -> list[str]:
 def _clean_splits(
     corpus: Corpus, cleaning: Cleaning, max_tokens: int, labels: Sequence[str] | None
 ) -> dict[str, CleanRows]:
+    """Return the splits as cleaned rows, train without the texts of the others. Raises DataError for an empty split."""
     held_out = HeldOut(symmetric=corpus.symmetric, sides=not corpus.labelled)
     for name, rows in corpus.splits.items():
         _check_not_empty(corpus, name)
@@ -273,10 +292,13 @@ def _check_not_empty(corpus: Corpus, name: str) -> None:
 def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) -> tuple[TokenizerPair, dict[str, str]]:
     """Return the tokenizers learned from train and, if only a part was used, a description for the manifest."""
     row_count = sum(1 for _ in corpus.splits["train"])
-    period = max(1, math.ceil(row_count / LEARNED))
-    source = {"learned_from": f"one train row in {period}"} if period > 1 else {}
-    part = "".join(f" from {rows}" for rows in source.values())
-    note(f"learning {data.vocabulary:,} token types{part} ...")
+    period = max(1, math.ceil(row_count / MAX_LEARNED_ROWS))
+    source = {}
+    from_part = ""
+    if period > 1:
+        source["learned_from"] = f"one train row in {period}"
+        from_part = f" from {source['learned_from']}"
+    note(f"learning {data.vocabulary:,} token types{from_part} ...")
     tokenizers = train_pair(
         train.sample(period),
         data.tokenizer,
@@ -289,13 +311,12 @@ def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) 
 
 
 def _encoded(
-    name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str], counts: dict[str, dict[str, int]]
+    name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str], counts: Sequence[dict[str, int]]
 ) -> Iterator[list[list[Any]]]:
-    """Yield the columns of a split's rows in chunks; add up the token counts of each side, or of all texts."""
-    side_counts = list(counts.values())
+    """Yield a split's rows in chunks; add the tokens of each text to its entry of `counts`."""
     remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
-        while chunk := list(islice(remaining, CHUNK)):
+        while chunk := list(islice(remaining, CHUNK_ROWS)):
             encoded = [tokenizers.source.encode([row.texts[0] for row in chunk])]
             if len(chunk[0].texts) == 2:
                 encoded.append(tokenizers.target.encode([row.texts[1] for row in chunk]))
@@ -305,8 +326,7 @@ def _encoded(
                 if fitted is None:
                     continue
                 kept.append(_columns(row, fitted, rows, extras))
-                for number, ids in enumerate(fitted):
-                    count = side_counts[number % len(side_counts)]
+                for count, ids in zip(counts, fitted, strict=True):
                     count["tokens"] += len(ids)
                     count["unknown"] += ids.count(UNK)
                     count["longest"] = max(count["longest"], len(ids))
@@ -320,7 +340,7 @@ def _columns(row: Row, ids: Sequence[Sequence[int]], rows: CleanRows, extras: Se
 
 
 def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a class without train examples, whose output is not trained; for a card's classes only warn."""
+    """Raise DataError for a class without train examples; only warn if the card declares it and no split has it."""
     for label in labels:
         if label in counts["train"]["labels"]:
             continue
@@ -338,6 +358,7 @@ def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, M
 
 
 def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, Any]:
+    """Write the word vectors of the vocabulary; return their entry of the manifest."""
     import torch
     from safetensors.torch import save
 
@@ -359,11 +380,11 @@ def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Seque
 
 
 def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Read the vectors of a word tokenizer's vocabulary: (V, d), and which token types the file has, (V,).
+    """Return the vectors of a word tokenizer's vocabulary, (V, d), and whether the file has each token type, (V,).
 
     If the file lacks a word, its lower-case form is used, or else the mean of the other vectors; PAD is zero. The
-    format is GloVe's: on each line a word and its numbers, plain or ``.gz``. Words of the 840B release contain spaces,
-    so the vector is the last numbers of a line. A first line of two integers (word2vec's header) is skipped.
+    format is GloVe's: on each line a word and its numbers, plain or ``.gz``. A first line of two integers (word2vec's
+    header) is skipped.
     """
     words = [token.strip() for token in vocabulary[len(SPECIAL_TOKENS) :]]
     by_word: dict[str, Floats] = {}
@@ -389,8 +410,7 @@ def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
         if number == 1 and re.fullmatch(r"[0-9]+ [0-9]+", text):
             continue
         width = width or text.count(" ")
-        word, *numbers = text.rsplit(" ", width)
-        # a word can contain spaces and end in an integer: "sept 11"
+        word, *numbers = text.rsplit(" ", width)  # words of GloVe's 840B release contain spaces
         if len(numbers) < max(width, 1) or (" " in word and _REAL.fullmatch(word.rpartition(" ")[2])):
             raise DataError(
                 f"{path}, line {number}: {text.count(' ')} numbers after the word, but the first row has {width}; "
@@ -402,7 +422,7 @@ def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
             with np.errstate(over="ignore"):
                 values = np.array(numbers, np.float32)
         except ValueError:
-            values = np.full(1, np.nan, np.float32)
+            values = np.full(1, np.nan, np.float32)  # refused below
         if not np.isfinite(values).all():
             raise DataError(f"{path}, line {number}: not all fields after the word are finite numbers")
         yield word, values

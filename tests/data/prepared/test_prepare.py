@@ -73,7 +73,7 @@ def test_the_tokenizer_learns_from_train_only_and_references_keep_their_case(tmp
 def test_the_same_text_gives_the_same_bytes(tmp_path, monkeypatch, tokenizer, joint):
     section = SECTION.model_copy(update={"tokenizer": tokenizer, "joint": joint})
     first = prepare(section, corpus(), CLEANING, root=tmp_path / "one")
-    monkeypatch.setattr(preparation, "CHUNK", 7)
+    monkeypatch.setattr(preparation, "CHUNK_ROWS", 7)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     second = prepare(section, corpus(), CLEANING, root=tmp_path / "two")
     assert content(first.folder) == content(second.folder)
@@ -286,7 +286,7 @@ def test_a_vocabulary_is_learned_from_a_limited_number_of_pairs(tmp_path, monkey
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
     all_rows = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
     assert "learned_from" not in all_rows.manifest
-    monkeypatch.setattr("phmctl.data.prepared.prepare.LEARNED", 110)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.MAX_LEARNED_ROWS", 110)
     sampled = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
     assert sampled.manifest["learned_from"] == "one train row in 3"
     assert "learning 300 token types from one train row in 3 ..." in capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_record_batches_have_a_limited_number_of_rows(tmp_path, monkeypatch):
     import pyarrow as pa
 
     monkeypatch.setattr("phmctl.data.prepared.folder.ROWS", 64)
-    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK", 16)
+    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK_ROWS", 16)
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:
         sizes = [batch.num_rows for batch in stream]
