@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from phmctl.console import progress
 from phmctl.data.card import Url
@@ -24,6 +24,10 @@ _TIMEOUT = 20.0  # seconds without data
 _PAUSE = 1.0  # seconds before the second attempt; doubles each time
 _PERMANENT_ERRORS = {400, 401, 403, 404, 410, 451}  # HTTP status codes for which another attempt is pointless
 _RANGE_NOT_SATISFIABLE = 416
+_LONGEST_HEADER = 1 << 16  # bytes of a tar header with a long name or attributes
+_LONG_HEADERS = {
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+}
 
 
 def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool = False) -> None:
@@ -120,6 +124,17 @@ class _Member(NamedTuple):
     unpack: Callable[[Path], object]  # into a folder
 
 
+class _Header(tarfile.TarInfo):
+    """A tar header of limited size, because tarfile reads a long name and attributes into memory at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _LONG_HEADERS and header.size > _LONGEST_HEADER:
+            raise ValueError(f"a header has {header.size:,} bytes, more than {_LONGEST_HEADER:,}")
+        return header
+
+
 def extract(archive: Path, folder: Path) -> None:
     """Unpack a tar (plain or compressed) or zip archive into a new folder, completely or not at all.
 
@@ -167,7 +182,7 @@ def _members(archive: Path) -> Iterator[_Member]:
                 file_type = info.external_attr >> 28  # Unix file type; 0 in archives from other systems
                 yield _Member(info.filename, info.file_size, file_type in (0, 4, 8), partial(zipped.extract, info))
         return
-    with tarfile.open(archive) as tar:
+    with tarfile.open(archive, tarinfo=_Header) as tar:
         for member in tar:
             is_plain = member.isfile() or member.isdir()
             yield _Member(member.name, member.size, is_plain, partial(tar.extract, member, filter="data"))

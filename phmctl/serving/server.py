@@ -69,14 +69,18 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
     app = Starlette(routes=routes, exception_handlers={HTTPException: unknown_route})
     app.router.redirect_slashes = False
     wrong_host = _error(f"this server answers to {', '.join(names or ())}; --allow-host adds a name", 421)
+    # A proxy that goes by the other length would take the rest of the body for the next request (RFC 9112, §6.3).
+    two_lengths = _error("send either Content-Length or Transfer-Encoding", 400, {"connection": "close"})
 
-    async def check_host(scope: Any, receive: Any, send: Any) -> None:
-        header = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").lower()
-        host = re.sub(r":\d*$", "", header)
-        allowed = names is None or scope["type"] != "http" or host in names
-        await (app if allowed else wrong_host)(scope, receive, send)
+    async def check_headers(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1").lower())
+        answer = app if names is None or scope["type"] != "http" or host in names else wrong_host
+        if {b"content-length", b"transfer-encoding"} <= headers.keys():
+            answer = two_lengths
+        await answer(scope, receive, send)
 
-    return check_host
+    return check_headers
 
 
 def _content_policy(html: str) -> str:

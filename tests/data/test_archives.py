@@ -1,7 +1,9 @@
 """Unpacking of archives, completely and never outside their folder; datasets of the hub."""
 
+import gzip
 import io
 import tarfile
+import tracemalloc
 import zipfile
 from types import SimpleNamespace
 
@@ -99,6 +101,35 @@ def test_links_and_devices_are_refused(tmp_path, member):
         archive.writestr(info, "../../evil")
     with pytest.raises(DataError, match="'out'"):
         extract(tmp_path / "x.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize("header_type", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_long_header_is_not_read_into_memory(tmp_path, header_type):
+    path = tmp_path / "a.tar.gz"
+    header = link("x", "", header_type)
+    header.size = 1 << 27
+    with gzip.open(path, "wb", 1) as file:
+        file.write(header.tobuf())
+        for _ in range(1 << 7):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"a\.tar\.gz .*134,217,728"):
+            extract(path, tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    finally:
+        tracemalloc.stop()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_long_names_are_unpacked(tmp_path):
+    name = "/".join(["folder" * 20] * 20)
+    for tar_format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        path = tmp_path / f"{tar_format}.tar"
+        with tarfile.open(path, "w", format=tar_format) as archive:
+            archive.addfile(tarfile.TarInfo(name))
+        extract(path, tmp_path / str(tar_format))
+        assert (tmp_path / str(tar_format) / name).is_file()
 
 
 @pytest.mark.parametrize("damage", [cut, flip_the_middle, replace_by_page])

@@ -81,6 +81,18 @@ def test_a_slow_body_is_408(server: Server) -> None:
         assert read_all(slow).startswith(b"HTTP/1.1 408")
 
 
+def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(server: Server) -> None:
+    body = json.dumps({"text": "a"}).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    with server.connect() as connection:
+        connection.sendall(head("/translate", len(body), "Transfer-Encoding: chunked") + chunked)
+        connection.sendall(head("/translate", len(body), "Connection: close") + body)
+        response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert response.count(b"HTTP/1.1") == 1
+    assert works(server)
+
+
 def test_too_many_connections_are_503(server: Server) -> None:
     connections = [server.connect() for _ in range(12)]
     until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
