@@ -20,6 +20,7 @@ from phmctl.decoding.search import TORCH, change_decoding
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
 from phmctl.inference.opening import ModelOptions, open_model
+from phmctl.languages import is_code
 from phmctl.options import LIBRARY_ONLY, Algebra, Data, Engine, N, Runs, Settings
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
@@ -28,7 +29,6 @@ from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.find import check_tag
 from phmctl.tasks.registry import trained_kind
-from phmctl.tasks.translation.kind import CODE
 from phmctl.verbs import prepare
 from phmctl.verbs import train as train_student
 
@@ -167,7 +167,7 @@ def _prepare_taught_corpus(
     pairs = [(source, reference), (source, teacher)] if references else [(source, teacher)]
     options = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
     languages = run.data()["source_language"], run.data()["target_language"]
-    if languages[0] != languages[1] and all(map(CODE.fullmatch, languages)):  # both are codes of languages
+    if languages[0] != languages[1] and all(map(is_code, languages)):  # both are codes of languages
         options["languages"] = languages
     name = folder.name if references else f"{folder.name}-alone"
     prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **options)

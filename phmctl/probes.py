@@ -34,6 +34,7 @@ from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, seed_generators
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.files import read_json_object, sha256_text, write_json
+from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
@@ -65,11 +66,14 @@ def probe(
     encoders = [Encoder(path, checkpoint, device) for path in (run, against) if path is not None]
     root = data_root(data)
     recipes = _prepared(root, [f"training.device={device}", *settings])
-    languages = {recipe.data.language for recipe in recipes.values()} - {None}
+    codes = {recipe.data.language for recipe in recipes.values()} - {None}
+    languages = {language(code) or code for code in codes}
     for encoder in encoders:
-        language = encoder.run.data().get("source_language")
-        if language not in (None, "source") and languages - {language}:  # "source": own files without a language
-            warn(f"{encoder.run.name} translates from {language!r}, not from the language of the probed sentences")
+        code = encoder.run.data().get("source_language")
+        if code not in (None, "source") and languages - {
+            language(code) or code
+        }:  # "source": own files without a language
+            warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
     names = [encoder.run.name for encoder in encoders]
     scores = {}
     with progress(f"probing {names[0]}", len(recipes) * len(encoders)) as advance:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
+from phmctl.languages import language
 from phmctl.metrics.classification import Part, Value
 
 if TYPE_CHECKING:  # numpy is imported only if systems are compared
@@ -18,7 +19,13 @@ if TYPE_CHECKING:  # numpy is imported only if systems are compared
 USUAL = "13a"
 CHARACTERS = "char"
 # sacrebleu tokenizers of languages without blanks between words, or with suffixes that are words; others take USUAL
-TOKENIZE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("th", "lo", "km", "my"), CHARACTERS)}
+_CHINESE = ("zh", "yue", "wuu", "hak", "gan", "hsn", "nan", "lzh", "cdo", "cjy", "cpx", "czh", "czo", "mnp")
+_TOKENIZERS = {
+    **dict.fromkeys(_CHINESE, "zh"),
+    **dict.fromkeys(("th", "lo", "km", "my", "shn", "bo", "dz"), CHARACTERS),
+    "ja": "ja-mecab",
+    "ko": "ko-mecab",
+}
 _NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
 _LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}  # words: lower end, name
 # Share of source words in the reference: 0.43 to 0.49 from modern to Shakespeare's English, 0.11 from English to
@@ -63,12 +70,14 @@ class Bin:
     bleu: float
 
 
-def usual_tokenizer(language: object) -> str:
-    """Return sacrebleu's tokenizer for a language code such as ``zh`` or ``zh-TW``.
+def usual_tokenizer(code: object) -> str:
+    """Return sacrebleu's tokenizer for a language's code such as ``zh``, ``zh-TW`` or ``zho_Hans``.
 
-    Japanese and Korean are split into characters if mecab is not installed.
+    Japanese and Korean are split into characters if mecab is not installed. Latin script has blanks (``zh-Latn``).
     """
-    name = TOKENIZE.get(re.split("[-_]", str(language).lower())[0], USUAL)
+    if "latn" in re.split("[-_]", str(code).lower()):
+        return USUAL
+    name = _TOKENIZERS.get(language(code) or "", USUAL)
     if name.endswith("mecab"):
         try:
             check_tokenizer(name)

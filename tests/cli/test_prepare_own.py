@@ -155,7 +155,7 @@ def test_the_vocabulary_of_a_run_for_training_it_further(
 
 
 def test_tokenizers_keep_their_languages_in_the_reverse_direction(tmp_path: Path) -> None:
-    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "de,en"]
+    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "deu_Latn,en"]
     first = prepare(tmp_path, *arguments, *SMALL, "--separate")
     before = first.folder.stat()
     assert prepare(tmp_path, *arguments, *SMALL, "--separate").folder.stat() == before  # nothing has changed

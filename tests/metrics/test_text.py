@@ -120,9 +120,15 @@ def test_chinese_is_split_into_characters() -> None:
 
 
 def test_the_usual_tokenizer_of_a_language() -> None:
-    names = {language: usual_tokenizer(language) for language in ("de", "zh", "zh-TW", "ZH_hant", "th", None)}
-    assert names == {"de": "13a", "zh": "zh", "zh-TW": "zh", "ZH_hant": "zh", "th": "char", None: "13a"}
-    assert usual_tokenizer("ja") == ("ja-mecab" if importlib.util.find_spec("MeCab") else "char")
+    groups = {
+        "13a": ("de", "deu", "ger", "deu_Latn", "zh-Latn-CN", "xx", "original", None),
+        "zh": ("zh", "zh-TW", "ZH_hant", "zho", "chi", "cmn", "zho_Hans", "cmn-Hant-TW", "yue_Hant"),
+        "char": ("th", "tha", "tha_Thai", "lo", "lao", "km", "khm", "my", "mya", "bur"),
+        "ja-mecab" if importlib.util.find_spec("MeCab") else "char": ("ja", "jpn", "jpn_Jpan"),
+        "ko-mecab" if importlib.util.find_spec("mecab_ko") else "char": ("ko", "kor", "kor_Hang"),
+    }
+    for tokenizer, codes in groups.items():
+        assert {code: usual_tokenizer(code) for code in codes} == dict.fromkeys(codes, tokenizer)
 
 
 def test_a_missing_tokenizer_is_refused() -> None:

@@ -29,7 +29,7 @@ from phmctl.runs import Run
 from phmctl.runs.results import ScoringKey, write_result
 from phmctl.tasks.answers import ONE_SEED, p_words, within
 from phmctl.tasks.base import LoadRequest, ScoreRequest
-from phmctl.tasks.translation.text import Text, bleu_tokenizer, text_of, text_of_files
+from phmctl.tasks.translation.text import Text, bleu_tokenizer, note_unknown_languages, text_of, text_of_files
 
 if TYPE_CHECKING:
     from phmctl.metrics.significance import Difference
@@ -134,7 +134,10 @@ def evaluate(request: TranslationScoreRequest) -> Evaluation:
     if scoring.looks_tokenised(references):
         note(f"the {text.name} references are tokenised text: the scores do not compare with those of raw text")
     lowercase = load_tokenizers(run).target.lowercase if request.lowercase is None else request.lowercase
-    tokenize = request.tokenize or bleu_tokenizer(run.recipe_of(TranslationRecipe), run.data())
+    recipe = run.recipe_of(TranslationRecipe)
+    tokenize = request.tokenize or bleu_tokenizer(recipe, run.data())
+    if not (request.tokenize or recipe.training.bleu_tokenizer):
+        note_unknown_languages(run.data().get("target_language"))
     scoring.check_tokenizer(tokenize)
     options: scoring.ScoreOptions = {"lowercase": lowercase, "tokenize": tokenize, "others": other_references}
     translations = _translations(run, text, request, decoding)

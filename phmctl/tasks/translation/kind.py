@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # torch is imported by the methods that need it
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from phmctl.data.copies import read_text
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, UserError
+from phmctl.languages import is_code
 from phmctl.metrics.text import USUAL, ScoreOptions
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe
@@ -20,14 +20,13 @@ from phmctl.tasks.answers import Answers, Metric, TextComparer
 from phmctl.tasks.base import Task
 from phmctl.tasks.text import TABLE_OPTIONS, TEXT_OPTIONS, OwnFiles, TextKind, row_format
 from phmctl.tasks.translation.evaluation import Evaluation, TranslationScoreRequest, TranslatorRequest, evaluate
-from phmctl.tasks.translation.text import text_of
+from phmctl.tasks.translation.text import note_unknown_languages, text_of
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 _TABLE_COLUMNS = {"columns", "header", "quoting", "extra"}  # options that describe a table of both sides
-CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # of a language: de, pt-br, zh-Hant
 
 
 class TranslationKind(TextKind[TranslationRecipe]):
@@ -47,8 +46,9 @@ class TranslationKind(TextKind[TranslationRecipe]):
         languages = None
         if "languages" in options:
             languages = _pair("languages", options["languages"])
-            if not all(map(CODE.fullmatch, languages)):
+            if not all(map(is_code, languages)):
                 raise DataError(f"--languages {options['languages']}: expected two codes, SOURCE,TARGET, as de,en")
+            note_unknown_languages(*languages)
         columns = _pair("columns", options.get("columns", "0,1"))
         is_table = not _TABLE_COLUMNS.isdisjoint(options)
         table_format = row_format("--columns", columns, None, options) if is_table else None

@@ -22,7 +22,7 @@ from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.translation.text import EXTRAS, bleu_tokenizer
+from phmctl.tasks.translation.text import EXTRAS, bleu_tokenizer, note_unknown_languages
 
 _LINES = 256  # validation lines that are translated between two checks for a signal
 
@@ -108,6 +108,8 @@ class TranslationTask:
         """Plan the first epoch. Raises DataError if a sentence is longer than a batch, UserError for the tokenizer."""
         if self.recipe.training.validate_bleu:
             check_tokenizer(self._bleu_tokenizer)
+            if self.recipe.training.bleu_tokenizer is None:
+                note_unknown_languages(self.prepared.manifest.get("target_language"))
         self.plan(0)
 
     def check_run(self, run: Run) -> None:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phmctl.console import note
 from phmctl.data.clean import clean_line
 from phmctl.data.copies import ADVICE, load_cleaning, read_text, refuse_damaged_copy
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.errors import DataError, RunError
 from phmctl.files import read_json_object, sha256_text
+from phmctl.languages import language
 from phmctl.metrics.text import usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -63,3 +65,11 @@ def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path
 def bleu_tokenizer(recipe: TranslationRecipe, manifest: Mapping[str, Any]) -> str:
     """Return BLEU's tokenizer: the recipe's, or the usual one for the target language in the data's manifest."""
     return recipe.training.bleu_tokenizer or usual_tokenizer(manifest.get("target_language"))
+
+
+def note_unknown_languages(*codes: object) -> None:
+    """Name the languages whose tokenizer is not known, with the tokenizer that BLEU uses."""
+    for code in codes:
+        if language(code) is None and code not in (None, "source", "target"):  # own files without languages
+            tokenizer = usual_tokenizer(code)
+            note(f"language {code!r} is not known: BLEU of its text uses the tokenizer {tokenizer}")

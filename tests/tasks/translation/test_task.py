@@ -172,7 +172,7 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(
 
 
 def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tiny_recipe, monkeypatch) -> None:
-    corpus = replace(patterned(tmp_path, "Line {} ."), languages=("de", "zh"))
+    corpus = replace(patterned(tmp_path, "Line {} ."), languages=("deu", "zho_Hans"))
     data, asked = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300}), list[str]()
     prepared = prepare(data, corpus, root=tmp_path)
     monkeypatch.setattr(
@@ -186,3 +186,15 @@ def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tin
     assert asked == ["zh", "char", "13b"]
     with pytest.raises(UserError, match="13b"):
         task.check_data()
+
+
+def test_an_unknown_language_is_named_with_its_tokenizer(tmp_path, tiny_recipe, capsys) -> None:
+    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
+    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
+    for target, notes in (("qqq", 1), ("zho", 0), ("target", 0)):
+        corpus = replace(patterned(tmp_path, "Line {} ."), languages=("deu", target))
+        prepared = prepare(data, corpus, root=tmp_path / target)
+        capsys.readouterr()
+        TranslationTask(tiny_recipe.model_copy(update={"data": data, "training": training}), prepared).check_data()
+        lines = capsys.readouterr().err.splitlines()
+        assert [("'qqq'" in line, "13a" in line) for line in lines] == [(True, True)] * notes
