@@ -64,8 +64,10 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
         corpus = _from_network(card, cache, refetch)
     if card.divide is not None:
         corpus = divide_train(corpus, card.divide)
+    if source is None:
+        return corpus
     for split, lender in card.borrowed.items():
-        match = None if source is None else _find_test_set(load_card(lender), source)
+        match = _find_test_set(load_card(lender), source)
         if match is not None:
             files = [*corpus.files, *(replace(file, split=split) for file in match.files)]
             corpus = replace(corpus, splits={**corpus.splits, split: match.read("test")}, files=files)
@@ -73,11 +75,12 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
 
 
 def divide_train(corpus: Corpus, divide: Divide) -> Corpus:
-    """Return the corpus with its missing splits taken from train: the same rows for every origin of the corpus."""
+    """Return the corpus with its missing splits taken from train: from a first row on, one row in each period."""
     first_rows = {split: row for split, row in divide.first_rows.items() if split not in corpus.splits}
     if not first_rows or "train" not in corpus.splits:
         return corpus
-    train, period = corpus.splits["train"], divide.period
+    train = corpus.splits["train"]
+    period = divide.period
     splits = {**corpus.splits, "train": select_periodic(train, period, [*first_rows.values()], complement=True)}
     held_out = {}
     for split, row in first_rows.items():
@@ -103,8 +106,7 @@ def _corpus_of(card: Card, splits: Mapping[str, RowSource], files: Sequence[Sour
 
 def _ordered(splits: Mapping[str, RowSource]) -> Splits:
     """Return the splits with train and valid first."""
-    first = [name for name in ("train", "valid") if name in splits]
-    return {name: splits[name] for name in dict.fromkeys((*first, *splits))}
+    return {name: splits[name] for name in dict.fromkeys(("train", "valid", *splits)) if name in splits}
 
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
@@ -118,12 +120,16 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 
 
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
-    """Try the URLs and the hub in the card's order. Only one process fetches at a time; others wait for its files."""
+    """Return the corpus from the first of the card's origins, URLs or hub, that has it. Raises DownloadError.
+
+    Only one process fetches at a time; others wait for its files.
+    """
     from phmctl.data.fetch import fetch_all  # imports ssl, which is slow
     from phmctl.data.hub import load_rows
 
-    urls = sha256_text([json.dumps([url.model_dump(mode="json") for url in card.urls], sort_keys=True)])
-    folder = cache / f"urls-{urls[:12]}"
+    urls = [url.model_dump(mode="json") for url in card.urls]
+    digest = sha256_text([json.dumps(urls, sort_keys=True)])
+    folder = cache / f"urls-{digest[:12]}"
     reasons = []
     with lock(cache / ".lock"):
         for origin in card.download_origins:
@@ -172,7 +178,7 @@ class Match:
     folder: Path
     paths: Mapping[str, Path]  # by the layout's file names
     splits: Sequence[str]  # splits of which all files exist
-    missing: Sequence[str]  # the layout's names of other files, except for optional splits
+    missing: Sequence[str]  # the layout's names of missing files of train, valid and test
 
     @property
     def files(self) -> list[SourceFile]:
@@ -186,13 +192,13 @@ class Match:
 
     def read(self, split: str) -> RowSource:
         files = self.layout.splits[split]
-        source, target, table_paths = ([self.paths[name] for name in names] for names in files.sides.values())
-        if table_paths:
-            return tables(table_paths, self.layout.rows, self.layout.parts.get(split))
-        return parallel_files(source, target, files.format)
+        paths = {side: [self.paths[name] for name in names] for side, names in files.sides.items()}
+        if paths["rows"]:
+            return tables(paths["rows"], self.layout.rows, self.layout.parts.get(split))
+        return parallel_files(paths["source"], paths["target"], files.format)
 
     def column_error(self) -> DataError | None:
-        """Return the error of a table without the layout's columns, which belongs to another layout."""
+        """Return the error if a table lacks the layout's columns, because it has another layout; otherwise None."""
         try:
             for file in self.files:
                 if file.side == "rows":
@@ -213,7 +219,7 @@ def find_files(card: Card, folder: Path) -> Match:
     column_error: DataError | None = None
     for match in _matches([*card.local, *_generic_layouts(card)], folder):
         if match.missing:
-            if partial is None or len(match.paths) > len(partial.paths):
+            if match.paths and (partial is None or len(match.paths) > len(partial.paths)):
                 partial = match
             continue
         error = match.column_error()
@@ -226,7 +232,7 @@ def find_files(card: Card, folder: Path) -> Match:
     if not card.labelled:
         layouts.append("plain text, .gz or .tsv")
     searched = f"searched {folder} and its subfolders for: {'; '.join(layouts)}"
-    if partial is None or not partial.paths:
+    if partial is None:
         raise DataError(f"{folder} holds no files of {card.id!r}\n{searched}")
     missing = ", ".join(dict.fromkeys(partial.missing))
     raise DataError(
@@ -261,7 +267,7 @@ def _generic_layouts(card: Card) -> list[Layout]:
 
 
 def _matches(layouts: Iterable[Layout], top: Path) -> Iterator[Match]:
-    """Search for each layout: in one folder after another or, if it is scattered, in all folders together."""
+    """Yield the match of each layout with each folder or, if its files are scattered, with all folders together."""
     folders = _folders_below(top)
     for layout in layouts:
         if layout.scattered:
@@ -275,13 +281,14 @@ def _folders_below(top: Path) -> list[Path]:
     folders = []
     for path, subfolders, _ in os.walk(top, followlinks=True):
         depth = len(Path(path).relative_to(top).parts)
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")] if depth < _DEPTH else []
+        # os.walk enters the subfolders that are left in its list
+        subfolders[:] = [name for name in subfolders if depth < _DEPTH and not name.startswith(".")]
         folders.append((depth, Path(path)))
     return [folder for _, folder in sorted(folders)[:_MOST_FOLDERS]]
 
 
 def _match(layout: Layout, folders: Sequence[Path]) -> Match:
-    """Search for the files of a layout, plain or compressed, each in the first folder that contains it."""
+    """Return the files of a layout, plain or compressed, each from the first folder that contains it."""
     paths: dict[str, Path] = {}
     missing: list[str] = []
     splits = []
@@ -375,24 +382,24 @@ def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, col
     elif name.endswith(".csv"):
         file_type = "csv"
     if row_format is None:
-        row_format, columns_given = RowFormat(header=False, texts=(0, 1)), False
+        row_format = RowFormat(header=False, texts=(0, 1))
+        columns_given = False
     row_format = row_format.model_copy(update={"format": file_type, "odd_rows": "drop" if skip else "refuse"})
     if not columns_given:
         _check_two_columns(path, row_format)
     check_columns(path, row_format)
     rows = tables([path], row_format)
     if row_format.label is None:
-        for row in rows:
-            if row.readable:
-                source, target = (text[:60] for text in row.texts)
-                hint = "" if row_format.header else " (if that is a header: --header)"
-                note(f"the first pair of {path.name} is {source!r} → {target!r}{hint}")
-                break
+        first_row = next((row for row in rows if row.readable), None)
+        if first_row is not None:
+            source, target = (text[:60] for text in first_row.texts)
+            hint = "" if row_format.header else " (if that is a header: --header)"
+            note(f"the first pair of {path.name} is {source!r} → {target!r}{hint}")
     return rows
 
 
 def _check_two_columns(path: Path, row_format: RowFormat) -> None:
-    """Refuse other tables without --columns: ids or scores would be learned as text."""
+    """Raise DataError unless a table has two columns: with more, ids or scores could be learned as text."""
     cells = first_record(path, row_format)
     if cells and (row_format.format == "jsonl" or len(cells) != 2):
         columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
