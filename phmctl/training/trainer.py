@@ -100,12 +100,13 @@ def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> NonFinite
             return NonFinite(0, f"the output of {name}")
     if not _is_finite(loss):
         return NonFinite(1, "the loss", "; every module's output is finite")
-    position = {name: index for index, (name, _) in enumerate(outputs)}
     bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.grad)]
     if not bad:
         return NonFinite(3, "a value", "; all values are finite when the step is run again")
     # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
-    return NonFinite(2, f"the gradient of {max(bad, key=lambda name: position.get(name.rpartition('.')[0], -1))}")
+    position = {name: index for index, (name, _) in enumerate(outputs)}
+    first_bad = max(bad, key=lambda name: position.get(name.rpartition(".")[0], -1))
+    return NonFinite(2, f"the gradient of {first_bad}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -150,9 +151,9 @@ class Part:
 def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
     """Return the parts of a step that process `rank` computes, from the rows of the step's micro-batches.
 
-    Process r of W gets micro-batches r, r + W, … If there are fewer micro-batches than processes, each is divided into
-    pieces so that all processes get equally many; otherwise none is divided, because that would change dropout. The
-    rows of a micro-batch are sorted by length: a piece takes every k-th row, so that all pieces cost the same.
+    Process r of W gets parts r, r + W, … A part is a micro-batch; only if there are fewer micro-batches than processes,
+    each is divided into k pieces, so that all processes get equally many parts. (Dividing changes dropout.) The rows of
+    a micro-batch are sorted by length: a piece takes every k-th row, so that all pieces cost the same.
     """
     pieces = 1 if len(plan) >= processes else processes // math.gcd(len(plan), processes)
     parts = []
@@ -174,11 +175,10 @@ def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None
 class Trainer:
     """Trains a task's model into a run, as the training section of the run's recipe says.
 
-    The model starts from the tensors `initial`, and at random where these are missing, or from a `checkpoint`, whose
-    tensors only rank 0 needs. Each of several processes has a trainer; rank 0 writes. Call :meth:`join_processes`
-    before the first step.
-    `rates` are multiples of the recipe's learning rate, by parameter; by default those that the run stores. Raises
-    RunError if the checkpoint or the stored rates do not fit the model.
+    The model starts from a `checkpoint`, or else at random, except for the tensors `initial`. Each of several processes
+    has a trainer; only rank 0 reads the checkpoint's tensors and writes files. Call :meth:`join_processes` before the
+    first step. `rates` are multiples of the recipe's learning rate, by parameter; by default those that the run stores.
+    Raises RunError if the checkpoint or the stored rates do not fit the model.
     """
 
     def __init__(
@@ -199,7 +199,8 @@ class Trainer:
         self.settings = run.recipe.training
         self.processes = processes or Processes()
         self.state = TrainingState() if checkpoint is None else TrainingState(**checkpoint.state)
-        leads, step = self.processes.leads, self.state.step
+        leads = self.processes.leads
+        step = self.state.step
         board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
         self.log = MetricsLog(run.metrics_path if leads else None, step, self.state.validated, board)
         self.progress = ProgressLine(self.settings.steps, step, quiet=quiet or not leads)
@@ -216,8 +217,8 @@ class Trainer:
             if leads:
                 copy_tensors(tensors, checkpoint.tensors["model"], run.checkpoints_folder)
                 copy_tensors(moments, checkpoint.tensors[MOMENTS], run.checkpoints_folder)
-        self._parallel = self.model.train()
-        self._called: Any = self.model
+        self._parallel = self.model.train()  # with several processes wrapped by `join_processes`
+        self._compiled: Any = self.model  # `_parallel`, compiled if the recipe says so
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._schedule = build_schedule(self.settings)
         self._autocast = build_autocast(device, self.settings.precision)
@@ -227,14 +228,14 @@ class Trainer:
             self.optimiser.found_inf = self._guard.found  # type: ignore[attr-defined]
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
-        self._begun: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check
+        self._step_starts: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check
         self._throughput = Throughput(self.log.seconds)
 
     def join_processes(self) -> None:
         """Give all processes the model and optimiser state of rank 0, and compile the model if the recipe says so."""
         self.processes.broadcast_tensors(optimiser_tensors(self.optimiser, self.model).values())
         self._parallel = self.processes.data_parallel(self.model, self.device)
-        self._called = torch.compile(self._parallel) if self.settings.compile else self._parallel
+        self._compiled = torch.compile(self._parallel) if self.settings.compile else self._parallel
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -256,7 +257,7 @@ class Trainer:
         try:
             with suppress(ValidationStoppedError):
                 if self.state.step:
-                    self._conclude_step()  # an interruption may have skipped it
+                    self._conclude_step()  # the interruption of a resumed training may have skipped it
                 while not self.finished and not self.processes.stopping():
                     self._step()
                     self.progress.step(self.state.step)
@@ -265,7 +266,8 @@ class Trainer:
                     if not self.processes.stopping():
                         self._conclude_step()
         except torch.OutOfMemoryError as error:
-            key, reason = self.settings.batch_key, str(error).partition(". ")[0]
+            key = self.settings.batch_key
+            reason = str(error).partition(". ")[0]
             raise PhmctlError(
                 f"after step {self.state.step}: the memory of {self.device} is too small ({reason})\n"
                 f"lower training.{key} ({getattr(self.settings, key)} now) and raise training.accumulate "
@@ -289,7 +291,7 @@ class Trainer:
     def _step(self) -> None:
         state, stream = self.state, self._stream
         step = state.step + 1
-        self._begun[step] = stream.epoch, stream.position
+        self._step_starts[step] = stream.epoch, stream.position
         plan = stream.next(self.settings.accumulate)
         costs = [self.task.cost(rows) for rows in plan]
         items = sum(cost.items for cost in costs)
@@ -311,17 +313,17 @@ class Trainer:
     def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, repeated: bool = False) -> Tensor:
         """Add up the gradient of the mean loss over all items of the step; return the summed loss.
 
-        Gradients are exchanged in the last backward pass of a step; if the step is `repeated`, not at all.
+        Processes exchange gradients in the last backward pass of a step; if the step is `repeated`, not at all.
         """
         total = torch.zeros((), device=self.device)
         parts = parts_of(plan, self.processes.rank, self.processes.count)
         for number, part in enumerate(parts, start=1):
             seed_dropout(self.device, self.settings.seed, step, part)
-            exchanges = repeated or self._parallel is self.model or number == len(parts)
-            with nullcontext() if exchanges else self._parallel.no_sync():  # type: ignore[operator]
+            exchange_later = not repeated and self._parallel is not self.model and number < len(parts)
+            with self._parallel.no_sync() if exchange_later else nullcontext():  # type: ignore[operator]
                 batch = self.task.collate(part.rows).to(self.device)
                 with self._autocast():
-                    loss, _ = self.task.loss(self.model if repeated else self._called, batch)
+                    loss, _ = self.task.loss(self.model if repeated else self._compiled, batch)
                 # DistributedDataParallel averages over processes; the factor turns the mean into a sum.
                 scaled = loss / (items / self.processes.count) if part.counts else loss * 0
                 scaled.backward()  # type: ignore[no-untyped-call]
@@ -406,12 +408,15 @@ class Trainer:
         update_pointers(self.run, self.settings)
 
     def _check(self) -> None:
-        """Raise NonFiniteError if a step since the last check was not finite. Waits for the device."""
+        """Raise NonFiniteError if a step since the last check was not finite; run it again to name the first bad value.
+
+        Waits for the device. Rank 0 raises for all processes; the others exit.
+        """
         bad = self._guard.first_bad_step()
         if bad is None:
-            self._begun.clear()
+            self._step_starts.clear()
             return
-        epoch, position = self._begun[bad]
+        epoch, position = self._step_starts[bad]
         self.optimiser.zero_grad(set_to_none=True)
         plan = BatchStream(self.task, epoch, position).next(self.settings.accumulate)
         items = sum(self.task.cost(rows).items for rows in plan)
