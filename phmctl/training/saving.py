@@ -192,9 +192,10 @@ def data_of(run: Run) -> Path | None:
 
 
 def changes_preventing_resume(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the keys, with both values, in which a recipe differs so that it cannot resume a run.
+    """Return the keys, with both values, by which a recipe differs from a run's so that it cannot resume the run.
 
-    ``training.steps`` may differ unless the schedule is linear, which ends at the last step; minutes may not.
+    ``training.steps`` may differ unless the schedule is linear, which ends at the last step. A recipe with
+    ``training.minutes`` is compared with the run's recipe as the user wrote it.
     """
     allowed = keys_changing(recipe, CHOICE, NOTHING)
     if recipe.training.schedule != "linear":
@@ -217,9 +218,9 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
 
 
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
-    """Return the checkpoint to resume from, or None before the first checkpoint. No checkpoint is changed.
+    """Return the checkpoint to resume from, or None before the first checkpoint. Raises RunError.
 
-    ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill. Raises RunError.
+    ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill.
     """
     task.check_run(run)
     folder = run.checkpoints_folder
@@ -230,7 +231,8 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
         if not steps:
             return None
         complete = [step for step in steps if (folder / step_name(step) / MANIFEST).is_file()]
-        name = step_name(complete[-1]) if complete else name
+        if complete:
+            name = step_name(complete[-1])
     path = run.checkpoint(name)
     if step_of(path.name) is None:
         raise RunError(f"{path} contains weights only; resume from last, best or a step")
@@ -255,7 +257,8 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
         if (folder / AVERAGE).is_dir():
             discard(folder / AVERAGE)
     if checkpoint is not None:
-        step, best = checkpoint.state["step"], checkpoint.state.get("best_step")
+        step = checkpoint.state["step"]
+        best = checkpoint.state.get("best_step")
         prune(folder, {saved for saved in saved_steps(folder) if saved <= step})
         run.set_pointer("last", step)
         run.set_pointer("best", best if best in whole_steps(folder) else None)
@@ -270,7 +273,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
 def complete_run(run: Run, recipe: Recipe, step: int) -> bool:
     """Repair a run without remaining steps after a kill; return whether its average may be computed.
 
-    That is not so for another recipe than the run's, or an earlier step than its newest. Raises OutputError.
+    It may if the recipe gives the results of the run's, and `step` is the newest checkpoint. Raises OutputError.
     """
     clear_leftovers(run)
     update_pointers(run, run.recipe.training)
