@@ -154,14 +154,17 @@ class Run:
 
     def requested_recipe(self) -> Recipe:
         """Return the recipe as the user wrote it: ``training.minutes`` instead of the measured number of steps."""
-        with suppress(RunError):  # a damaged environment
-            environment, training = self.environment(), self.recipe.training
-            minutes = environment.get("minutes")
-            extended = environment.get("steps", training.steps) != training.steps
-            if minutes and not extended:
-                update = {"steps": 0, "minutes": minutes}
-                return self.recipe.model_copy(update={"training": training.model_copy(update=update)})
-        return self.recipe
+        try:
+            environment = self.environment()
+        except RunError:  # it is damaged
+            return self.recipe
+        training = self.recipe.training
+        minutes = environment.get("minutes")
+        extended = environment.get("steps", training.steps) != training.steps  # when the run was resumed
+        if not minutes or extended:
+            return self.recipe
+        requested = training.model_copy(update={"steps": 0, "minutes": minutes})
+        return self.recipe.model_copy(update={"training": requested})
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -227,8 +230,10 @@ class Run:
         folder = self.checkpoints_folder
         is_pointer = name in POINTERS and (folder / name).is_file()
         target = _read_pointer(folder / name) if is_pointer else folder_name(name)
-        if target is not None and (target == AVERAGE or step_of(target) is not None) and (folder / target).is_dir():
-            return folder / target
+        if target is not None:
+            is_checkpoint_name = target == AVERAGE or step_of(target) is not None
+            if is_checkpoint_name and (folder / target).is_dir():
+                return folder / target
         names = self.checkpoint_names()
         existing = [checkpoint for checkpoint in names if checkpoint not in POINTERS]
         if not existing:
@@ -248,10 +253,10 @@ class Run:
         return RunError(f"{self.folder} has no checkpoint yet; continue its training with: {self.resume_command}")
 
     def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """Call `read` with the folder name of a checkpoint and return its result.
+        """Call `read` with the folder name of the checkpoint `name` and return its result.
 
-        If a training prunes the folder meanwhile, `name` is looked up again. A note says if ``auto`` is not the
-        checkpoint that the recipe asks for.
+        If a training prunes the folder while it is read, `name` is looked up again, because ``last`` and ``best`` may
+        name a newer checkpoint by then. A note says if ``auto`` is not the checkpoint that the recipe asks for.
         """
         folder = self.checkpoint(name)
         if name == AUTO:
@@ -328,9 +333,9 @@ class Run:
 
 
 def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
-    """Return the splits that an option means.
+    """Return the splits to score for the ``--split`` option.
 
-    ``all`` is every test set of the runs, and so is ``test`` if no run has a test set of that name.
+    ``all`` selects every test set of the runs; so does ``test`` if no run has a test set of that name.
     """
     tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
     if split == "all" or (split == "test" and "test" not in tests):
@@ -365,10 +370,10 @@ def read_recipe(path: Path) -> Recipe:
 def _read_pointer(path: Path) -> str | None:
     """Return the only line of a pointer file, or None if the file is damaged or missing."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        first, *others = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError):
         return None
-    return lines[0].strip() if any(lines) and not any(lines[1:]) else None
+    return first.strip() if first and not any(others) else None
 
 
 def describe_environment(recipe: Recipe) -> dict[str, Any]:
