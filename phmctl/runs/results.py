@@ -7,7 +7,7 @@ Each scoring writes two files: a JSON report and the scored answers::
 
 The file name contains the split, the checkpoint, the main settings, and a digest of the weights and all settings, so
 that another beam size or further training never overwrites an earlier result. The report stores the SHA-256 of the
-answers; answers that have changed are not used, with a warning.
+answers: if they have changed since, a warning is printed, and no comparison uses them.
 
 The log has a JSON object for each logged interval, validation, early stop and average.
 """
@@ -36,7 +36,7 @@ class ScoringKey:
 
     split: str  # test or valid
     weights: Weights
-    settings: Mapping[str, Any] = field(default_factory=dict)  # change the scores; speed settings are excluded
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings that change the scores, not the speed
     label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
 
     def against(self, baseline: str, baseline_weights: Weights) -> Self:
@@ -120,7 +120,10 @@ def read_results(run: Run) -> list[Result]:
 
 
 def _read_result(path: Path) -> Result | None:
-    """Return the result in a file, or None for another kind of file or another format."""
+    """Return the result in a file, or None if the file is no result or has another format.
+
+    Raises various errors if it is damaged: OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError.
+    """
     report = json.loads(path.read_text(encoding="utf-8"))
     origin = report.pop("made", None) if isinstance(report, dict) else None
     if origin is None:
@@ -128,8 +131,9 @@ def _read_result(path: Path) -> Result | None:
     if origin["format"] != FORMAT:
         warn(f"{path} has format {origin['format']!r}, and this phmctl reads format {FORMAT}; score the run again")
         return None
-    if any(type(origin[name]) is not type_ for name, type_ in _ORIGIN_TYPES.items()):
-        raise TypeError
+    for name, value_type in _ORIGIN_TYPES.items():
+        if type(origin[name]) is not value_type:
+            raise TypeError
     sum(origin["scores"].values())  # raises TypeError unless all are numbers
     return Result(path, report, _unchanged_answers(path, origin), **{name: origin[name] for name in _ORIGIN_KEYS})
 
