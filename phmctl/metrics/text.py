@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # numpy is imported only if systems are compared
 
 USUAL = "13a"
 CHARACTERS = "char"
-# sacrebleu tokenizers of languages without blanks between words, or with suffixes that are words; others take USUAL
 _CHINESE = ("zh", "yue", "wuu", "hak", "gan", "hsn", "nan", "lzh", "cdo", "cjy", "cpx", "czh", "czo", "mnp")
+# sacrebleu's tokenizers for languages without blanks between words, and for Korean, whose suffixes are words
 _TOKENIZERS = {
     **dict.fromkeys(_CHINESE, "zh"),
     **dict.fromkeys(("th", "lo", "km", "my", "shn", "bo", "dz"), CHARACTERS),
@@ -27,10 +27,11 @@ _TOKENIZERS = {
     "ko": "ko-mecab",
 }
 _NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
-_LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}  # words: lower end, name
-# Share of source words in the reference: 0.43 to 0.49 from modern to Shakespeare's English, 0.11 from English to
-# Romanian news, less from German to English.
-_ONE_LANGUAGE = 1 / 3
+# Ranges of the number of words, by the number below the range
+_LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}
+# From this share of source words in the reference on, both are one language. The share is 0.43 to 0.49 from modern to
+# Shakespeare's English, 0.11 from English to Romanian news, less from German to English.
+_ONE_LANGUAGE_SHARE = 1 / 3
 _LOOP = re.compile(r"(?<!\S)(\S++(?: \S++){0,3}?)(?: \1){3}(?!\S)")
 _MIN_LINES = 10  # with fewer distinct inputs equal answers can be right
 _MAX_DISTINCT = 10_000  # distinct answers that are counted; a model with more is not degenerate
@@ -55,7 +56,7 @@ class Copy:
     @property
     def one_language(self) -> bool:
         """Whether the share of common words shows that source and target are the same language."""
-        return self.shared_words >= _ONE_LANGUAGE
+        return self.shared_words >= _ONE_LANGUAGE_SHARE
 
     def __str__(self) -> str:
         return f"copying the source scores {self.bleu:.2f} BLEU"
@@ -105,6 +106,7 @@ def all_scores(hypotheses: Sequence[str], references: Sequence[str], **options: 
 
 
 def copy_baseline(sources: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Copy:
+    """Return the BLEU of the sources, and the share of their words in the reference that has most of them."""
     words = shared = 0
     for source, *alternatives in zip(sources, references, *options.get("others", ()), strict=True):
         counts = _words(source)
@@ -130,7 +132,7 @@ def looks_tokenised(references: Sequence[str]) -> bool:
 
 
 def length_parts(sources: Sequence[str]) -> list[Part]:
-    """Group sentences by length: the words between white space, or Chinese characters and kana."""
+    """Group sentences by their number of words; each Chinese character and each kana counts as a word."""
     groups: dict[int, list[int]] = {lower: [] for lower in _LENGTHS}
     for row, source in enumerate(sources):
         length = len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source))
@@ -177,16 +179,17 @@ def text_scorer(
     """Return the function that scores a model's trainings, one of `systems` each, on samples of the sentences."""
     import numpy as np
 
-    metric = _metric(name.rstrip("0123456789"), references, **options)
+    metric = _metric(name.rstrip("0123456789"), references, **options)  # the 2 of chrF2 is its default
     for hypotheses in systems:
         _check(hypotheses, references)
-    statistics = np.array(
-        [metric._extract_corpus_statistics(list(hypotheses), None) for hypotheses in systems], float
-    )  # (S, N, K)
+    statistics = [metric._extract_corpus_statistics(list(hypotheses), None) for hypotheses in systems]
+    sentence_statistics = np.array(statistics, float)  # (S trainings, N sentences, K)
 
     def score(counts: "Numbers") -> "Numbers":
-        sums = np.einsum("bn,snk->bsk", counts, statistics, optimize=True)
-        return np.array([[metric._compute_score_from_stats(list(total)).score for total in sample] for sample in sums])
+        """Return the scores, (B, S), of samples that contain each sentence `counts` times, (B, N)."""
+        sums = np.einsum("bn,snk->bsk", counts, sentence_statistics, optimize=True)
+        scores = [metric._compute_score_from_stats(list(total)).score for sample in sums for total in sample]
+        return np.array(scores).reshape(sums.shape[:2])
 
     return score
 
@@ -237,8 +240,8 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 class Degenerate:
     """Counts empty, equal and looping answers, which show that a model ignores its input."""
 
-    def __init__(self, equal: float = 1.0) -> None:
-        self._equal = equal  # share of equal answers from which on they are reported
+    def __init__(self, equal_share: float = 1.0) -> None:
+        self._equal_share = equal_share  # share of equal answers from which on they are reported
         self._count = 0
         self._empty = 0
         self._looping = 0
@@ -263,12 +266,12 @@ class Degenerate:
         total = f"of {self._count:,} answers"
         if self._empty:
             yield f"{self._empty:,} {total} are empty"
-        if self._looping * 100 >= max(self._count, 1):
+        if self._looping and self._looping >= self._count / 100:
             yield f"{self._looping:,} {total} repeat themselves: a few words occur 4 times in a row or more"
         if not self._answers or len(self._lines) < _MIN_LINES:
             return
         [(answer, count)] = self._answers.most_common(1)
-        if answer.strip() and count >= self._equal * self._count:
+        if answer.strip() and count >= self._equal_share * self._count:
             shortened = answer if len(answer) <= 60 else f"{answer[:59]}…"
             yield f"{count:,} {total} are the same: {shortened!r}"
 
@@ -278,8 +281,8 @@ def loops(text: str) -> bool:
     return _LOOP.search(" ".join(text.split())) is not None
 
 
-def remarks(lines: Sequence[str], answers: Sequence[str], equal: float = 1.0) -> list[str]:
+def remarks(lines: Sequence[str], answers: Sequence[str], equal_share: float = 1.0) -> list[str]:
     """Return the sentences of :class:`Degenerate` about the answers to some lines."""
-    counter = Degenerate(equal)
+    counter = Degenerate(equal_share)
     counter.add(lines, answers)
     return list(counter.remarks())

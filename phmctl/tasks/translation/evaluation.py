@@ -142,7 +142,7 @@ def evaluate(request: TranslationScoreRequest) -> Evaluation:
     options: scoring.ScoreOptions = {"lowercase": lowercase, "tokenize": tokenize, "others": other_references}
     translations = _translations(run, text, request, decoding)
     hypotheses, key = translations.lines, translations.key
-    for remark in scoring.remarks(text.source, hypotheses, equal=0.5):
+    for remark in scoring.remarks(text.source, hypotheses, equal_share=0.5):
         warn(f"{run.name}, {key.weights.name}: {remark}")
 
     def bleu_by(groups: Any) -> list[scoring.Bin]:
