@@ -31,6 +31,7 @@ _ABANDONED_AFTER = 86_400.0  # seconds without a change after which a temporary'
 _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 # Errors of file systems without flock. NFS reports EBADF.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
+# Hidden names, see _hidden_name
 _REPLACED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _BUSY_SECONDS = 0.5  # `phmctl runs` holds the lock of each run for a moment
@@ -200,8 +201,8 @@ def replacing(folder: Path) -> Iterator[Path]:
 def clear(path: Path) -> None:
     """Repair a file or folder after a killed process; a path named ``*`` means everything in its folder.
 
-    Temporaries are removed. A folder that :func:`replacing` had renamed gets its name back if nothing has taken it. The
-    caller must be the only writer, because the temporaries of living processes are removed too.
+    Temporaries are removed, and :func:`restore_replaced` is called. The caller must be the only writer, because the
+    temporaries of living processes are removed too.
     """
     with writing(path):
         restore_replaced(path)
@@ -209,7 +210,7 @@ def clear(path: Path) -> None:
 
 
 def restore_replaced(path: Path) -> None:
-    """Give folders that a killed :func:`replacing` had renamed their name back, unless a new folder has it."""
+    """Rename back each folder that a killed :func:`replacing` had moved away, or remove it if a new folder exists."""
     for replaced in path.parent.glob(".*.old"):
         match = _REPLACED.fullmatch(replaced.name)
         if match is None or path.name not in ("*", match["name"]):
@@ -222,7 +223,7 @@ def restore_replaced(path: Path) -> None:
 
 
 def remove_abandoned(path: Path, after: float = _ABANDONED_AFTER) -> None:
-    """Remove the temporaries of `path` that have not changed for some seconds; ``*`` means everything in the folder."""
+    """Remove the :func:`temporaries` of `path` that have not changed for `after` seconds."""
     for temporary in temporaries(path):
         with suppress(OSError):
             if time.time() - temporary.stat().st_mtime < after:
@@ -235,7 +236,7 @@ def remove_abandoned(path: Path, after: float = _ABANDONED_AFTER) -> None:
 
 def temporaries(path: Path) -> list[Path]:
     """Return the temporaries of `path`; a path named ``*`` means everything in its folder."""
-    name = path.name if path.name == "*" else glob.escape(path.name)
+    name = "*" if path.name == "*" else glob.escape(path.name)
     return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
 
 
@@ -274,7 +275,8 @@ def _is_file_entry(value: object) -> bool:
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Flush a complete folder to the disk, write its manifest and return the manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in (*files, *{path.parent for path in files}):
+    folders = {path.parent for path in files}
+    for path in (*files, *folders):
         sync(path)
     entries = [file_entry(folder, path.relative_to(folder).as_posix()) for path in files]
     manifest = {**content, "files": entries}
@@ -291,7 +293,7 @@ def read_seal(path: Path, error_type: type[UserError], advice: str) -> dict[str,
 
 
 def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
-    """Return how a file differs from its manifest entry, as the predicate of a sentence, or None if it does not."""
+    """Return "is missing" or "is damaged: …" if a file differs from its manifest entry, otherwise None."""
     path = folder / entry["name"]
     try:
         exists = path.is_file()
