@@ -1,16 +1,18 @@
 """Learning rates for each factor of a weight, and :func:`tune`, which measures the faster execution of each map.
 
-Under Adam each entry of a tensor moves by about the learning rate in a step, whatever its scale. A dense weight
-(k, d) needs a rate that falls with d (muP: Yang et al. 2021, "Tensor Programs V", table 3). A weight that is
-made of factors needs a rate for each of them (Qiu et al. 2024, "Compute Better Spent"): entries of A are about √(d/n)
-times as large as entries of S, and at one rate A hardly moves.
+Adam moves each entry of a tensor by about the learning rate in a step, whatever the entry's scale. A dense weight
+(k, d) needs a rate that falls with d (muP: Yang et al. 2021, "Tensor Programs V", table 3). A weight that is a product
+of factors needs a rate for each factor (Qiu et al. 2024, "Compute Better Spent"): entries of A are about √(d/n) times
+as large as entries of S, so A hardly moves at the rate of S.
 
-The rule here: in a step every factor f moves by the same fraction of its scale, ``rate(f) = c · rate(H) · rms(f) /
-rms(H)``, which is Adam on factors that are scaled to the entries of the weight H. The rate of a dense weight is
-``64 / d`` of the model's rate, and at most the model's rate. c is 2 for Kronecker sums, where a step of S moves the
-output 0.9 to 1.7 times as far as a step of the dense weight, and 1/2 for products of factors (W, U and V; low rank;
-Monarch), where it moves the output less far (``phmctl bench rates``). Both were chosen by the loss; for factors the
-best rates lie within a factor of two, up to rank four (docs/results.md). Tables, dense or not, have the model's rate.
+The rule: every factor f of a weight H moves by the same fraction of its scale in a step,
+
+    rate(f) = c · rate(H) · rms(f) / rms(H)        rate(H) = min(1, 64 / d) · the model's rate
+
+c is 2 for Kronecker sums, where a step of S moves the output 0.9 to 1.7 times as far as a step of the dense weight. It
+is 1/2 for products of factors (W, U and V; low rank; Monarch), where a step moves the output less far (``phmctl bench
+rates``). Both values were chosen by the loss; for products of factors the best rates lie within a factor of two, up to
+rank four (docs/results.md). Tables, dense or not, have the model's rate.
 """
 
 import math
@@ -30,15 +32,15 @@ from phmctl.nn.linear import DENSE, RANK, PHMLinear, StructuredWeight
 from phmctl.nn.structures import rms
 from phmctl.timing import alternate
 
-_BASE_WIDTH = 64  # the widest dense map that has the model's rate
+_BASE_WIDTH = 64  # inputs of the widest dense map that has the model's rate
 
 
 def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """Return parameter groups for Adam and similar optimisers, with a rate for each factor of each weight.
 
     Weights of PHM layers, of converted modules and of torch's own layers get the rates of this module; tables, norms
-    and biases get `lr`. Of the factors of a weight only the last decays (S; L of two thin factors), so that H decays
-    as fast as a dense weight.
+    and biases get `lr`. Weight decay applies to the last factor of a weight only (S, or L of two thin factors), so that
+    H decays as fast as a dense weight.
 
     Args:
         model: a model with its initial weights, whose scales set the rates.
@@ -50,7 +52,7 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     """
     if not 0 < lr < math.inf:
         raise UserError(f"lr = {lr}: the learning rate must be above 0 and finite")
-    return grouped(model, relative_rates(model), lr, weight_decay)
+    return groups_by_rate(model, relative_rates(model), lr, weight_decay)
 
 
 def relative_rates(model: nn.Module) -> dict[str, float]:
@@ -60,27 +62,35 @@ def relative_rates(model: nn.Module) -> dict[str, float]:
         for factor in weight.factors:
             scale = rms(factor)
             relative_scale = scale / weight.scale if weight.scale and scale else 1.0
-            rates.setdefault(factor, float(f"{weight.gain * weight.rate * relative_scale:.3g}"))
+            rate = weight.gain * weight.rate * relative_scale
+            rates.setdefault(factor, float(f"{rate:.3g}"))  # rounded, so that similar rates share a group
     return {name: rates.get(tensor, 1.0) for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
-def grouped(
+def groups_by_rate(
     model: nn.Module, rates: Mapping[str, float], lr: float, weight_decay: float, *, one_rate: bool = False
 ) -> list[dict[str, Any]]:
-    """Return a parameter group for each rate and decay; :func:`parameter_groups` says which parameters decay.
+    """Return a parameter group for each pair of a rate and a weight decay (:func:`parameter_groups`).
 
-    With `one_rate` dense maps too are taken to have the model's rate.
+    Args:
+        model: the model.
+        rates: rate of each parameter as a multiple of `lr`, by its name.
+        lr: the model's rate.
+        weight_decay: weight decay of tables, norms, biases and weights H.
+        one_rate: every weight H decays at the model's rate; otherwise at the rate of its dense weight.
     """
-    decays: dict[Tensor, float] = {}  # AdamW multiplies a group's decay by its rate
+    decays: dict[Tensor, float] = {}  # of each factor in a step, as a multiple of lr · weight_decay
     for weight in _weights(model):
+        decay = 1.0 if one_rate else weight.rate
         for factor in weight.factors:
-            decay = 1.0 if one_rate else weight.rate
             decays.setdefault(factor, decay if factor is weight.factors[-1] else 0.0)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             rate = rates[name]
-            decay = weight_decay * (decays[parameter] / rate if parameter in decays else 1.0)
+            decay = weight_decay
+            if parameter in decays:
+                decay *= decays[parameter] / rate  # AdamW multiplies a group's decay by its rate
             group = {"params": [], "lr": lr * rate, "relative": rate, "weight_decay": decay}
             groups.setdefault((rate, decay), group)["params"].append(parameter)
     return list(groups.values())
@@ -93,6 +103,8 @@ def dense_rate(fan_in: int) -> float:
 
 @dataclass(frozen=True)
 class _Weight:
+    """A weight H and its factors; a dense weight is its only factor."""
+
     scale: float  # root mean square of the entries of H; 0 if the only factor is H
     rate: float  # rate of the dense weight as a multiple of the model's
     gain: float  # c
@@ -108,7 +120,8 @@ def _weights(model: nn.Module) -> list[_Weight]:
             weights.append(_structured(module))
         elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
             converted = any(isinstance(part, Kronecker) for part in module.modules())
-            weights.append(_Weight(rms(module.weight) if converted else 0.0, 1.0, 1.0, list(module.parameters())))
+            scale = rms(module.weight) if converted else 0.0
+            weights.append(_Weight(scale, 1.0, 1.0, list(module.parameters())))
         elif not hasattr(module, "normalized_shape"):  # the weight of a norm may have several axes
             named = module.named_parameters(recurse=False)
             weights += _dense(module, [parameter for name, parameter in named if "weight" in name])
@@ -118,47 +131,51 @@ def _weights(model: nn.Module) -> list[_Weight]:
 
 def _structured(module: StructuredWeight) -> _Weight:
     structure, tensors = module.structure, module.tensors()
-    factors = [parameter for name in tensors if (parameter := module._parameters.get(name)) is not None]
+    parameters = [module._parameters.get(name) for name in tensors]
+    factors = [parameter for parameter in parameters if parameter is not None]
     if isinstance(module, PHMEmbedding):
         return _Weight(structure.scale(tensors), 1.0, 1.0, factors)
     return _Weight(structure.scale(tensors), dense_rate(module.columns), structure.gain, factors)
 
 
 def _dense(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Weight]:
+    """Return a weight for each parameter of at least two axes."""
     matrices = [parameter for parameter in parameters if parameter.dim() > 1]
     return [_Weight(0.0, _rate(module, parameter), 1.0, [parameter]) for parameter in matrices]
 
 
 def _parametrized(module: nn.Module) -> list[_Weight]:
+    """Return the weights that parametrizations of a module compute, from factors (Kronecker) or from one matrix."""
     weights: list[_Weight] = []
     parametrizations: Any = getattr(module, "parametrizations", nn.ModuleDict())
     for name, chain in parametrizations.items():
         H = getattr(module, name)
         if isinstance(chain[0], Kronecker):
             weights.append(_Weight(rms(H), _rate(module, H), chain[0].structure.gain, list(chain.parameters())))
-        else:  # torch's own, such as spectral_norm
+        else:  # one of torch's, such as spectral_norm
             weights += _dense(module, [parameter for parameter in chain.parameters() if parameter.shape == H.shape])
     return weights
 
 
 def _rate(module: nn.Module, weight: Tensor) -> float:
+    """Return the rate of a dense weight (outputs, inputs, ...); further axes are those of a convolution's kernel."""
     inputs_first = is_conv1d(module) or getattr(module, "transposed", False)  # weight (inputs, outputs, ...)
     inputs = len(weight) // getattr(module, "groups", 1) if inputs_first else weight.shape[1]
     return dense_rate(inputs * math.prod(weight.shape[2:]))
 
 
 def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
-    """Time ``dense`` against ``rank`` once for each shape of map, forward and backward, and set the faster execution.
+    """Set the faster execution, ``dense`` or ``rank``, of each PHM map, by timing forward and backward passes.
 
-    Within ``torch.autocast`` they are timed in its precision: use the precision of the training. Maps without factors
-    (a learned rule held as A) are skipped.
+    Maps of equal shape, dtype and device are timed once. Call it within the training's ``torch.autocast``, so that it
+    times that precision. Maps without factors (a learned rule held as A) are skipped.
 
     Args:
         model: any module with :class:`~phmctl.PHMLinear` maps, on its device.
         tokens: rows of a batch in training.
 
     Returns:
-        the execution of each map, by its name in the model.
+        the chosen executions by the names of the maps.
     """
     fastest: dict[tuple[object, ...], str] = {}
     executions = {}
@@ -166,12 +183,13 @@ def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
         if isinstance(layer, PHMLinear) and (factors := layer.factors) is not None:
             shape = layer.in_features, layer.out_features, layer.n, len(factors.V), layer.S.dtype, layer.S.device
             if shape not in fastest:
-                fastest[shape] = _faster(layer, tokens)
-            layer.execution = executions[name] = fastest[shape]
+                fastest[shape] = _faster_execution(layer, tokens)
+            layer.execution = fastest[shape]
+            executions[name] = fastest[shape]
     return executions
 
 
-def _faster(layer: PHMLinear, tokens: int) -> str:
+def _faster_execution(layer: PHMLinear, tokens: int) -> str:
     leaves = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     generator = torch.Generator(layer.S.device).manual_seed(0)
     x = torch.randn(tokens, layer.in_features, device=layer.S.device, dtype=layer.S.dtype, generator=generator)
@@ -180,7 +198,7 @@ def _faster(layer: PHMLinear, tokens: int) -> str:
 
     def step(execution: str) -> None:
         layer.execution = execution
-        torch.clear_autocast_cache()  # a training casts the weights again in each step
+        torch.clear_autocast_cache()  # as in training, where autocast casts the weights again in each step
         with torch.enable_grad():
             torch.autograd.grad(layer(x), [x, *leaves], gradient)
 

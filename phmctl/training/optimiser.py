@@ -21,7 +21,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import read_json_object, write_json
-from phmctl.nn.tuning import grouped, relative_rates
+from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.models import MOST
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
@@ -47,7 +47,7 @@ def build_optimiser(
     optimiser_class = AdamW if settings.optimizer == "adamw" else Adam
     rates = build_rates(model, settings) if rates is None else rates
     return optimiser_class(
-        grouped(model, rates, settings.learning_rate, settings.weight_decay, one_rate=settings.rates == "one"),
+        groups_by_rate(model, rates, settings.learning_rate, settings.weight_decay, one_rate=settings.rates == "one"),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
