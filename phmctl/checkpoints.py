@@ -82,7 +82,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]]
     """Write a checkpoint, replacing one of the same name. Raises OutputError."""
     with writing(folder):
         clear(folder.with_name("*"))
-        with replacing(folder) as temporary:
+        with replacing(folder, MANIFEST, STATE) as temporary:
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)

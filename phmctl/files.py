@@ -17,10 +17,10 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from phmctl.console import warn
 from phmctl.errors import OutputError, UserError, WriteFailedError
@@ -101,18 +101,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str, *, follow: bool = False) -> None:
     """Write a file so that a reader sees the old content or the new content, never a part.
 
-    Lone surrogates, which come from file names that are not UTF-8, are written as escapes, as in JSON. Links are
-    followed. A pipe or a device (``/dev/stdout``) is written directly, because a rename would replace it by a file.
+    Lone surrogates, which come from file names that are not UTF-8, are written as escapes, as in JSON. The file
+    replaces a link of its name, so that a link in a copied run leads to no other file. With `follow`, for a path that
+    the user names, a link is followed, and a pipe or a device (``/dev/stdout``) is written directly.
     """
     payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with writing(path):
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if follow and path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(payload)
             return
-        target = path.resolve()
+        target = path.resolve() if follow else path
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(target)
         temporary = _hidden_name(target, "tmp")
@@ -126,6 +127,12 @@ def write_atomic(path: Path, content: bytes | str) -> None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
         sync(target.parent)
+
+
+def open_without_links(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
+    """Open a file for writing bytes; raise OSError if its name is a link, which may lead anywhere."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | {"a": os.O_APPEND, "w": os.O_TRUNC}[mode]
+    return cast("BinaryIO", os.fdopen(os.open(path, flags, 0o666), f"{mode}b", buffering))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -172,17 +179,20 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def replacing(folder: Path, *marks: str) -> Iterator[Path]:
     """Yield an empty folder that replaces `folder` if the block succeeds and is removed otherwise.
 
     An existing folder is renamed for a moment and then removed. If the new folder cannot be created or renamed, the old
-    one stays and OutputError is raised.
+    one stays and OutputError is raised; also if the old one is not empty and has none of the files named `marks`, by
+    which phmctl knows its own folders, and if it is a link.
     """
+    _check_replaceable(folder, marks)
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder)
     with temporary_folder(folder) as temporary:
         yield temporary
+        _check_replaceable(folder, marks)  # another process may have filled it
         with writing(folder):
             sync(temporary)
             replaced = _hidden_name(folder, "old")
@@ -196,6 +206,19 @@ def replacing(folder: Path) -> Iterator[Path]:
                 raise
             sync(folder.parent)
             shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _check_replaceable(folder: Path, marks: Sequence[str]) -> None:
+    with writing(folder):
+        if not folder.is_symlink():
+            if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+                return
+            if any((folder / mark).is_file() for mark in marks):
+                return
+    raise OutputError(
+        f"{folder} is not replaced, because phmctl did not write it (a folder without {' or '.join(marks)}, a file or "
+        "a link); move it away, or name another place"
+    )
 
 
 def clear(path: Path) -> None:

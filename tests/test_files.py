@@ -16,6 +16,7 @@ from phmctl.files import (
     clear,
     is_locked,
     lock,
+    open_without_links,
     read_seal,
     remove_abandoned,
     replacing,
@@ -74,21 +75,39 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        write_atomic(pipe, "ä\n")
+        write_atomic(pipe, "ä\n", follow=True)
         assert os.read(reader, 100) == "ä\n".encode()
     finally:
         os.close(reader)
     assert pipe.is_fifo()
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     link, target = tmp_path / "link", tmp_path / "folder" / "target"
     link.symlink_to(target)
     for content in ("new", "newer"):
-        write_atomic(link, content)
+        write_atomic(link, content, follow=True)
         assert target.read_text() == content
     assert link.is_symlink()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_nothing_is_written_through_a_planted_link(tmp_path: Path, exists: bool) -> None:
+    link, foreign = tmp_path / "link", tmp_path / "foreign"
+    if exists:
+        foreign.write_text("foreign")
+    link.symlink_to(foreign)
+    for mode in "aw":
+        with pytest.raises(OSError, match="link"):
+            open_without_links(link, mode)
+    with pytest.raises(OutputError, match="link"), lock(link):
+        pass
+    is_locked(link)
+    write_atomic(link, "new")
+    assert (link.read_text(), link.is_symlink()) == ("new", False)
+    assert foreign.exists() is exists
+    assert not exists or foreign.read_text() == "foreign"
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EDQUOT, 1), (errno.EACCES, 2)])
@@ -191,7 +210,7 @@ def test_a_write_removes_the_old_temporaries_of_its_name(tmp_path: Path) -> None
         (tmp_path / name).touch()
         abandon(tmp_path / name)
     write_atomic(tmp_path / "file", "x")
-    with replacing(tmp_path / "folder"):
+    with replacing(tmp_path / "folder", "file"):
         pass
     assert file_names(tmp_path) == [".fil.0123abcd.tmp", "file", "folder"]
 
@@ -218,16 +237,40 @@ def test_a_killed_process_s_files_are_cleared(tmp_path: Path, exists: bool) -> N
 def test_a_folder_is_replaced_if_the_block_succeeds_and_stays_otherwise(tmp_path: Path) -> None:
     target = tmp_path / "new" / "out"
     for content in ("first", "second"):
-        with replacing(target) as folder:
+        with replacing(target, "file") as folder:
             (folder / "file").write_text(content)
             assert target.exists() is (content == "second")
         assert (target / "file").read_text() == content
-    with pytest.raises(FileNotFoundError), replacing(target) as folder:
+    with pytest.raises(FileNotFoundError), replacing(target, "file") as folder:
         (folder / "missing").rename(folder / "file")
     assert (target / "file").read_text() == "second"
     assert file_names(target.parent) == ["out"]
-    with pytest.raises(OutputError, match="below"), replacing(target / "file" / "below"):
+    with pytest.raises(OutputError, match="below"), replacing(target / "file" / "below", "file"):
         pass
+
+
+@pytest.mark.parametrize("place", ["folder", "link to a folder", "link to a folder of ours", "dangling link", "file"])
+def test_only_a_folder_of_ours_is_replaced(tmp_path: Path, place: str) -> None:
+    target, foreign = tmp_path / "out", tmp_path / "foreign"
+    make_folder(foreign, "precious")
+    if place == "folder":
+        foreign.rename(target)
+    elif place == "file":
+        target.write_text("precious")
+    else:
+        target.symlink_to(tmp_path / "missing" if place == "dangling link" else foreign)
+    mark = "file" if place.endswith("ours") else "manifest.json"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputError, match="out"), replacing(target, mark):
+        pytest.fail("the block ran")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_another_process_fills_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="out"), replacing(tmp_path / "out", "manifest.json"):
+        make_folder(tmp_path / "out", "precious")
+    assert (tmp_path / "out" / "file").read_text() == "precious"
+    assert file_names(tmp_path) == ["out"]
 
 
 # ------------------------------------------------------------------------------------------------ sealed folders

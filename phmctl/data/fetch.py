@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 from phmctl.console import progress
 from phmctl.data.card import Url
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, replacing, sync, writing
+from phmctl.files import clear, open_without_links, replacing, sync, writing
 from phmctl.files import sha256 as sha256_of
 
 _CHUNK = 1 << 18  # bytes
@@ -83,7 +83,7 @@ def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None])
         if getattr(response, "status", None) != http.client.PARTIAL_CONTENT:
             size = 0  # the server sends the complete file
         with writing(part):
-            handle = part.open("ab" if size else "wb")
+            handle = open_without_links(part, "a" if size else "w")
         received = 0
         with handle:
             while chunk := response.read1(_CHUNK):
@@ -103,6 +103,7 @@ def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None])
 _LARGEST_RATIO = 200
 _ALWAYS_ALLOWED = 256 << 20  # bytes that any archive may unpack to
 _MOST_MEMBERS = 100_000
+EXTRACTED = ".extracted-by-phmctl"  # the file that marks a folder of extracted files
 
 
 def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
@@ -142,7 +143,7 @@ def extract(archive: Path, folder: Path) -> None:
     256 MiB and 200 times their size.
     """
     limit = min(LARGEST, max(_ALWAYS_ALLOWED, _LARGEST_RATIO * archive.stat().st_size))
-    with replacing(folder) as content:
+    with replacing(folder, EXTRACTED) as content:
         try:
             total = 0
             for number, member in enumerate(_members(archive), start=1):
@@ -163,6 +164,7 @@ def extract(archive: Path, folder: Path) -> None:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"{archive} is not a complete tar or zip archive ({reason}); use --refetch") from error
         with writing(folder):
+            (content / EXTRACTED).touch()
             for file in filter(Path.is_file, content.rglob("*")):
                 sync(file)
 

@@ -72,7 +72,7 @@ def _load_once(hub: Hub, folder: Path, refetch: bool) -> Any:
         if Path(f"./{hub.id}").exists():  # `datasets` would read it instead of the hub's dataset
             raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset; read it with --source DIR")
         note(f"loading {hub.id} through datasets ...")
-        with replacing(folder) as temporary:
+        with replacing(folder, "dataset_dict.json") as temporary:
             _fetch(hub, folder, temporary)
     try:
         return datasets.load_from_disk(str(folder))

@@ -148,7 +148,7 @@ def export(
     _check_output(output, force=force)
     source = open_source(run, checkpoint)
     weight_type = quantize or EXACT
-    with writing(output), replacing(target) as folder:
+    with writing(output), replacing(target, EXPORT) as folder:
         _copy_run(run, folder)
         _write(source, to, weight_type, folder)
         verification = _verify(source, to, folder, weight_type, texts)

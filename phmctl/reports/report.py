@@ -67,7 +67,7 @@ def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path)
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with style():  # fails before the comparison if matplotlib is missing
         comparisons = make_comparisons()
-        write_atomic(output, render(*comparisons))
+        write_atomic(output, render(*comparisons), follow=True)
     return comparisons
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from phmctl.data import fetch as archives
 from phmctl.data.card import Hub, Url
-from phmctl.data.fetch import LARGEST, extract, fetch_all
+from phmctl.data.fetch import EXTRACTED, LARGEST, extract, fetch_all
 from phmctl.data.hub import hub_rows, load_rows
 from phmctl.errors import DataError, DownloadError, OutputError
 from tests.data.helpers import cut, files_below, flip, texts
@@ -63,7 +63,9 @@ def test_archives_are_unpacked(tmp_path, name):
         extract(path, tmp_path / "file" / "out")
     folder = tmp_path / "out" / "set"
     extract(path, folder)
-    assert files_below(folder) == {name.removeprefix("./"): content for name, content in CONTENT.items()}
+    marked = files_below(folder)
+    assert marked.pop(EXTRACTED) == b""
+    assert marked == {name.removeprefix("./"): content for name, content in CONTENT.items()}
     assert [entry.name for entry in folder.parent.iterdir()] == ["set"]
 
 
@@ -171,10 +173,14 @@ def test_refetch_replaces_a_damaged_or_earlier_archive(tmp_path):
     fetch_all([item], cache, refetch=True)
     tar(served, {"new": b"x"})
     fetch_all([item], cache)
-    assert files_below(cache / "a.tgz.extracted") == {"old": b"x"}
+    assert files_below(cache / "a.tgz.extracted") == {"old": b"x", EXTRACTED: b""}
     fetch_all([item], cache, refetch=True)
-    assert files_below(cache / "a.tgz.extracted") == {"new": b"x"}
+    assert files_below(cache / "a.tgz.extracted") == {"new": b"x", EXTRACTED: b""}
     assert sorted(path.name for path in cache.iterdir()) == ["a.tgz", "a.tgz.extracted"]
+    (cache / "a.tgz.extracted" / EXTRACTED).unlink()  # a folder of the user's
+    with pytest.raises(OutputError, match="extracted"):
+        fetch_all([item], cache, refetch=True)
+    assert files_below(cache / "a.tgz.extracted") == {"new": b"x"}
 
 
 COMMIT = "0123456789" * 4

@@ -139,3 +139,14 @@ def test_a_folder_that_cannot_be_written(server, tmp_path):
     (tmp_path / "raw").write_bytes(b"a file")
     with pytest.raises(OutputError, match=r"train\.de"):
         fetch(server, tmp_path)
+
+
+def test_a_link_at_the_name_of_a_partial_download_is_not_written_through(server, tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(CONTENT[:9])
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "train.de.part").symlink_to(foreign)
+    for sha256 in (None, SHA256):
+        with pytest.raises(OutputError, match="part"):
+            fetch(server, tmp_path, sha256=sha256)
+    assert foreign.read_bytes() == CONTENT[:9]

@@ -82,7 +82,7 @@ def build(
             if force or changed:
                 if changed and (folder / MANIFEST).exists():
                     note(f"{folder} is out of date ({', '.join(changed)} changed): preparing again")
-                with replacing(folder) as temporary:
+                with replacing(folder, MANIFEST) as temporary:
                     write(temporary)
                 note(f"prepared in {folder}")
                 return

@@ -206,6 +206,21 @@ def test_data_linked_to_another_disk_stays_there(tmp_path):
     assert (folder / "manifest.json").stat().st_ino != before
 
 
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_foreign_folder_is_never_replaced(tmp_path, linked, force):
+    folder = prepared_folder(SECTION, tmp_path)
+    foreign = tmp_path / "thesis" if linked else folder
+    put(foreign / "chapter.tex", "ten years")
+    if linked:
+        folder.parent.mkdir(parents=True)
+        folder.symlink_to(foreign)
+    with pytest.raises(OutputError, match=foreign.name):
+        prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=force)
+    assert [path.name for path in foreign.iterdir()] == ["chapter.tex"]
+    assert folder.is_symlink() is linked
+
+
 @pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])
 def test_a_crash_between_two_renames_leaves_nothing_incomplete(tmp_path, suffix, capsys):
     folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
