@@ -53,14 +53,15 @@ class Job:
 
     label: str  # the option values that distinguish it
     arguments: Sequence[str]  # of ``phmctl``
-    listed: Sequence[str] = ()  # arguments for a job array
+    listed: Sequence[str] = ()  # arguments that ``--list`` shows, for a job array
     state: str = "waiting"  # waiting, finished, stopped, failed, or running (in another process)
     code: int | None = None  # exit code; None until it ends, negative if a signal killed it
     stderr_tail: deque[str] = field(default_factory=lambda: deque(maxlen=_OUTPUT_LINES))
     output: str = ""  # stdout
     seconds: float = 0.0
-    figures: dict[str, str] = field(default_factory=dict)  # its cells of the table
-    document: dict[str, Any] = field(default_factory=dict)  # its JSON
+    # Set by read_outcome:
+    figures: dict[str, str] = field(default_factory=dict)  # cells of its row of the table, by column
+    document: dict[str, Any] = field(default_factory=dict)  # its keys of the JSON output
     remarks: list[str] = field(default_factory=list)  # lines for stderr
 
     @property
@@ -78,7 +79,7 @@ class Job:
 
 
 def threads_per_job(jobs: int) -> int:
-    """Return each process's number of threads: a share of ``OMP_NUM_THREADS``, or of the available cores."""
+    """Return the number of threads of each process: ``OMP_NUM_THREADS``, or the available cores, divided by `jobs`."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     total = int(setting) if setting.isdecimal() else cores()
     return max(total // jobs, 1)
@@ -226,12 +227,11 @@ def training_jobs(calls: Sequence[Call[Any]]) -> list["TrainingJob"]:
             continue
         if recipe.training.initialise_from is not None:
             Run.open(recipe.training.initialise_from, root)
+        job = TrainingJob(call.label, call.command_line(), call.command_line(jobs=1), recipe=recipe, root=root)
         summary = newest_of(recipe, root)
-        resumed = call
-        if summary is not None:  # a tag names new runs only
-            resumed = call.with_arguments(tag=None, resume=summary.run.folder)
-        job = TrainingJob(call.label, resumed.command_line(), call.command_line(jobs=1), recipe=recipe, root=root)
         if summary is not None:
+            resumed = call.with_arguments(tag=None, resume=summary.run.folder)  # a tag names new runs only
+            job.arguments = resumed.command_line()
             if summary.state in ("finished", "running"):
                 job.state = summary.state
             if first["tag"] not in (None, summary.tag):
@@ -256,7 +256,7 @@ class TrainingJob(Job):
 
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
-    """Return the newest run that trains the same weights: its recipe differs only in keys without an effect on them."""
+    """Return the newest run with the results of a recipe: its recipe differs only in keys that change no result."""
     for run in Run.versions(root, recipe):
         with suppress(RunError):  # skip unreadable runs
             if differences(run.requested_recipe(), recipe).keys() <= keys_changing(recipe, NOTHING):
@@ -278,28 +278,30 @@ def scoring_calls(call: Call[Any], *, every: bool) -> list[Call[Any]]:
     models = list({model.folder.resolve(): model for model in opened}.values())
     calls = []
     for model in models:
-        of_model = call.with_arguments(run=[model.folder])
+        model_call = call.with_arguments(run=[model.folder])
         if call["source"] is None and call["table"] is None:
-            splits = [name for part in split_values(call["split"]) for name in requested_splits([model], part)]
+            splits = [name for value in split_values(call["split"]) for name in requested_splits([model], value)]
             split = ",".join(dict.fromkeys(splits))
             if split != call["split"]:
-                of_model = of_model.with_arguments(split=split)
-        scorings = combinations(of_model)
-        for scoring in scorings:
-            label = f"{model.folder} {scoring.label}" if len(scorings) > 1 else str(model.folder)
-            calls.append(replace(scoring, label=label) if len(models) > 1 else scoring)
+                model_call = model_call.with_arguments(split=split)
+        model_calls = combinations(model_call)
+        for scoring in model_calls:
+            label = scoring.label
+            if len(models) > 1:
+                label = f"{model.folder} {label}" if len(model_calls) > 1 else str(model.folder)
+            calls.append(replace(scoring, label=label))
     return calls
 
 
 def score_once(call: Call[Report]) -> Shown:
     """Score a run in this process."""
     report = call(quiet=False)
-    document = report.as_json()
+    document = dict(report.as_json())
     notes = [*getattr(report, "notes", ())]
     if call["against"] is not None:
         baseline = open_run_or_export(call["against"])
         changes = difference_lines(run_differences(baseline, open_run_or_export(call["run"])), baseline.name)
-        document = {**document, "differences": changes}
+        document["differences"] = changes
         notes += [f"· {line}" for line in changes]
     return Shown(document, report.tables(), notes=notes)
 
