@@ -17,8 +17,8 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
-# Effects of a recipe's key, in its annotation. CHOICE: which checkpoints are written, which is chosen, how it answers.
-# NOTHING: no result. A key without an effect here changes the training steps.
+# Marks in the annotation of a recipe's key. CHOICE: the key decides which checkpoints are written, which one is used,
+# or how it answers. NOTHING: the key changes no result. Keys without a mark change the training steps.
 CHOICE = "choice"
 NOTHING = "nothing"
 
@@ -30,13 +30,10 @@ class Section(BaseModel):
 
 
 def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: str = "") -> set[str]:
-    """Return the keys, as ``--set`` takes them, with one of the effects; a key inherits the effect of its section."""
+    """Return the keys, as ``--set`` takes them, with one of these marks; a key inherits the mark of its section."""
     keys = set()
     for name, field in type(section).model_fields.items():
-        effect = inherited
-        for mark in (CHOICE, NOTHING):
-            if mark in field.metadata:
-                effect = mark
+        effect = next((mark for mark in (CHOICE, NOTHING) if mark in field.metadata), inherited)
         value = getattr(section, name)
         if isinstance(value, Section):
             keys |= keys_changing(value, *effects, prefix=f"{prefix}{name}.", inherited=effect)
@@ -120,7 +117,7 @@ class LinearSection(Section):
         return self.model_copy(update=dense)
 
     def _widths(self) -> dict[str, int]:
-        """Return the widths that n must divide, with their names for messages."""
+        """Return the widths that n must divide, by their names in error messages."""
         return {}
 
 
@@ -177,9 +174,8 @@ class StackSection(LinearSection):
 
     def _check_start(self) -> None:
         """Raise ValueError if the compositions cannot start with the outputs of the base model."""
-        compositions = {self.compose_layers, self.compose_heads} - {"none"}
-        possible = bool(compositions) and compositions <= {"linear", "bilinear"}
-        if "bilinear" in compositions:
+        possible = self.composes and "hierarchical" not in (self.compose_layers, self.compose_heads)
+        if "bilinear" in (self.compose_layers, self.compose_heads):
             possible &= self.first_order and self.pooling_rank == self.width
         if self.compose_heads == "bilinear" and self.algebra != "real":
             possible &= self.composition_maps == "algebra"  # --init copies the output map, a map of the algebra
@@ -198,7 +194,7 @@ class StackSection(LinearSection):
 
     @property
     def variant(self) -> str:
-        """``phm-n4-x2`` with upsize 2, ``real-layers-bilinear-heads-bilinear`` with compositions."""
+        """The variant in a run's path: ``phm-n4-x2`` with upsize 2, ``real-layers-bilinear`` with compositions."""
         parts = [super().variant]
         if self.upsize > 1:
             parts.append(f"x{self.upsize}")
@@ -215,9 +211,9 @@ class StackSection(LinearSection):
     @property
     def uncomposed(self) -> Self:
         """The same model without compositions."""
-        fields = type(self).model_fields.items()
-        reset = {name: field.default for name, field in fields if name.startswith("compos") or name == "first_order"}
-        return self.model_copy(update=reset)
+        fields = type(self).model_fields
+        keys = [key for key in fields if key.startswith("compos")] + ["first_order"]
+        return self.model_copy(update={key: fields[key].default for key in keys})
 
     def _widths(self) -> dict[str, int]:
         widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}
