@@ -30,7 +30,13 @@ RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe: a pat
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export.")
 ]
-N = Annotated[int | None, AXIS, typer.Option(help="PHM hyperparameter: about 1/n of the parameters; 1 is dense.")]
+N = Annotated[
+    int | None,
+    AXIS,
+    typer.Option(
+        help="PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm."
+    ),
+]
 Algebra = Annotated[
     str | None,
     AXIS,
@@ -38,7 +44,9 @@ Algebra = Annotated[
         help="real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch."
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+_DEVICE = typer.Option(help="auto, cpu, cuda or cuda:N.")
+Device = Annotated[str | None, _DEVICE]  # None: the recipe's
+AnyDevice = Annotated[str, _DEVICE]
 Precision = Annotated[str | None, AXIS, typer.Option(help="Translation: compute in float32 or bfloat16.")]
 Engine = Annotated[
     str | None, typer.Option(help="torch, ctranslate2 or onnx; the run is exported once and keeps the export.")

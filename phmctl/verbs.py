@@ -20,6 +20,7 @@ from phmctl.options import (
     LIBRARY_ONLY,
     Algebra,
     Alpha,
+    AnyDevice,
     BatchTokens,
     Beam,
     Checkpoint,
@@ -234,7 +235,6 @@ def train(
     Args:
         recipe: Recipe: a path or a shipped name; in a program also a mapping with the keys of the YAML, or a
             :class:`~phmctl.recipe.schema.Recipe`.
-        n: PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm.
         seed: Seed of initialisation, dropout and batch order.
         steps: Number of optimiser steps.
         execution: How PHM maps are applied: dense or rank (default: rank where it is faster).
@@ -319,7 +319,7 @@ def evaluate(
     table: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
     text: Columns = None,
     label: Annotated[str | int | None, typer.Option(metavar="COLUMN")] = None,
-    device: str = "auto",
+    device: AnyDevice = "auto",
     quiet: Annotated[bool, LIBRARY_ONLY] = True,
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
@@ -336,7 +336,6 @@ def evaluate(
         table: Labelled text to score a classifier on instead of a split.
         text: Column of the text in --table; twice for pairs.
         label: Column of the label in --table.
-        device: auto, cpu, cuda or cuda:N.
         quiet: Print nothing on stderr.
 
     Returns:

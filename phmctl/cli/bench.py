@@ -8,7 +8,7 @@ from phmctl.cli.build import Group, command
 from phmctl.console import Shown
 from phmctl.devices import set_threads
 from phmctl.errors import UserError
-from phmctl.options import Algebra, Call, Data, Device, N, RecipeName, Settings, Threads, parse_number
+from phmctl.options import Algebra, AnyDevice, Call, Data, Device, N, RecipeName, Settings, Threads, parse_number
 
 if TYPE_CHECKING:
     from phmctl.benchmarks.ratios import Bench
@@ -23,7 +23,6 @@ Positive = Annotated[int, _AT_LEAST_ONE]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of samples of each candidate.")]
 Against = Annotated[str, typer.Option(help="Speeds are ratios to dense (the dense twin) or base (no compositions).")]
 NValues = Annotated[str, typer.Option(help="Values of n, separated by commas.")]
-AnyDevice = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AnyAlgebra = Annotated[str, typer.Option(help="phm or a fixed algebra.")]
 InFeatures = Annotated[int, typer.Option("-d", "--in-features", min=1, help="d, width of the input.")]
 
