@@ -31,6 +31,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from phmctl.console import note, warn
 from phmctl.errors import BusyError, RequestError, UserError
@@ -207,7 +208,7 @@ def run_server(
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)  # the application reports errors itself
     config = uvicorn.Config(
         build_app(service, names),
-        http="h11",
+        http=_Connection,
         limit_concurrency=service.limits.connections + 1,  # uvicorn answers 503 when it is reached
         timeout_keep_alive=ceil(service.limits.seconds),
         ws="none",
@@ -226,6 +227,27 @@ def run_server(
         sys.stderr.flush()
         os._exit(server.code)
     return server.code
+
+
+class _Connection(H11Protocol):  # type: ignore[misc]
+    """A connection that is closed unless a request begins within uvicorn's keep-alive time.
+
+    uvicorn starts the timer after a response only, and stops it at the next byte.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._close_at(self.loop.time() + self.timeout_keep_alive)
+
+    def data_received(self, data: bytes) -> None:
+        timer, request = self.timeout_keep_alive_task, self.cycle
+        super().data_received(data)
+        if timer and self.cycle is request:  # the head of the next request is incomplete
+            self._close_at(timer.when())
+
+    def _close_at(self, time: float) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_at(time, self.timeout_keep_alive_handler)
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]  # mypy does not see uvicorn

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -79,6 +80,29 @@ def test_a_slow_body_is_408(server: Server) -> None:
         slow.sendall(head(length=100) + b'{"text"')
         assert works(server)
         assert read_all(slow).startswith(b"HTTP/1.1 408")
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "more"),
+    [(b"", b""), (GET[:9], b"x"), (GET + GET[:9], b"x"), (head("/health", 1000), b"x")],
+    ids=["nothing", "part of a head", "part of a second head", "part of the body of an answered request"],
+)
+def test_a_connection_is_closed_if_no_request_arrives_in_time(server: Server, beginning: bytes, more: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(beginning)
+        connection.settimeout(0.2)
+        for _ in range(20):  # a byte from time to time does not keep it open
+            with suppress(TimeoutError):
+                try:
+                    connection.sendall(more)
+                    if not connection.recv(65536):
+                        return
+                except ConnectionError:
+                    return
+    raise AssertionError("the connection is still open")
 
 
 def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(server: Server) -> None:
