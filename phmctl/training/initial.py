@@ -1,8 +1,8 @@
 """``training.initialise_from``: start from the tensors of another run, as in fine-tuning.
 
-Tensors with the same name and shape are copied. If the source holds a dense weight, or another kind of rule than the
-model, the model gets the nearest sum of Kronecker products. With ``model.composition_start: base`` the weights of
-attention's output maps go to the compositions of heads that replace them. The new run's environment records the source
+Tensors with the same name and shape are copied. Where the source has a dense weight, or a rule of another form, the
+model gets the nearest sum of Kronecker products. With ``model.composition_start: base`` the compositions of heads get
+the weights of the attention's output maps that they replace. The new run's environment records the source
 run, its checkpoint and SHA-256, and the names of the copied, new and unused tensors.
 """
 
@@ -25,7 +25,7 @@ from phmctl.runs import Run
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
-_OUTPUT = re.compile(r"attention\.output\.(?=[^.]+$)")
+_OUTPUT_MAP = re.compile(r"attention\.output\.(?=[^.]+$)")
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -34,11 +34,11 @@ class Start:
     """The tensors of another run that a training starts from."""
 
     tensors: Mapping[str, Tensor]  # by their names in the new model
-    # for the run's environment: run, checkpoint, step, sha256; names of the tensors that are taken, new and left
+    # for the environment: run, checkpoint, step, sha256; names of copied ("taken"), new and unused ("left") tensors
     record: Mapping[str, Any]
 
     def summary(self) -> str:
-        """Return the numbers of copied tensors and the modules of new and unused ones, equal layers as one name."""
+        """Return the number of copied tensors and the modules of new and unused ones; layer numbers become ``*``."""
         run, checkpoint = self.record["run"], self.record["checkpoint"]
         parts = [f"initialised: {len(self.tensors)} tensors taken from {run} ({checkpoint})"]
         for group in ("new", "left"):
@@ -91,8 +91,8 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     shapes = {name: tensor.shape for name, tensor in model_tensors(model).items()}
     available = dict(source)
     if getattr(recipe.model, "composition_start", None) == "base":
-        # Attention's output maps also under the names that a bilinear composition gives them.
-        renamed = {_OUTPUT.sub("attention.output.V.maps.0.", name): tensor for name, tensor in source.items()}
+        # A bilinear composition holds the attention's output map under another name.
+        renamed = {_OUTPUT_MAP.sub("attention.output.V.maps.0.", name): tensor for name, tensor in source.items()}
         available = renamed | available
     copied = {name: tensor for name, tensor in available.items() if shapes.get(name) == tensor.shape}
     same_sharing = getattr(run.recipe.model, "rules", None) == getattr(recipe.model, "rules", None)
@@ -113,12 +113,12 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
 
 def _unused(source: Mapping[str, Tensor], copied: Mapping[str, Tensor]) -> list[str]:
     """Return the source tensors that were neither copied nor part of a weight whose nearest sum was taken."""
-    ids = {id(tensor) for tensor in copied.values()}
+    copied_ids = {id(tensor) for tensor in copied.values()}  # a tensor may be copied under another name
     unused = []
     for name, tensor in source.items():
         layer, _, parameter = name.rpartition(".")
-        summed = parameter in PARAMETER_NAMES and f"{layer}.S" in copied
-        if id(tensor) not in ids and name not in copied and not summed:
+        has_nearest_sum = parameter in PARAMETER_NAMES and f"{layer}.S" in copied
+        if id(tensor) not in copied_ids and name not in copied and not has_nearest_sum:
             unused.append(name)
     return unused
 
@@ -132,21 +132,25 @@ def _copy_nearest_sums(
     *,
     same_sharing: bool,
 ) -> None:
-    """Replace S, and A, by those nearest to the source's weight in modules whose rule is not copied.
+    """In modules whose rule is not copied, replace A and S by those nearest to the source's weight.
 
-    S means nothing without its rule: if neither its rule is copied nor a nearest sum exists, it starts at random. A
-    rule that several maps share is among the `names` of the model's tensors once; a map that does not own its rule
-    gets the source's only if the same maps share rules there (`same_sharing`) and all rules are copied.
+    A copied S needs its rule: if the rule is not copied and no nearest sum exists, S starts at random. `names` are the
+    model's tensors, with a shared rule once. A map that uses the rule of another map keeps its copied S only if the
+    same maps share rules in the source (`same_sharing`) and all rules are copied.
     """
-    all_rules = all(name in copied for name in names if name.rpartition(".")[2] in RULE_NAMES)
+    all_rules_copied = all(name in copied for name in names if name.rpartition(".")[2] in RULE_NAMES)
     for name, module in model.named_modules():
         if not isinstance(module, KroneckerWeight) or not isinstance(module.structure, KroneckerSum):
             continue
-        rule = {part for part in RULE_NAMES if f"{name}.{part}" in names}
-        source_rule = {part for part in RULE_NAMES if f"{name}.{part}" in source}
-        constant_or_shared = module.algebra == algebra and (module.owns_rule or (same_sharing and all_rules))
-        same_form = rule == source_rule and (bool(rule) or constant_or_shared)
-        if same_form and f"{name}.weight" not in source and all(f"{name}.{part}" in copied for part in rule):
+        tensor_names = {f"{name}.{part}" for part in RULE_NAMES}
+        rule = tensor_names & names
+        if f"{name}.weight" in source or rule != tensor_names & source.keys():
+            same_rule = False
+        elif rule:
+            same_rule = rule <= copied.keys()
+        else:  # a fixed rule, or the rule of another map
+            same_rule = module.algebra == algebra and (module.owns_rule or (same_sharing and all_rules_copied))
+        if same_rule:
             continue
         copied.pop(f"{name}.S", None)
         weight = _source_weight(source, name, algebra)
