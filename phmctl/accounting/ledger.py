@@ -86,14 +86,17 @@ class Ledger:
         return self.without_embeddings.components + self.without_embeddings.rule
 
     def folded(self) -> list[Row]:
-        """Return the rows, with the rows of equal layers, whose names differ in the layer number only, added up."""
+        """Return the rows, with rows that differ only in their layer numbers added up."""
         groups: dict[tuple[object, ...], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((_LAYER.sub(".*.", row.component), row.kind, row.shape), []).append(row)
         folded = []
         for rows in groups.values():
-            layers = zip(*(map(int, _LAYER.findall(row.component)) for row in rows), strict=True)
-            spans = [f"{min(numbers)}-{max(numbers)}" if len({*numbers}) > 1 else f"{numbers[0]}" for numbers in layers]
+            numbers_by_row = [map(int, _LAYER.findall(row.component)) for row in rows]
+            spans = []
+            for numbers in zip(*numbers_by_row, strict=True):  # the layer numbers at one place of the names
+                first, last = min(numbers), max(numbers)
+                spans.append(f"{first}-{last}" if first < last else f"{first}")
             name = _LAYER.sub(".{}.", rows[0].component).format(*spans)
             folded.append(replace(rows[0], component=name, copies=len(rows), **_sums(rows)))
         return folded
@@ -113,7 +116,7 @@ class Ledger:
 
 
 def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
-    """Return the ledger of a recipe's model, with the sizes of its data, or the recipe's sizes and a note.
+    """Return the ledger of a recipe's model; without `sizes` of the data it uses the recipe's sizes and adds a note.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
@@ -134,14 +137,14 @@ def ledger_for(
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
     rows, rules = rows_of(task.build(settings, sizes, device="meta"))
-    notes = [*task.notes(settings, sizes)]
+    notes = list(task.notes(settings, sizes))
     tables = task.tables(settings, sizes)
     for row in rows:
         token_types = tables.get(row.component, row.shape[0])
         if row.shape[0] != token_types:
             notes.append(f"{row.component}: {token_types:,} token types in {row.shape[0]:,} rows, a multiple of n")
     if isinstance(settings, StackSection) and settings.upsize > 1:
-        # The dense model that a † row is compared with: the same widths, before they are doubled.
+        # Table 2 compares its † rows with the dense model of the widths before upsize.
         base = settings.dense_twin.model_copy(update={"upsize": 1})
         unscaled = ledger_for(task, base, sizes).totals.parameters
         notes.append(
@@ -157,23 +160,30 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
     Shared modules and parameters are counted at their first use, so the rows add up to
     ``sum(p.numel() for p in model.parameters())``.
     """
-    seen: set[int] = set()
-    rules: set[int] = set()
+    counted: set[nn.Parameter] = set()
+    rules = 0
     rows = []
     for name, module in model.named_modules():
-        new = {key: value for key, value in module.named_parameters(recurse=False) if id(value) not in seen}
-        if new:
-            seen.update(id(value) for value in new.values())
-            if isinstance(module, StructuredWeight):
-                rules.update(id(new[key]) for key in module.structure.rule_names[:1] if key in new)
-            rows.append(_row(name, module, {key: value.numel() for key, value in new.items()}))
-    return tuple(rows), len(rules)
+        counts = {}  # of this module's parameters that are not counted yet
+        for key, parameter in module.named_parameters(recurse=False):
+            if parameter not in counted:
+                counted.add(parameter)
+                counts[key] = parameter.numel()
+        if counts:
+            if not _rule_names(module).isdisjoint(counts):
+                rules += 1
+            rows.append(_row(name, module, counts))
+    return tuple(rows), rules
 
 
-def _row(name: str, module: nn.Module, sizes: Mapping[str, int]) -> Row:
-    rule_names = module.structure.rule_names if isinstance(module, StructuredWeight) else ()
-    total, bias = sum(sizes.values()), sizes.get("bias", 0)
-    rule = sum(sizes.get(key, 0) for key in rule_names)
+def _rule_names(module: nn.Module) -> set[str]:
+    return set(module.structure.rule_names) if isinstance(module, StructuredWeight) else set()
+
+
+def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> Row:
+    """Return the row of a module that has `counts` parameters under the names of its attributes."""
+    total, bias = sum(counts.values()), counts.get("bias", 0)
+    rule = sum(counts.get(key, 0) for key in _rule_names(module))
     components = total - rule - bias
     match module:
         case PHMLinear() | TwoFactorLinear() | nn.Linear():
