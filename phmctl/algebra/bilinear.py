@@ -1,9 +1,8 @@
-"""Decompose a rule into its bilinear factors: the number of block products that a multiplication by H needs.
+"""Decompose a rule into bilinear factors, so that a multiplication by H takes R block products instead of n².
 
-A rule of order n with ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` and R terms multiplies by R block products,
-where H has n² blocks. This is an exact canonical polyadic decomposition (Kolda and Bader 2009, §3). The system is
-underdetermined, so the solver takes Gauss–Newton steps of minimum norm with Levenberg–Marquardt damping, in float64 on
-the CPU.
+The factors of a rule of order n are ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` with R terms. This is an exact
+canonical polyadic decomposition (Kolda and Bader 2009, §3). The system is underdetermined, so the solver takes
+Gauss–Newton steps of minimum norm with Levenberg–Marquardt damping, in float64 on the CPU.
 """
 
 import math
@@ -104,10 +103,10 @@ def normalised(rule: Tensor) -> tuple[Tensor, float]:
 
 
 def search(target: Tensor, rank: int) -> _Parts | None:
-    """Return the first exact solution with bounded entries, or None if no random start finds one."""
+    """Return exact factors of `rank` terms with bounded entries, or None if no random start finds them."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(STARTS):
-        # Divided by rank^(1/6), the factors make a rule whose entries have a root mean square of one.
+        # Divided by rank^(1/6), the factors make a rule whose entries have a root mean square of one, as the target's.
         start = [torch.randn(len(target), rank, generator=generator, dtype=torch.float64) for _ in range(3)]
         W, U, V = (factor / rank ** (1 / 6) for factor in start)
         parts, residual = _descend(target, (W, U, V))
@@ -138,7 +137,7 @@ def _descend(target: Tensor, parts: _Parts) -> tuple[_Parts, float]:
             if next_error.norm() < error.norm():
                 break
             damping *= 4
-        else:
+        else:  # no step reduces the residual
             break
         parts, error = next_parts, next_error
         damping = max(damping / 5, 1e-13)
@@ -182,5 +181,5 @@ def _gram(W: Tensor, U: Tensor, V: Tensor) -> Tensor:
     for axis, (X, Y) in enumerate(((U, V), (W, V), (W, U))):
         pairs = (X[:, None] * Y[None]).reshape(n * n, -1)  # (n², R)
         block = (pairs @ pairs.t()).view(n, n, n, n)
-        gram.diagonal(dim1=axis, dim2=axis + 3).add_(block[..., None])  # (the other four axes, i = i')
+        gram.diagonal(dim1=axis, dim2=axis + 3).add_(block[..., None])  # (n, n, n, n, n); the last axis: equal indices
     return gram.view(n**3, n**3)
