@@ -28,10 +28,10 @@ class DecoderState:
     """The key-value cache of the decoder for B sentences with K beams each and at most `max_length` steps.
 
     `past` holds the keys and values of self-attention, (capacity, layers, 2, B·K, inner). Time is the first axis, so
-    that the written positions are contiguous and a change of beams or sentences is a single copy. (Masking instead of
-    copying was measured and is slower.) Two buffers alternate, because allocating memory costs several times a copy.
-    The capacity grows with the outputs. `memories` holds the keys and values of cross-attention, a pair of
-    (B, heads, S, head width) for each layer, which the beams of a sentence share.
+    that the written positions are contiguous and a change of beams or sentences is a single copy. (Masking was measured
+    and is slower than copying.) Two buffers alternate, because an allocation costs several times a copy. The capacity
+    grows with the outputs. `memories` holds the keys and values of cross-attention, a pair of (B, heads, S, head width)
+    for each layer; the beams of a sentence share them.
     """
 
     def __init__(self, memories: Sequence[tuple[Tensor, Tensor]], mask: Tensor, beams: int, max_length: int) -> None:
@@ -55,12 +55,13 @@ class DecoderState:
         rows, heads, _, head_width = key.shape
         if position == len(self.past):
             full = self.past
-            self.past = self._swap_buffers(max(min(2 * position, self._max_length), position + 1), rows)
+            capacity = min(2 * position, self._max_length)
+            self.past = self._swap_buffers(max(capacity, position + 1), rows)
             self.past[:position] = full
         self.past[position, layer, 0] = key.flatten(1)  # (B·K, inner)
         self.past[position, layer, 1] = value.flatten(1)
         pairs = self.past[: position + 1, layer].view(position + 1, 2, rows, heads, head_width)
-        keys, values = pairs.permute(1, 2, 3, 0, 4)
+        keys, values = pairs.permute(1, 2, 3, 0, 4)  # (2, B·K, heads, t, head width)
         return keys, values
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
@@ -148,9 +149,9 @@ class DecoderLayer(nn.Module):
 class Stack(nn.ModuleList):
     """A sequence of layers, optionally with a composition of their outputs.
 
-    A composition computes the stack's output (B, T, d) from the list of all layers' outputs, without the input (Li et
-    al. 2020, eq. 5); otherwise the last layer's output is the stack's. Compositions act on each position separately, so
-    decoding needs no state for them. The composition is a submodule but not an element of the list.
+    The stack's output (B, T, d) is the last layer's output, or the composition of all layers' outputs, without the
+    input (Li et al. 2020, eq. 5). Compositions act on each position separately, so decoding needs no state for them.
+    The composition is a submodule but not an element of the list.
     """
 
     def __init__(self, layers: Iterable[nn.Module], composition: nn.Module | None = None) -> None:
@@ -158,20 +159,20 @@ class Stack(nn.ModuleList):
         self.composition = composition
 
     def __len__(self) -> int:
-        return len(self._modules) - ("composition" in self._modules)
+        return len(self._modules.keys() - {"composition"})
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         """Apply all layers to x (B, T, d); each gets the same `context` (memory, mask)."""
-        return self._compose(x, lambda layer, index, states: layer(states, *context))
+        return self._apply_layers(x, lambda layer, index, h: layer(h, *context))
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
         """Apply all layers to one position x (B, K, d) of K beams."""
-        return self._compose(x, lambda layer, index, states: layer.step(states, state, index))
+        return self._apply_layers(x, lambda layer, index, h: layer.step(h, state, index))
 
-    def _compose(self, x: Tensor, apply: Callable[[Any, int, Tensor], Tensor]) -> Tensor:
+    def _apply_layers(self, x: Tensor, apply: Callable[[Any, int, Tensor], Tensor]) -> Tensor:
         outputs = []
         for index, layer in enumerate(self):
             x = apply(layer, index, x)
@@ -193,7 +194,7 @@ def _with_positions(x: Tensor, start: int, stop: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder Transformer over token ids; padding (id 0) is not attended to.
+    """Encoder-decoder Transformer over token ids; attention skips padding (id 0).
 
     The two embeddings may be the same module. `encoder_norm` and `decoder_norm` are layer norms or identities. Without
     a generator, the target embedding's weight maps to the vocabulary. `dropout` applies to the embeddings.
@@ -246,9 +247,9 @@ class Transformer(nn.Module):
         return F.linear(*self.output(hidden))
 
     def output(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return states (..., d), a weight (V, d) and a bias (V,) or None, whose linear map gives the logits.
+        """Return the arguments of ``F.linear`` for logits: states (..., d), a weight (V, d), and a bias (V,) or None.
 
-        If the table is tied and narrow, with e columns, the states and the weight have width e instead of d.
+        If the table is tied and has only e columns (`NarrowEmbedding`), the states and the weight have width e.
         """
         if self.generator is not None:
             return hidden, self.generator.weight, self.generator.bias
