@@ -62,7 +62,7 @@ def grouped_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values (R, C) of each row of (R, V) and their columns, like ``torch.topk``.
 
     On a CPU the columns are split into groups of eight. The `count` groups with the largest maxima contain the `count`
-    largest values, so only the members of these groups are ranked. The result is exact, and 1.8 (V = 8,000) to 2.5
+    largest values, so only the columns of these groups are ranked. The result is exact, and 1.8 (V = 8,000) to 2.5
     times (V = 32,768) as fast as ``torch.topk``. The choice among equal values is arbitrary.
     """
     groups = scores.shape[1] // _GROUP_SIZE
@@ -115,7 +115,7 @@ def beam_search(
         beam: live prefixes of each sentence.
         alpha: exponent of the length penalty.
         max_lengths: length limit of each output (B,) in tokens, without EOS.
-        allowed: ids from it on are never produced; a padded vocabulary is larger than the tokenizer's.
+        allowed: size of the tokenizer; the further ids of a padded vocabulary are never produced.
         n_best: at most `beam`.
 
     Raises:
@@ -149,7 +149,7 @@ class _Search:
         self.length = 0  # tokens of a live prefix
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.limits = limits  # (B,)
-        self.rows = torch.arange(count, device=device)  # (B,) places in `results`
+        self.rows = torch.arange(count, device=device)  # (B,) index of each sentence in `results`
         # The search starts with one empty prefix: K is 1 before the first step, and `beam` after it.
         self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
         self.live = torch.zeros((count, 1), device=device)  # (B, K) log-probability
@@ -163,17 +163,17 @@ class _Search:
 
     def advance(self, logits: Tensor) -> Tensor:
         """Append a token to each live prefix, from logits (B, K, V). Return the parents (B, K) of the new prefixes."""
-        count, live, size = logits.shape
-        values, ids, end = best_continuations(logits.view(-1, size), 2 * self.beam, self.allowed)
-        width = values.shape[1]
-        totals = (values.view(count, live, width) + self.live[:, :, None]).flatten(1)  # (B, K·C)
-        totals, places = _at_least(totals, 2 * self.beam).topk(2 * self.beam)  # (B, 2·beam)
-        places = places.clamp(max=live * width - 1)
-        parents = places // width
-        tokens = ids.view(count, -1).gather(1, places)
-        closing = _at_least(end.view(count, live) + self.live, self.beam)  # (B, beam) each live prefix with EOS
+        sentences, prefixes, vocabulary = logits.shape
+        values, ids, end = best_continuations(logits.view(-1, vocabulary), 2 * self.beam, self.allowed)
+        width = values.shape[1]  # C
+        totals = (values.view(sentences, prefixes, width) + self.live[:, :, None]).flatten(1)  # (B, K·C)
+        totals, places = _padded(totals, 2 * self.beam).topk(2 * self.beam)  # (B, 2·beam)
+        places = places.clamp(max=prefixes * width - 1)  # a padded candidate is impossible, its place does not matter
+        parents = places // width  # (B, 2·beam)
+        tokens = ids.view(sentences, -1).gather(1, places)  # (B, 2·beam)
+        closing = _padded(end.view(sentences, prefixes) + self.live, self.beam)  # (B, beam) each live prefix with EOS
         self._finish(parents[:, : self.beam], tokens[:, : self.beam], totals[:, : self.beam], closing)
-        alive = totals.masked_fill(tokens == EOS, _IMPOSSIBLE)  # (B, 2K)
+        alive = totals.masked_fill(tokens == EOS, _IMPOSSIBLE)  # (B, 2·beam)
         self.live, best = alive.topk(self.beam)  # (B, K)
         parents = parents.gather(1, best)
         self.last = tokens.gather(1, best)
@@ -239,8 +239,8 @@ def _prefix(tokens: list[list[int]], parents: list[list[int]], length: int, beam
     return prefix[::-1]
 
 
-def _at_least(values: Tensor, width: int) -> Tensor:
-    """Pad (B, C) with impossible candidates to `width` columns."""
+def _padded(values: Tensor, width: int) -> Tensor:
+    """Return values (B, C) with at least `width` columns; the added candidates are impossible."""
     return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=_IMPOSSIBLE)
 
 
