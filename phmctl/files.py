@@ -143,13 +143,23 @@ def write_json(path: Path, value: Any) -> None:
 def read_json_object(path: Path, error_type: type[UserError], advice: str) -> dict[str, Any]:
     """Return the JSON object in a file; otherwise raise `error_type` with a message that ends with `advice`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except FileNotFoundError as error:
         raise error_type(f"{path} is missing; {advice}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise error_type(f"{path} cannot be read ({error}); {advice}") from error
     if not isinstance(value, dict):
         raise error_type(f"{path} is damaged: it holds no JSON object; {advice}")
+    return value
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object that ``json.loads`` has read; raise ValueError if it has a key twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {json.dumps(repeated)} is given twice")
     return value
 
 

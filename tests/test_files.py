@@ -11,12 +11,13 @@ import filelock
 import pytest
 
 from phmctl.data.prepared.folder import write_manifest
-from phmctl.errors import DataError, OutputError, UserError, WriteFailedError
+from phmctl.errors import DataError, OutputError, RunError, UserError, WriteFailedError
 from phmctl.files import (
     clear,
     is_locked,
     lock,
     open_without_links,
+    read_json_object,
     read_seal,
     remove_abandoned,
     replacing,
@@ -330,3 +331,10 @@ def test_a_full_disk_while_prepared_data_are_sealed(folder: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", fill_disk)
     with pytest.raises(WriteFailedError):
         write_manifest(folder, {})
+
+
+def test_a_json_file_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text('{"format": 1, "files": [{"name": "a", "name": "b"}]}')
+    with pytest.raises(RunError, match=r'manifest\.json.*"name"'):
+        read_json_object(path, RunError, "copy it again")

@@ -9,6 +9,7 @@ The JSON body of a request::
 This module uses threads and futures only, neither asyncio nor HTTP.
 """
 
+import json
 import math
 import re
 import threading
@@ -25,6 +26,7 @@ from phmctl import __version__
 from phmctl.decoding.model import Model
 from phmctl.decoding.translator import as_json
 from phmctl.errors import BusyError, RequestError
+from phmctl.files import unique_keys
 from phmctl.serving.limits import Limits
 
 _LONGEST_RETRY = 60  # seconds; upper bound of the Retry-After header
@@ -233,6 +235,10 @@ class Service:
             problem = error.errors(include_url=False)[0]
             place = ".".join(map(str, problem["loc"]))
             raise RequestError(f"{place}: {problem['msg']}" if place else problem["msg"]) from None
+        try:
+            json.loads(content, object_pairs_hook=unique_keys)  # pydantic takes the last of equal keys
+        except ValueError as error:
+            raise RequestError(str(error)) from None
         texts, options = body.items(), body.model_dump(include=_OPTIONS)
         limits = self.limits
         most_texts = min(limits.texts, limits.queue)

@@ -144,6 +144,7 @@ BAD = {  # path, body, and the place or cause in the error
     "NaN": ("/translate", b'{"text": "a", "alpha": NaN}', "alpha: "),
     "a huge number": ("/translate", b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "JSON"),
     "nested": ("/translate", b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
+    "a key twice": ("/translate", b'{"text": "a", "beam": 1, "beam": 2}', '"beam"'),
     "an unknown key": ("/translate", {"text": "a", "baem": 3}, "baem: "),
     "neither": ("/translate", {}, '"text" or "texts"'),
     "both": ("/translate", {"text": "a", "texts": ["b"]}, '"text" or "texts"'),
