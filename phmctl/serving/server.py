@@ -40,6 +40,7 @@ from phmctl.serving.limits import Limits
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_ABSOLUTE_TARGET = re.compile(r"https?://(?P<host>[^/]*)(?P<path>.*)", re.DOTALL | re.IGNORECASE)
 _BACKLOG = 1024  # connections that wait to be accepted
 
 
@@ -75,7 +76,11 @@ def build_app(service: Service, names: Sequence[str] | None = None) -> Any:
 
     async def check_headers(scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope.get("headers", ()))
-        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1").lower())
+        host = headers.get(b"host", b"").decode("latin-1")
+        if absolute := _ABSOLUTE_TARGET.match(scope.get("path", "")):  # its host replaces the Host header
+            host = absolute["host"]
+            scope = {**scope, "path": absolute["path"] or "/"}
+        host = re.sub(r":\d*$", "", host.lower())
         answer = app if names is None or scope["type"] != "http" or host in names else wrong_host
         if {b"content-length", b"transfer-encoding"} <= headers.keys():
             answer = two_lengths

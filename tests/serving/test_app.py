@@ -246,6 +246,24 @@ def test_only_requests_to_its_own_names_are_answered() -> None:
     assert client().get("/health", headers={"host": "elsewhere.example"}).status_code == 200
 
 
+def test_a_request_with_an_absolute_target_is_answered_by_the_host_in_its_target() -> None:
+    app, statuses = build_app(service(), names=LOCAL_NAMES), []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    for target in ("http://localhost:8000/health", "HTTP://LOCALHOST/health", "https://127.0.0.1", "/health"):
+        scope = {"type": "http", "method": "GET", "path": target, "query_string": b""}
+        asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
+    for target in ("http://elsewhere.example/health", "http://localhost@elsewhere.example/health"):
+        scope = {"type": "http", "method": "GET", "path": target, "query_string": b""}
+        asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
+    assert statuses == [200] * 4 + [421] * 2
+
+
 def test_an_error_of_the_model_is_500_for_its_request_alone(capsys: pytest.CaptureFixture[str]) -> None:
     model = FakeModel()
     model.gate.clear()
