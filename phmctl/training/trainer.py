@@ -57,18 +57,18 @@ class Guard:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.found = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
+        self.flag = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
         self._first = torch.zeros((), dtype=torch.float64, device=device)
 
     def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Update the flags with a step's loss and gradient norm, both scalars on the device, without a host sync."""
         bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
-        self._first += bad * (1 - self.found) * step
-        self.found.copy_(torch.maximum(self.found, bad))
+        self._first += bad * (1 - self.flag) * step
+        self.flag.copy_(torch.maximum(self.flag, bad))
 
     def first_bad_step(self) -> int | None:
         """Return the first bad step, or None. Waits for the device."""
-        return int(self._first.item()) if self.found.item() else None
+        return int(self._first.item()) if self.flag.item() else None
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Trainer:
         self._stream = BatchStream(task, self.state.epoch, self.state.position)
         self._guard = Guard(device)
         if device.type != "cpu":  # the fused kernels read this attribute of gradient scaling and skip bad steps
-            self.optimiser.found_inf = self._guard.found  # type: ignore[attr-defined]
+            self.optimiser.found_inf = self._guard.flag  # type: ignore[attr-defined]
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
         self._step_starts: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check

@@ -275,7 +275,7 @@ def test_the_guard_remembers_the_first_bad_step(losses: list[float], norm: float
     for step, loss in enumerate(losses, start=1):
         guard.note(step, torch.tensor(loss), torch.tensor(norm))
     assert guard.first_bad_step() == first
-    assert guard.found.item() == (first is not None)
+    assert guard.flag.item() == (first is not None)
 
 
 def test_the_flag_makes_the_fused_optimiser_skip() -> None:
