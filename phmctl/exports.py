@@ -101,10 +101,10 @@ class Export(Run):
             )
         return self.folder
 
-    def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """Call `read` with the checkpoint's name; no training removes the checkpoint of an export."""
+    def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
+        """Call `load` with the checkpoint's name; no training removes the checkpoint of an export."""
         self.checkpoint(name)
-        return read(name)
+        return load(name)
 
     def weights(self, name: str = "best") -> Weights:
         self.checkpoint(name)

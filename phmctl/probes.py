@@ -136,7 +136,7 @@ class Encoder:
         self.run = Run.open(run)
         self.device = device
         self.recipe = self.run.recipe_of(TranslationRecipe)
-        self.weights = self.run.use(checkpoint, self.run.weights)
+        self.weights = self.run.load_checkpoint(checkpoint, self.run.weights)
 
     @cached_property
     def translator(self) -> Translator:

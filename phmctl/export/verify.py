@@ -91,7 +91,7 @@ def open_source(run: Run, checkpoint: str) -> ExportSource:
         model = trained(kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
         return ExportSource(run, run.weights(name), model, predictor, tokenizers, sizes)
 
-    return run.use(checkpoint, load)
+    return run.load_checkpoint(checkpoint, load)
 
 
 ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # outputs that are compared

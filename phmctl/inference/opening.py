@@ -77,7 +77,7 @@ def open_model(path: Path | str, options: ModelOptions | None = None, *, split: 
         )
         return kind.load(request)
 
-    return OpenedModel(run, run.use(options.checkpoint, load), lines)
+    return OpenedModel(run, run.load_checkpoint(options.checkpoint, load), lines)
 
 
 def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Path | str | None = None) -> Report:

@@ -92,7 +92,11 @@ class ScoreOptions(TypedDict, total=False):
 
     lowercase: bool
     tokenize: str  # sacrebleu's tokenizer for BLEU: ``13a``, ``zh``, ``ja-mecab``, ``flores200`` …
-    others: Sequence[Sequence[str]]  # additional references, each with one line per hypothesis
+    other_references: Sequence[Sequence[str]]  # additional references, each with one line per hypothesis
+
+
+def _reference_sets(references: Sequence[str], options: ScoreOptions) -> list[Sequence[str]]:
+    return [references, *options.get("other_references", ())]
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Score:
@@ -108,7 +112,7 @@ def all_scores(hypotheses: Sequence[str], references: Sequence[str], **options: 
 def copy_baseline(sources: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Copy:
     """Return the BLEU of the sources, and the share of their words in the reference that has most of them."""
     words = shared = 0
-    for source, *alternatives in zip(sources, references, *options.get("others", ()), strict=True):
+    for source, *alternatives in zip(sources, *_reference_sets(references, options), strict=True):
         counts = _words(source)
         words += counts.total()
         shared += max((counts & _words(alternative)).total() for alternative in alternatives)
@@ -147,11 +151,11 @@ def bleu_by(
     """Return the BLEU of each group of sentences."""
     bins = []
     for value, rows in parts:
-        part_options = options.copy()
-        part_options["others"] = [[lines[row] for row in rows] for lines in options.get("others", ())]
         part_hypotheses = [hypotheses[row] for row in rows]
-        part_references = [references[row] for row in rows]
-        bins.append(Bin(value, len(rows), bleu(part_hypotheses, part_references, **part_options).value))
+        part_references = [[lines[row] for row in rows] for lines in _reference_sets(references, options)]
+        part_options = options.copy()
+        part_options["other_references"] = part_references[1:]
+        bins.append(Bin(value, len(rows), bleu(part_hypotheses, part_references[0], **part_options).value))
     return bins
 
 
@@ -203,7 +207,7 @@ def _metric(name: str, references: Sequence[str] | None, **options: Unpack[Score
     """Return a sacrebleu metric, which caches the statistics of `references`."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    streams = None if references is None else [list(lines) for lines in (references, *options.get("others", ()))]
+    streams = None if references is None else [list(lines) for lines in _reference_sets(references, options)]
     lowercase = options.get("lowercase", False)
     tokenize = options.get("tokenize", USUAL)
     if name == "chrF":
@@ -223,7 +227,7 @@ def _metric(name: str, references: Sequence[str] | None, **options: Unpack[Score
 
 
 def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Score:
-    for lines in (references, *options.get("others", ())):
+    for lines in _reference_sets(references, options):
         _check(hypotheses, lines)
     metric = _metric(name, references, **options)
     result = metric.corpus_score(list(hypotheses), None)

@@ -252,8 +252,8 @@ class Run:
             return RunError(f"{self.folder} has no checkpoint, because its training failed: {reason}")
         return RunError(f"{self.folder} has no checkpoint yet; continue its training with: {self.resume_command}")
 
-    def use(self, name: str, read: Callable[[str], Loaded]) -> Loaded:
-        """Call `read` with the folder name of the checkpoint `name` and return its result.
+    def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
+        """Call `load` with the folder name of the checkpoint `name` and return its result.
 
         If a training prunes the folder while it is read, `name` is looked up again, because ``last`` and ``best`` may
         name a newer checkpoint by then. A note says if ``auto`` is not the checkpoint that the recipe asks for.
@@ -263,7 +263,7 @@ class Run:
             self._note_substitute(folder)
         while True:
             try:
-                return read(folder.name)
+                return load(folder.name)
             except (RunError, FileNotFoundError):
                 if folder.is_dir():
                     raise
@@ -370,10 +370,10 @@ def read_recipe(path: Path) -> Recipe:
 def _read_pointer(path: Path) -> str | None:
     """Return the only line of a pointer file, or None if the file is damaged or missing."""
     try:
-        first, *others = path.read_text(encoding="utf-8").split("\n")
+        first, *following = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError):
         return None
-    return first.strip() if first and not any(others) else None
+    return first.strip() if first and not any(following) else None
 
 
 def describe_environment(recipe: Recipe) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def find_start(recipe: Recipe, task: "Task | None", root: Path | None = None) ->
         return None
     task.check_vocabulary(run)
     name = "best" if "best" in run.checkpoint_names() else "last"
-    return run.use(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
+    return run.load_checkpoint(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
 
 
 def differing_shape_key(first: Recipe, second: Recipe) -> str | None:

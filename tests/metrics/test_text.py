@@ -52,7 +52,8 @@ def test_names_and_numbers_do_not_make_two_languages_one() -> None:
     assert copy.shared_words == pytest.approx(4 / 16)  # a word of the reference matches one word of the source
     assert not copy.one_language
     # of several references the most similar counts
-    assert copy_baseline(["a b", "c"], ["x y", "c"], others=[["a z", "w"]]).shared_words == pytest.approx(2 / 3)
+    copy = copy_baseline(["a b", "c"], ["x y", "c"], other_references=[["a z", "w"]])
+    assert copy.shared_words == pytest.approx(2 / 3)
 
 
 def test_lowercase_ignores_case() -> None:
@@ -97,14 +98,14 @@ def test_bootstrap_of_a_clearly_better_system() -> None:
 
 def test_several_references_are_one_corpus() -> None:
     hypotheses, first, second = ["the cat sat on the rug"], ["the cat sat on the mat"], ["the cat lay on the rug"]
-    scores = all_scores(hypotheses, first, others=[second])
+    scores = all_scores(hypotheses, first, other_references=[second])
     assert all("nrefs:2" in score.signature for score in scores)
     assert scores[0].value == pytest.approx(100 * (6 / 6 * 5 / 5 * 4 / 4 * 2 / 3) ** 0.25)
     assert scores[0].value > all_scores(hypotheses, first)[0].value
     assert scores[2].value == pytest.approx(100 / 6)
-    tests = paired_bootstrap(hypotheses * 3, second * 3, first * 3, others=[second * 3])
+    tests = paired_bootstrap(hypotheses * 3, second * 3, first * 3, other_references=[second * 3])
     assert tests["BLEU"].system.value == pytest.approx(100)
-    (group,) = bleu_by(length_parts(["a b c"]), hypotheses, first, others=[second])
+    (group,) = bleu_by(length_parts(["a b c"]), hypotheses, first, other_references=[second])
     assert group.bleu == pytest.approx(scores[0].value)
 
 

@@ -139,7 +139,7 @@ def test_a_run_chooses_what_its_recipe_asks_for(
     wanting = Run(trained.folder, make_recipe(average=2))
 
     def used(run: Run) -> tuple[str, str]:
-        return run.use("auto", lambda name: name), capsys.readouterr().err
+        return run.load_checkpoint("auto", lambda name: name), capsys.readouterr().err
 
     assert used(trained) == ("step-000005", "")
     name, note = used(wanting)
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_followed_again(trained:
             raise FileNotFoundError(name)
         return name
 
-    assert trained.use("last", read) == "step-000005"
+    assert trained.load_checkpoint("last", read) == "step-000005"
     assert seen == ["step-000010", "step-000005"]
 
 
@@ -199,7 +199,7 @@ def test_an_error_that_is_no_pruning_passes(trained: Run) -> None:
 
     for name, place in (("last", "damaged"), ("step-000099", "step-000099")):
         with pytest.raises(RunError, match=place):
-            trained.use(name, read)
+            trained.load_checkpoint(name, read)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
             model = self.load(LoadRequest(run=run, checkpoint=checkpoint, device=request.device, cleaned=cleaned))
             return run.weights(checkpoint), model
 
-        weights, classifier = run.use(request.checkpoint, load)
+        weights, classifier = run.load_checkpoint(request.checkpoint, load)
         if len(texts[0]) != classifier.texts:
             raise UserError(f"{run.name} reads {classifier.texts} texts an example, not {len(texts[0])}; see --text")
         with progress(f"labelling with {run.name}", len(texts)) as advance:

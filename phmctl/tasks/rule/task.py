@@ -298,7 +298,7 @@ def evaluate(request: ScoreRequest) -> RuleEvaluation:
     def load(checkpoint: str) -> tuple[Weights, RuleModel]:
         return run.weights(checkpoint), trained(empty, run, checkpoint, device)
 
-    weights, model = run.use(request.checkpoint, load)
+    weights, model = run.load_checkpoint(request.checkpoint, load)
     rule_note = _why_not_compared(settings.n, truth)
     rule = None if rule_note else _compare_rules(model, truth)
     map_error = _map_error(model, truth)

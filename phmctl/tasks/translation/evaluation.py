@@ -139,7 +139,7 @@ def evaluate(request: TranslationScoreRequest) -> Evaluation:
     if not (request.tokenize or recipe.training.bleu_tokenizer):
         note_unknown_languages(run.data().get("target_language"))
     scoring.check_tokenizer(tokenize)
-    options: scoring.ScoreOptions = {"lowercase": lowercase, "tokenize": tokenize, "others": other_references}
+    options: scoring.ScoreOptions = {"lowercase": lowercase, "tokenize": tokenize, "other_references": other_references}
     translations = _translations(run, text, request, decoding)
     hypotheses, key = translations.lines, translations.key
     for remark in scoring.remarks(text.source, hypotheses, equal_share=0.5):
@@ -220,7 +220,7 @@ def _translations(run: Run, text: Text, request: TranslationScoreRequest, decodi
         _store_translations(paths[-1], translations, source_sha256)
         return translations
 
-    return run.use(request.checkpoint, find_or_translate)
+    return run.load_checkpoint(request.checkpoint, find_or_translate)
 
 
 def _stored_translations(path: Path, key: ScoringKey, source_sha256: str) -> _Translations | None:

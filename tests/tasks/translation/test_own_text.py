@@ -36,7 +36,7 @@ def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_p
     two = put(tmp_path / "b.en", *OTHERS[:5])
     found = evaluate(run, "--source", source, "--reference", one, "--reference", two)
     translations = [best[0].text for best in load_translator(run, "best", "cpu").translate(SOURCES[:5])]
-    expected = all_scores(translations, REFERENCES[:5], others=[OTHERS[:5]])
+    expected = all_scores(translations, REFERENCES[:5], other_references=[OTHERS[:5]])
     assert [score["value"] for score in found["scores"]] == pytest.approx([score.value for score in expected])
     assert all("nrefs:2" in score["signature"] for score in found["scores"])
     assert (found["split"], found["sentences"]) == ("news.de", 5)
