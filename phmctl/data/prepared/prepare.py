@@ -114,10 +114,7 @@ def prepare(
     if isinstance(base, Card) and not reopen and not changes(folder, all_settings, {CARD: base.digest}):
         note(f"{folder} is up to date")  # published text does not change, so the network is not needed
     else:
-        corpus = (
-            base if isinstance(base, Corpus) else open_corpus(base, source, root / "raw" / base.id, refetch=refetch)
-        )
-        corpus = _apply_section(corpus, data)
+        corpus = _open(base, data, source, root / "raw", refetch=refetch)
         origin = provenance(corpus, vectors)
 
         def write(temporary: Path) -> None:
@@ -133,8 +130,9 @@ def prepare(
     return prepared
 
 
-def _apply_section(corpus: Corpus, data: Section) -> Corpus:
+def _open(base: Card | Corpus, data: Section, source: Path | None, cache: Path, *, refetch: bool) -> Corpus:
     """Return the corpus in the section's direction and with its copies. Raises DataError without train or valid."""
+    corpus = open_corpus(base, source, cache / base.id, refetch=refetch) if isinstance(base, Card) else base
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "no split"
         raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
@@ -147,13 +145,12 @@ def _apply_section(corpus: Corpus, data: Section) -> Corpus:
 
 
 def _choose_cleaning(base: Card | Corpus, vocabulary: Vocabulary | None, options: Mapping[str, Any]) -> Cleaning:
-    cleaning = Cleaning()
     if isinstance(base, Card):
         cleaning = base.cleaning
-    elif vocabulary is not None:
-        cleaning = vocabulary.cleaning
-    if vocabulary is not None:
-        cleaning = cleaning.model_copy(update={key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY})
+        if vocabulary is not None:
+            cleaning = cleaning.model_copy(update={key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY})
+    else:
+        cleaning = Cleaning() if vocabulary is None else vocabulary.cleaning
     return change(cleaning, options, DataError)
 
 
