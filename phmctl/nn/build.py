@@ -78,8 +78,10 @@ class LinearBuilder:
             device=self.device,
         )
         if learned and self.rules != "separate":
-            self._first = self._first or layer
-            layer.share_rule(self._first)
+            if self._first is None:
+                self._first = layer
+            else:
+                layer.share_rule(self._first)
         return layer
 
     def embedding(

@@ -147,7 +147,7 @@ class KroneckerWeight(StructuredWeight):
         """Use the learned rule of `source`, which stays its owner: its A or its factors become parameters of both."""
         for name in self.structure.rule_names:
             setattr(self, name, getattr(source, name))
-        self.owns_rule = self is source
+        self.owns_rule = False
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         saved_rule = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
