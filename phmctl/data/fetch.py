@@ -1,15 +1,18 @@
 """Download files over HTTP, and unpack archives."""
 
 import http.client
+import math
 import tarfile
 import time
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from phmctl.console import progress
 from phmctl.data.card import Url
@@ -24,10 +27,7 @@ _TIMEOUT = 20.0  # seconds without data
 _PAUSE = 1.0  # seconds before the second attempt; doubles each time
 _PERMANENT_ERRORS = {400, 401, 403, 404, 410, 451}  # HTTP status codes for which another attempt is pointless
 _RANGE_NOT_SATISFIABLE = 416
-_LONGEST_HEADER = 1 << 16  # bytes of a tar header with a long name or attributes
-_LONG_HEADERS = {
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-}
+_LONGEST_HEADER = 1 << 16  # bytes of a tar member's header with its name and attributes
 
 
 def download(url: str, target: Path, *, sha256: str | None = None, refetch: bool = False) -> None:
@@ -103,6 +103,7 @@ def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None])
 _LARGEST_RATIO = 200
 _ALWAYS_ALLOWED = 256 << 20  # bytes that any archive may unpack to
 _MOST_MEMBERS = 100_000
+_HEADER_BYTES = 4096  # bytes of a tar member's header, on average, and of the attributes of all members
 EXTRACTED = ".extracted-by-phmctl"  # the file that marks a folder of extracted files
 
 
@@ -125,35 +126,27 @@ class _Member(NamedTuple):
     unpack: Callable[[Path], object]  # into a folder
 
 
-class _Header(tarfile.TarInfo):
-    """A tar header of limited size, because tarfile reads a long name and attributes into memory at once."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in _LONG_HEADERS and header.size > _LONGEST_HEADER:
-            raise ValueError(f"a header has {header.size:,} bytes, more than {_LONGEST_HEADER:,}")
-        return header
-
-
 def extract(archive: Path, folder: Path) -> None:
     """Unpack a tar (plain or compressed) or zip archive into a new folder, completely or not at all.
 
     Links and devices are refused, because a link can lead out of the folder, as are archives that unpack to more than
-    256 MiB and 200 times their size.
+    256 MiB and 200 times their size. All members are checked before the first is unpacked.
     """
     limit = min(LARGEST, max(_ALWAYS_ALLOWED, _LARGEST_RATIO * archive.stat().st_size))
-    with replacing(folder, EXTRACTED) as content:
+    with replacing(folder, EXTRACTED) as content, ExitStack() as opened:
         try:
+            members: list[_Member] = []
             total = 0
-            for number, member in enumerate(_members(archive), start=1):
+            for member in _members(archive, opened):
+                members.append(member)
                 total += max(member.size, 0)
-                if total > limit or number > _MOST_MEMBERS:
+                if total > limit or len(members) > _MOST_MEMBERS:
                     raise DataError(
                         f"{archive} contains more than {limit:,} bytes or {_MOST_MEMBERS:,} members; nothing was "
                         "extracted\nif that is intended, unpack it yourself and use --source DIR"
                     )
                 _check_member(archive, member)
+            for member in members:
                 member.unpack(content)
         except DataError:
             raise
@@ -171,22 +164,60 @@ def extract(archive: Path, folder: Path) -> None:
 
 def _check_member(archive: Path, member: _Member) -> None:
     if not member.is_plain:
-        raise DataError(f"{archive}: member {member.name!r} is a link or a device; nothing was extracted")
+        raise DataError(f"{archive}: member {member.name!r} is a link, a device or sparse; nothing was extracted")
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         raise DataError(f"{archive}: member {member.name!r} is outside the archive's folder; nothing was extracted")
 
 
-def _members(archive: Path) -> Iterator[_Member]:
+def _members(archive: Path, opened: ExitStack) -> Iterator[_Member]:
+    """Yield the members of an archive, which can be unpacked until `opened` is closed."""
     if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as zipped:
-            for info in zipped.infolist():
-                file_type = info.external_attr >> 28  # Unix file type; 0 in archives from other systems
-                yield _Member(info.filename, info.file_size, file_type in (0, 4, 8), partial(zipped.extract, info))
+        zipped = opened.enter_context(zipfile.ZipFile(archive))
+        for info in zipped.infolist():
+            file_type = info.external_attr >> 28  # Unix file type; 0 in archives from other systems
+            yield _Member(info.filename, info.file_size, file_type in (0, 4, 8), partial(zipped.extract, info))
         return
-    with tarfile.open(archive, tarinfo=_Header) as tar:
-        for member in tar:
-            is_plain = member.isfile() or member.isdir()
-            yield _Member(member.name, member.size, is_plain, partial(tar.extract, member, filter="data"))
-        while tar.fileobj is not None and tar.fileobj.read(_CHUNK):
-            pass  # read to the end, so that the compressed stream's checksum is verified
+    file = opened.enter_context(archive.open("rb"))
+    tar = opened.enter_context(_Tar.open(fileobj=file))
+    for member in tar:
+        if sum(map(len, chain.from_iterable(tar.pax_headers.items()))) > _HEADER_BYTES:  # copied for each member
+            raise _too_long_headers()
+        member.pax_headers = {}  # already applied
+        tar.reader.allow(_HEADER_BYTES)
+        is_plain = (member.isfile() or member.isdir()) and not member.issparse()
+        yield _Member(member.name, member.size, is_plain, partial(tar.extract, member, filter="data"))
+    tar.reader.allow(math.inf)
+    while tar.reader.read(_CHUNK):
+        pass  # read to the end, so that the compressed stream's checksum is verified
+
+
+def _too_long_headers() -> ValueError:
+    return ValueError("its names or attributes are too long")
+
+
+class _Tar(tarfile.TarFile):
+    """A tar archive whose headers are read up to a limit, because tarfile reads each into memory as a whole."""
+
+    def __init__(self, name: Any = None, mode: Any = "r", fileobj: Any = None, **options: Any) -> None:
+        self.reader = _LimitedReader(fileobj)
+        super().__init__(name, mode, cast("Any", self.reader), **options)
+
+
+class _LimitedReader:
+    """A binary file of which only a number of bytes may be read. To seek is free."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+        self._file = file
+        self._allowed: float = _LONGEST_HEADER
+
+    def allow(self, size: float) -> None:
+        """Allow `size` further bytes; a finite number does not add up to more than the longest header."""
+        self._allowed = size if size == math.inf else min(self._allowed + size, _LONGEST_HEADER)
+
+    def read(self, size: int = -1) -> bytes:
+        self._allowed -= size
+        if self._allowed < 0:
+            raise _too_long_headers()
+        return self._file.read(size)

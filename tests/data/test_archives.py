@@ -105,25 +105,6 @@ def test_links_and_devices_are_refused(tmp_path, member):
         extract(tmp_path / "x.zip", tmp_path / "out")
 
 
-@pytest.mark.parametrize("header_type", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_long_header_is_not_read_into_memory(tmp_path, header_type):
-    path = tmp_path / "a.tar.gz"
-    header = link("x", "", header_type)
-    header.size = 1 << 27
-    with gzip.open(path, "wb", 1) as file:
-        file.write(header.tobuf())
-        for _ in range(1 << 7):
-            file.write(bytes(1 << 20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match=r"a\.tar\.gz .*134,217,728"):
-            extract(path, tmp_path / "out")
-        assert tracemalloc.get_traced_memory()[1] < 1 << 25
-    finally:
-        tracemalloc.stop()
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
 def test_long_names_are_unpacked(tmp_path):
     name = "/".join(["folder" * 20] * 20)
     for tar_format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
@@ -160,6 +141,81 @@ def test_an_archive_with_too_much_content_leaves_nothing(tmp_path, name, monkeyp
     monkeypatch.setattr(archives, "_MOST_MEMBERS", 6)
     extract(path, tmp_path / "out")
     assert (tmp_path / "out" / "zeros").stat().st_size == 1 << 24
+
+
+def pax(records):
+    """Return the records of a pax header."""
+    return b"".join(b"%d %s\n" % (len(record) + 4, record) for record in records)
+
+
+HEADERS = {
+    "pax": (tarfile.XHDTYPE, 1 << 27),
+    "global pax": (tarfile.XGLTYPE, 1 << 27),
+    "Solaris pax": (tarfile.SOLARIS_XHDTYPE, 1 << 27),
+    "GNU name": (tarfile.GNUTYPE_LONGNAME, 1 << 27),
+    "GNU link": (tarfile.GNUTYPE_LONGLINK, 1 << 27),
+    "GNU sparse": (tarfile.GNUTYPE_SPARSE, 0),
+    "pax sparse": (tarfile.REGTYPE, 1 << 27),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_tar_headers_are_not_read_into_memory_without_limit(tmp_path, kind):
+    path = tmp_path / "a.tar.gz"
+    header_type, size = HEADERS[kind]
+    header = link("x", "", header_type)
+    header.size = size
+    block = bytearray(header.tobuf())
+    content = bytes(1 << 20)
+    if kind == "GNU sparse":
+        block[482] = 1  # more blocks of the map follow
+        block[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(block))[0]
+        content = ((b"%011o\0" % 1) * 42).ljust(504, b"\0") + b"\1" * 8
+        content *= 1 << 11
+    with gzip.open(path, "wb", 1) as file:
+        if kind == "pax sparse":
+            records = pax([b"GNU.sparse.major=1", b"GNU.sparse.minor=0"])
+            extension = link("pax", "", tarfile.XHDTYPE)
+            extension.size = len(records)
+            file.write(extension.tobuf() + records.ljust(512, b"\0"))
+            content = b"1\n" * (1 << 19)
+            block += b"99999999\n".ljust(512, b"1")[:-1] + b"\n"
+        file.write(block)
+        for _ in range(1 << 7):
+            file.write(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"a\.tar\.gz .* too long"):
+            extract(path, tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    finally:
+        tracemalloc.stop()
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_attributes_of_all_members_are_few(tmp_path):
+    """Each member gets a copy of them."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", pax_headers={"path": "x" * 5000 + "/"}) as archive:
+        archive.addfile(tarfile.TarInfo("a"))
+    with pytest.raises(DataError, match="too long"):
+        extract(path, tmp_path / "out")
+
+
+def test_many_long_names_are_unpacked(tmp_path):
+    names = ["/".join([f"{number:03}" * 60] * 5) for number in range(99)]
+    extract(tar(tmp_path / "a.tgz", dict.fromkeys(names, b"x")), tmp_path / "out")
+    assert files_below(tmp_path / "out").keys() == {*names, EXTRACTED}
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_members_are_counted_before_the_first_is_unpacked(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(archives, "_MOST_MEMBERS", 5)
+    monkeypatch.setattr(tarfile.TarFile, "extract", lambda *_, **__: pytest.fail("unpacked"))
+    monkeypatch.setattr(zipfile.ZipFile, "extract", lambda *_, **__: pytest.fail("unpacked"))
+    members = {f"file{number}": b"" for number in range(6)}
+    with pytest.raises(DataError, match=" 5 "):
+        extract((packed if name == "a.zip" else tar)(tmp_path / name, members), tmp_path / "out")
 
 
 def test_refetch_replaces_a_damaged_or_earlier_archive(tmp_path):
