@@ -5,8 +5,9 @@ import os
 import platform
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,48 @@ def isolated(device: "torch.device", threads: int) -> Iterator[None]:
         finally:
             if threads:
                 torch.set_num_threads(before)
+
+
+_lock = threading.Lock()
+_changed: list["torch.dtype"] = []  # the process's default dtype, once for each block that replaces it now
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Compute in the block as in a fresh process, whatever its caller has set.
+
+    The default dtype is float32, the default device the CPU; gradients are recorded, not in inference mode, and
+    autocast is disabled. All but the dtype concern this thread only.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        stack.enter_context(_float32())
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
+@contextmanager
+def _float32() -> Iterator[None]:
+    """Set the default dtype, which all threads share; the last block to end restores it."""
+    import torch
+
+    with _lock:
+        _changed.append(_changed[-1] if _changed else torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        with _lock:
+            before = _changed.pop()
+            if not _changed:
+                torch.set_default_dtype(before)
 
 
 def has_bfloat16(device: "torch.device") -> bool:

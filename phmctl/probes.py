@@ -31,7 +31,7 @@ from phmctl.decoding.beam import pad
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding, plan
 from phmctl.decoding.translator import Translator
-from phmctl.devices import isolated, pick_device, seed_generators
+from phmctl.devices import isolated, pick_device, seed_generators, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.files import read_json_object, sha256_text, write_json
 from phmctl.languages import language
@@ -48,6 +48,7 @@ VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedd
 _COLUMNS = {"majority": "majority", "against": "base", "against_bag": "its bag", "run": "run", "run_bag": "its bag"}
 
 
+@torch_defaults()
 def probe(
     run: str | Path,
     *,

@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.data.special import BOS, EOS, PAD, UNK
 from phmctl.decoding.search import TORCH, Hypothesis, length_penalty, longest_outputs
+from phmctl.devices import torch_defaults
 from phmctl.errors import NonFiniteError
 from phmctl.nn.layers import mean_pool
 from phmctl.recipe.schema import DecodingSection
@@ -253,6 +254,7 @@ class BeamEngine:
         self.model = model
         self.device = device
 
+    @torch_defaults()
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
@@ -271,10 +273,12 @@ class BeamEngine:
 class TorchEngine(BeamEngine):
     """Beam search with a :class:`phmctl.models.transformer.Transformer`, which also scores outputs and encodes."""
 
+    @torch_defaults()
     def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
         """Return the log-probability of each output as the translation of its source."""
         return forced_scores(self.model, pad(sources).to(self.device), outputs)
 
+    @torch_defaults()
     @torch.no_grad()
     def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> Tensor:
         """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.

@@ -8,7 +8,7 @@ from phmctl.checkpoints import load_model
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import BeamEngine, TorchEngine
 from phmctl.decoding.onnx_engine import OnnxEngine
-from phmctl.devices import pick_device, takes_bfloat16
+from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
 from phmctl.models import plain
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
@@ -16,6 +16,7 @@ from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
 
 
+@torch_defaults()
 def engine_of_run(
     run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair, settings: DecodingSection
 ) -> TorchEngine:
@@ -29,6 +30,7 @@ def engine_of_run(
     return TorchEngine(model, target)
 
 
+@torch_defaults()
 def engine_of_export(
     to: str, folder: Path, section: TransformerSection, tokenizers: TokenizerPair, device: str, threads: int
 ) -> BeamEngine:

@@ -13,6 +13,7 @@ from phmctl.console import Table
 from phmctl.data.card import load_card
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
+from phmctl.devices import torch_defaults
 from phmctl.dimension import LOW_RANK, TWO_FACTORS
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
 from phmctl.export.ctranslate2 import write_ctranslate2
@@ -118,6 +119,7 @@ class Exported:
         yield Table(f"{self.export.folder}: {self.export.name}", ["", "export"], rows, text=[1])
 
 
+@torch_defaults()
 def export(
     run: Run,
     to: str,

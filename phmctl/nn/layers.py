@@ -171,7 +171,9 @@ def sinusoids(start: int, stop: int, width: int, device: torch.device | str | No
     Vaswani et al. (2017, §3.5): a fixed permutation of the features.
     """
     half = width // 2
-    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000.0) / max(half - 1, 1)))  # (half,)
+    rates = torch.exp(
+        torch.arange(half, device=device, dtype=torch.float32) * (-math.log(10_000.0) / max(half - 1, 1))
+    )  # (half,)
     angles = torch.arange(start, stop, device=device)[:, None] * rates  # (stop - start, half)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 

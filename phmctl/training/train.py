@@ -12,7 +12,7 @@ import torch
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
 from phmctl.data.prepared.folder import data_root
-from phmctl.devices import check_compiler, has_bfloat16, isolated, world
+from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
 from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
@@ -74,6 +74,7 @@ class Plan:
     unfinished: bool  # whether steps or the average remain
 
 
+@torch_defaults()
 def train(
     recipe: Recipe,
     *,
@@ -136,6 +137,7 @@ def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Proces
     return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
 
 
+@torch_defaults()
 def train_task(
     task: "Task",
     recipe: Recipe,

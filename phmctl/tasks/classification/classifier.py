@@ -27,7 +27,7 @@ from phmctl.decoding.model import (
 )
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.decoding.search import TORCH
-from phmctl.devices import pick_device
+from phmctl.devices import pick_device, torch_defaults
 from phmctl.errors import DataError, UserError
 from phmctl.exports import Export
 from phmctl.models import plain
@@ -67,6 +67,7 @@ class TextClassifier(Model):
             about |= {"vectors": _VECTORS[self.texts]}
         super().__init__({**about_run(run, checkpoint), **about})
 
+    @torch_defaults()
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> Tensor:
         """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples."""
@@ -115,6 +116,7 @@ class TextClassifier(Model):
         ]
 
     @silence()
+    @torch_defaults()
     def encode(self, texts: Sequence[str]) -> Tensor:
         if "encode" not in self.answers:
             raise self._lacks("encode")
@@ -161,6 +163,7 @@ def exported_model(to: str, folder: Path, *, device: str = "auto", threads: int 
     return plain.load(folder).to(pick_device(device))
 
 
+@torch_defaults()
 def load_classifier(
     run: Run,
     checkpoint: str = "best",
@@ -180,6 +183,7 @@ def load_classifier(
     return TextClassifier(model, run, checkpoint, pick_device(device), cleaned=cleaned)
 
 
+@torch_defaults()
 def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
     """Load a run's model in its trained form, in evaluation mode. Raises RunError."""
     section = run.recipe_of(ClassificationRecipe).model
