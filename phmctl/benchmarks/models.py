@@ -2,8 +2,8 @@
 
 A training step is the trainer's: the loss of a batch, the backward pass, the gradient norm and the update. All
 candidates see the same batches. Decoding is beam search over padded batches of token ids; reading, tokenising and
-printing are not timed. The models are untrained, so each sentence is decoded to the length of its reference, and EOS is
-suppressed before that. Ratios are ratios of speeds, measured in turns: above 1 is faster than the baseline.
+printing are not timed. The models are untrained, so EOS is suppressed until an output has the length of its reference.
+Speeds are relative to the baseline, from rounds in which the candidates take turns; above 1 is faster.
 """
 
 import math
@@ -42,7 +42,7 @@ from phmctl.tasks.registry import trained_kind
 from phmctl.training.optimiser import mean_loss, stepper
 
 R = TypeVar("R", bound=Recipe)
-_SUPPRESSED = -1e4  # added to the logit of EOS
+_EOS_PENALTY = -1e4  # added to the logit of EOS
 
 
 def bench_training(
@@ -72,7 +72,7 @@ def bench_training(
         reference = TorchTransformer(recipe.model, vocabulary, recipe.training.label_smoothing).to(device)
         adam = torch.optim.Adam(reference.parameters())
         models["nn.Transformer"] = reference
-        steps["nn.Transformer"] = stepper(reference, _call, training, sample, device, adam)
+        steps["nn.Transformer"] = stepper(reference, _reference_loss, training, sample, device, adam)
     check_known("candidate", baseline, list(steps))
     timings = compare("training steps", steps, rounds=rounds, baseline=baseline, device=device)
 
@@ -98,7 +98,7 @@ def bench_training(
     return Bench(title, {**about, **machine(device)}, rows)
 
 
-def _call(model: nn.Module, batch: Any) -> Tensor:
+def _reference_loss(model: nn.Module, batch: Any) -> Tensor:
     loss: Tensor = model(batch.source, batch.target)
     return loss
 
@@ -109,11 +109,18 @@ class TorchTransformer(nn.Module):
     def __init__(self, section: TransformerSection, vocabulary: int, smoothing: float = 0.0) -> None:
         super().__init__()
         self.smoothing = smoothing
-        depths = section.encoder_layers, section.decoder_layers
-        sizes = section.width, section.heads, *depths, section.feed_forward, section.dropout
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="enable_nested_tensor")  # concerns inference only
-            self.transformer = nn.Transformer(*sizes, batch_first=True, norm_first=section.norm == "pre")
+            self.transformer = nn.Transformer(
+                section.width,
+                section.heads,
+                section.encoder_layers,
+                section.decoder_layers,
+                section.feed_forward,
+                section.dropout,
+                batch_first=True,
+                norm_first=section.norm == "pre",
+            )
         for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
             layer.dropout.p = section.activation_dropout
             for module in layer.children():
@@ -122,7 +129,8 @@ class TorchTransformer(nn.Module):
         self.scale = math.sqrt(section.width)
         self.embedding = nn.Embedding(vocabulary, section.width)
         nn.init.normal_(self.embedding.weight, std=1 / self.scale)
-        self.positions = nn.Parameter(torch.zeros(section.width), requires_grad=False)  # costs as much as a table
+        # One vector for all positions takes as long to add as a table of positions.
+        self.positions = nn.Parameter(torch.zeros(section.width), requires_grad=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return the mean label-smoothed cross-entropy for source (B, S) and target (B, T + 1), BOS to EOS."""
@@ -145,13 +153,13 @@ class TorchTransformer(nn.Module):
 def variants_of(recipe: R) -> dict[str, R]:
     """Return the recipes to compare, by name: the dense twin and the recipe, with and without compositions."""
     section: Any = recipe.model
-    composed = isinstance(section, StackSection) and section.composes
+    structured = section.algebra != "real"
     models = {"dense": section.dense_twin}
-    if composed:
+    if isinstance(section, StackSection) and section.composes:
         models["base"] = section.dense_twin.uncomposed
-    if composed and section.algebra != "real":
-        models[f"base {section.uncomposed.variant}"] = section.uncomposed
-    if section.algebra != "real":
+        if structured:
+            models[f"base {section.uncomposed.variant}"] = section.uncomposed
+    if structured:
         models[section.variant] = section
     return {name: recipe.model_copy(update={"model": model}) for name, model in models.items()}
 
@@ -165,7 +173,7 @@ def bench_decoding(
     rounds: int = 5,
     baseline: str = "dense",
 ) -> Bench:
-    """Time beam search on a split of a recipe's prepared data, with the dense copies that translate.
+    """Time beam search on a split of a recipe's prepared data, with dense copies of the models, as in translation.
 
     Raises DataError if the data is not prepared or does not have this split, UserError if the baseline is not a
     candidate.
@@ -215,7 +223,7 @@ class _Endless:
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         logits = self._model.step(tokens, state)  # (B, K, V)
-        logits[..., EOS] += _SUPPRESSED
+        logits[..., EOS] += _EOS_PENALTY
         return logits
 
 
@@ -226,7 +234,7 @@ def searcher(
     recipe: TranslationRecipe,
     allowed: int,
 ) -> Callable[[], list[list[Hypothesis]]]:
-    """Return a function that decodes sources to the given lengths, with the recipe's batches and beam."""
+    """Return a function that decodes each source to its length in `lengths`, with the recipe's batches and beam."""
     decoding = recipe.decoding
     device = pick_device(recipe.training.device)
     endless = _Endless(model)
@@ -283,7 +291,7 @@ def bench_engines(
         {
             "engine": name,
             **_speed(timing, len(lines)),
-            "same": sum(text == reference for text, reference in zip(texts[name], texts[first], strict=True)),
+            "same": sum(text == first_text for text, first_text in zip(texts[name], texts[first], strict=True)),
             "bleu": scores[name].value,
         }
         for name, timing in timings.items()
