@@ -218,7 +218,9 @@ class _Converter:
         """Register a parametrization for each weight; if one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                parts = 4 if key.startswith(("weight_ih", "weight_hh")) else 1  # gates; an LSTM's projection has none
+                parts = (
+                    4 if key.startswith(("weight_ih", "weight_hh")) else 1
+                )  # an LSTM's four gates; not its projection
                 kronecker = Kronecker(self.n, algebra=self.algebra, parts=parts, zero_row=_zero_row(owner, weight))
                 parametrize.register_parametrization(owner, key, kronecker)
         except PhmctlError as problem:
@@ -285,7 +287,7 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules that could be converted; an attention stands for its submodules."""
+    """Yield the names and modules that could be converted; the submodules of an attention are skipped."""
     attention_parts: set[int] = set()
     for name, module in model.named_modules():
         has_one_weight = isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)

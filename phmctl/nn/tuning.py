@@ -1,6 +1,6 @@
 """Learning rates for each factor of a weight, and :func:`tune`, which measures the faster execution of each map.
 
-Adam moves each entry of a tensor by about the learning rate in a step, whatever the entry's scale. A dense weight
+Adam moves each entry of a tensor by about the learning rate in a step, at any scale of the entry. A dense weight
 (k, d) needs a rate that falls with d (muP: Yang et al. 2021, "Tensor Programs V", table 3). A weight that is a product
 of factors needs a rate for each factor (Qiu et al. 2024, "Compute Better Spent"): entries of A are about √(d/n) times
 as large as entries of S, so A hardly moves at the rate of S.
@@ -158,7 +158,7 @@ def _parametrized(module: nn.Module) -> list[_Weight]:
 
 
 def _rate(module: nn.Module, weight: Tensor) -> float:
-    """Return the rate of a dense weight (outputs, inputs, ...); further axes are those of a convolution's kernel."""
+    """Return the rate of a dense weight (outputs, inputs, ...); further axes are a convolution's kernel."""
     inputs_first = is_conv1d(module) or getattr(module, "transposed", False)  # weight (inputs, outputs, ...)
     inputs = len(weight) // getattr(module, "groups", 1) if inputs_first else weight.shape[1]
     return dense_rate(inputs * math.prod(weight.shape[2:]))
