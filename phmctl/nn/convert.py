@@ -218,9 +218,8 @@ class _Converter:
         """Register a parametrization for each weight; if one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                parts = (
-                    4 if key.startswith(("weight_ih", "weight_hh")) else 1
-                )  # an LSTM's four gates; not its projection
+                stacks_gates = key.startswith(("weight_ih", "weight_hh"))  # of an LSTM
+                parts = 4 if stacks_gates else 1
                 kronecker = Kronecker(self.n, algebra=self.algebra, parts=parts, zero_row=_zero_row(owner, weight))
                 parametrize.register_parametrization(owner, key, kronecker)
         except PhmctlError as problem:
