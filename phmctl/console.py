@@ -98,16 +98,17 @@ class _Stderr:
         """Do nothing, because :func:`_write` flushes."""
 
     def isatty(self) -> bool:
-        return _is_terminal(self._stream)
+        return is_terminal(self._stream)
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; no stream (None), or an object without ``isatty``, is none."""
     return bool(getattr(stream, "isatty", bool)())
 
 
 def emit(text: str) -> None:
     """Print a result on stdout as UTF-8 in every locale; a terminal gets :func:`printable` text."""
-    if _is_terminal(sys.stdout):
+    if is_terminal(sys.stdout):
         text = printable(text)
     try:
         sys.stdout.flush()
@@ -250,7 +251,7 @@ def progress(description: str, total: int | None, *, plain: bool = True) -> Iter
     """
     # importing rich takes long; it ignores that stderr is not a terminal only if one of these variables is set
     forced = any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
-    bar_wanted = not _silent.get() and (forced or _is_terminal(sys.stderr))
+    bar_wanted = not _silent.get() and (forced or is_terminal(sys.stderr))
     console = people() if bar_wanted else None
     description = printable(description)
     if console is None or not console.is_terminal:

@@ -9,7 +9,7 @@ from typing import Any
 
 from phmctl.accounting.ledger import Ledger, Row, Totals, ledger_for_recipe
 from phmctl.accounting.published import PublishedTable, published_tables, table_names
-from phmctl.console import Table
+from phmctl.console import Table, is_terminal
 from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, UserError, check_known
 from phmctl.recipe.loading import common_overrides, resolve
@@ -100,7 +100,7 @@ def ledger_table(ledger: Ledger) -> Table:
     rows = [_cells(row.component, str(row.copies), "×".join(map(str, row.shape)), row) for row in ledger.folded()]
     rows += [_cells("total", "", "", total), _cells("without embeddings", "", "", inner)]
     width = sum(max(map(len, cells)) + 2 for cells in zip(_COLUMNS, *rows, strict=True))
-    fits = not sys.stdout.isatty() or width <= shutil.get_terminal_size().columns
+    fits = not is_terminal(sys.stdout) or width <= shutil.get_terminal_size().columns
     columns = len(_COLUMNS) if fits else _NARROW
     saved = f"saved against the dense twin: {1 - total.share:.1%}; without embeddings {1 - inner.share:.1%}"
     title = f"{ledger.name}: parameters"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note
+from phmctl.console import is_terminal, note
 from phmctl.data.card import Hub
 from phmctl.data.fetch import LARGEST
 from phmctl.data.readers import parse_row
@@ -53,7 +53,7 @@ def _no_bars_without_terminal() -> Iterator[None]:
     """Disable the library's progress bars if stderr is not a terminal; restore its setting afterwards."""
     import datasets
 
-    disable = not sys.stderr.isatty() and not datasets.are_progress_bars_disabled()
+    disable = not is_terminal(sys.stderr) and not datasets.are_progress_bars_disabled()
     if disable:
         datasets.disable_progress_bars()
     try:

@@ -229,7 +229,8 @@ def run_server(
     server = _Server(config, service, ready)
     server.run(sockets=[sock])
     if service.batcher.running:  # the interpreter must not shut down while a worker thread computes
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os._exit(server.code)
     return server.code
 

@@ -79,6 +79,12 @@ def test_published_figures_are_printed_with_ours():
     assert "table2-iwslt14-de-en itself, counted so: real 3,670,016, phm-n16 319,488" in below
 
 
+def test_without_a_stdout_all_columns_are_kept(monkeypatch):
+    expected = printed("miniature")
+    monkeypatch.setattr("sys.stdout", None)
+    assert printed("miniature") == expected
+
+
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -260,6 +260,25 @@ def write_repository(folder, kind, nested=False):
     return Hub.model_construct(id=str(folder), splits=splits, texts=columns)
 
 
+class WithoutTerminal:
+    """A stream of an embedding program, without ``isatty``."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+@pytest.mark.usefixtures("local_hub")
+@pytest.mark.parametrize("stream", [None, WithoutTerminal()], ids=["none", "without isatty"])
+def test_a_dataset_is_loaded_without_a_terminal(tmp_path, monkeypatch, stream):
+    hub = write_repository(tmp_path / "repository", "jsonl", nested=True)
+    monkeypatch.setattr("sys.stderr", stream)
+    splits, _, _ = load_rows(hub, tmp_path / "cache")
+    assert texts(splits["train"]) == PAIRS
+    assert not datasets.are_progress_bars_disabled()
+
+
 @pytest.mark.usefixtures("local_hub")
 @pytest.mark.parametrize(("kind", "nested"), [("jsonl", True), ("parquet", True), ("parquet", False)])
 def test_splits_and_columns(tmp_path, capsys, kind, nested):
