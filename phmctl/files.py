@@ -297,8 +297,10 @@ def file_entry(folder: Path, name: str) -> dict[str, Any]:
 
 
 def are_file_entries(value: object) -> bool:
-    """Return whether a value read from a manifest is a list of file entries."""
-    return isinstance(value, list) and all(map(_is_file_entry, value))
+    """Return whether a value read from a manifest is a list of file entries, each of another file."""
+    if not isinstance(value, list) or not all(map(_is_file_entry, value)):
+        return False
+    return len({entry["name"] for entry in value}) == len(value)
 
 
 def _is_file_entry(value: object) -> bool:
@@ -318,9 +320,9 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_seal(path: Path, error_type: type[UserError], advice: str) -> dict[str, Any]:
-    """Return a manifest; raise `error_type` if it is missing or does not list its files."""
+    """Return a manifest; raise `error_type` if it is missing or does not list its files, each once."""
     manifest = read_json_object(path, error_type, advice)
-    if not are_file_entries(manifest.get("files")):
+    if not manifest.get("files") or not are_file_entries(manifest["files"]):
         raise error_type(f"{path} is damaged: it does not list its files; {advice}")
     return manifest
 
@@ -341,12 +343,19 @@ def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
 
 def verify(
     folder: Path,
-    entries: Iterable[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, Any]],
     error_type: type[UserError],
     advice: str,
     names: Collection[str] | None = None,
 ) -> None:
-    """Raise `error_type` if a file differs from its manifest entry; `names` restricts the check to these files."""
+    """Raise `error_type` if a file differs from its manifest entry.
+
+    `names` restricts the check to these files. One that exists without an entry is an error: it is not verified.
+    """
+    unlisted = {*(names or ())}.difference(entry["name"] for entry in entries)
+    for name in unlisted:
+        if (folder / name).exists():
+            raise error_type(f"{folder / name} cannot be verified, because the manifest does not list it; {advice}")
     for entry in entries:
         if names is not None and entry["name"] not in names:
             continue

@@ -307,11 +307,29 @@ def test_a_manifest_lists_all_files(folder: Path) -> None:
     assert manifest["files"][1] == {"name": "below/a", "bytes": 7, "sha256": sha256(folder / "below/a")}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": [3]}', '{"files": [{"name": "a", "bytes": 1}]}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"files": []}', '{"files": [3]}', '{"files": [{"name": "a", "bytes": 1}]}']
+)
 def test_a_manifest_without_files_is_damaged(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(DataError, match="manifest"):
         read_seal(folder / "manifest.json", DataError, "prepare the data again")
+
+
+def test_a_manifest_that_lists_a_file_twice_is_damaged(folder: Path) -> None:
+    """Each entry would cost a reading of the file."""
+    manifest = seal(folder, "manifest.json", {})
+    manifest["files"].append(manifest["files"][0])
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="manifest"):
+        read_seal(folder / "manifest.json", DataError, "")
+
+
+def test_a_file_that_the_manifest_does_not_list_cannot_be_verified(folder: Path) -> None:
+    entries = seal(folder, "manifest.json", {})["files"]
+    verify(folder, entries[1:], DataError, "", ["below/a", "missing"])
+    with pytest.raises(DataError, match=r"b .*the advice"):
+        verify(folder, entries[1:], DataError, "the advice", ["b"])
 
 
 @pytest.mark.parametrize("content", [None, "other00", "below/a and more"])

@@ -64,7 +64,8 @@ def refuse_damaged_copy(run: Run, path: Path) -> None:
     entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
         raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} must be a list of files; {ADVICE}")
-    verify(run.folder, entries, RunError, ADVICE, [str(path.relative_to(run.folder))])
+    name = str(path.relative_to(run.folder))
+    verify(run.folder, [entry for entry in entries if entry["name"] == name], RunError, ADVICE)
 
 
 def check_same_vocabulary(run: Run, prepared: "PreparedData", key: str = "training.initialise_from") -> None:

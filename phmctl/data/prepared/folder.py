@@ -316,7 +316,7 @@ class PreparedData:
         return prepared
 
     def _verify(self, *names: str) -> None:
-        """Raise DataError if one of these files, as far as the manifest lists them, has changed."""
+        """Raise DataError if one of these files has changed, or exists although the manifest does not list it."""
         verify(self.folder, self.manifest["files"], DataError, f"run: {self.command} --force", names)
 
     @property

@@ -110,10 +110,11 @@ def test_the_command_that_prepares_missing_data(tmp_path, monkeypatch, section, 
         PreparedData(tmp_path)
 
 
-GOOD = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": []}
+FILES = [{"name": "train.arrow", "bytes": 1, "sha256": "0"}]
+GOOD = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": FILES}
 WRONG = {
     "format": [FORMAT + 1],
-    "files": [[5], [{}]],
+    "files": [[], [5], [{}], FILES * 2],
     "splits": [[], {"train": 7}],
     "settings": [None],
     "token_types": [{"source": "many"}, {"source": 10**30}],
