@@ -190,7 +190,9 @@ def open_answers(path: Path, *, resume: bool = False, numbered: bool = False) ->
     Raises:
         OutputError: the file cannot be written, is no regular file, or another process writes it.
     """
-    if path.exists() and not path.is_file():
+    with writing(path):  # also if the name is too long
+        is_file = path.is_file() or not path.exists()
+    if not is_file:
         raise OutputError(f"{path} is not a regular file; name a file, or leave --output out and redirect stdout")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

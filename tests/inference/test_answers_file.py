@@ -38,7 +38,7 @@ def write(
 
 
 def test_answers_are_written_as_they_come_and_a_complete_file_is_resumed_without_change(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "out"
+    path = tmp_path / "new" / ("o" * 255)  # no longer name is made from it
     with open_answers(path) as output:
         output.add(answers_to(LINES[:2]), 2)
         assert path.read_text() == answers_to(LINES[:2])
@@ -90,6 +90,9 @@ def test_other_files_and_other_inputs_are_refused_and_stay(tmp_path: Path) -> No
     for other in (tmp_path, Path("/dev/null")):
         with pytest.raises(OutputError), open_answers(other):
             pass
+    with pytest.raises(OutputError, match=r"b{256}"), open_answers(tmp_path / ("b" * 256)):
+        pass
+    assert list(tmp_path.iterdir()) == []
     write(path, [LINES])
     with pytest.raises(OutputError, match="9 lines, and the input has 4"):
         write(path, [LINES[:4]], resume=True)
