@@ -1,13 +1,17 @@
 """The exceptions of phmctl. A mistake of the user raises a :class:`UserError`."""
 
 import difflib
+import errno
 import importlib
+import re
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any
 
 _LONGEST_NAME = 100  # characters; longer names get no suggestion, because the comparison is quadratic
 _MOST_NAMES = 1000  # known names that are compared
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|(can't|cannot|failed to) allocate memory|bad_alloc", re.IGNORECASE)
 
 
 class PhmctlError(Exception):
@@ -84,6 +88,16 @@ class StoppedError(PhmctlError):
 
 class NonFiniteError(PhmctlError):
     """A loss or a gradient became NaN or infinite."""
+
+
+def lack_of_memory(error: Exception) -> str | None:
+    """Return the reason of an error if it is that the memory of the machine or of a device is exhausted, else None."""
+    text = str(error)
+    is_lack = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not is_lack and not _OUT_OF_MEMORY.search(text):  # the libraries have no common type
+        return None
+    text = text.rpartition("err == 0. ")[2]  # a failed check precedes torch's message
+    return text.partition(". ")[0].strip() or type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from phmctl.cli.bench import SUMMARY, bench
 from phmctl.cli.build import app
 from phmctl.console import note, stdout_refused
 from phmctl.devices import world
-from phmctl.errors import PhmctlError, UserError
+from phmctl.errors import PhmctlError, UserError, lack_of_memory
 from phmctl.training.signals import follow_named
 
 _DEBUG = "PHMCTL_DEBUG"
@@ -98,6 +98,14 @@ def _fail_unexpected(error: Exception) -> None:
         _fail(str(refused), refused.exit_code)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         _fail(f"{str(error.filename)[:100]}...: the file name is too long", 2)
+    reason = lack_of_memory(error)
+    if reason is not None:
+        _fail(
+            f"the memory is too small ({reason})\n"
+            "use smaller batches (--batch-tokens, --beam; training.batch_tokens, training.batch_size), or a smaller "
+            "model, or raise the limit (ulimit -v)",
+            1,
+        )
     _fail(
         f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno})\n"
         f"this is an error in phmctl or of the machine; {_DEBUG}=1 in the environment shows the full traceback",

@@ -26,7 +26,7 @@ from phmctl.checkpoints import (
 )
 from phmctl.data.batches import RandomNumbers
 from phmctl.devices import seed_generators
-from phmctl.errors import NonFiniteError, PhmctlError
+from phmctl.errors import NonFiniteError, PhmctlError, lack_of_memory
 from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
@@ -265,9 +265,11 @@ class Trainer:
                         self._log()
                     if not self.processes.stopping():
                         self._conclude_step()
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            reason = lack_of_memory(error)
+            if reason is None:
+                raise
             key = self.settings.batch_key
-            reason = str(error).partition(". ")[0]
             raise PhmctlError(
                 f"after step {self.state.step}: the memory of {self.device} is too small ({reason})\n"
                 f"lower training.{key} ({getattr(self.settings, key)} now) and raise training.accumulate "

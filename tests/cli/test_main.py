@@ -1,5 +1,6 @@
 """The command line as a process: exit codes, error lines, stdout and stderr."""
 
+import errno
 import os
 import re
 import signal
@@ -36,9 +37,9 @@ def test_an_argument_that_is_not_utf_8_is_refused(command: str) -> None:
     assert "Traceback" not in errors
 
 
-def fail_unexpectedly(monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_unexpectedly(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
     def broken(*arguments: object, **options: object) -> None:
-        raise ZeroDivisionError("a fault")
+        raise error or ZeroDivisionError("a fault")
 
     monkeypatch.setattr("phmctl.runs.Run.open", broken)
     monkeypatch.setattr(sys, "argv", ["phmctl", "decode", "miniature"])
@@ -56,6 +57,25 @@ def test_an_unexpected_error_is_reported_with_its_place(
     assert out == ""
     assert re.match(rf"error: ZeroDivisionError: a fault \(at {re.escape(__file__)}:\d+\)\n.*PHMCTL_DEBUG=1", err)
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: 4 bytes."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_a_lack_of_memory_is_an_error_with_advice(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PHMCTL_DEBUG", raising=False)
+    fail_unexpectedly(monkeypatch, error)
+    message = capsys.readouterr().err
+    assert "--batch-tokens" in message
+    assert "error in phmctl" not in message
 
 
 def test_the_environment_asks_for_the_traceback(

@@ -219,11 +219,16 @@ def test_validation_sees_no_dropout_and_training_does(fit: Fit) -> None:
     assert modes == [("train", True), ("validate", False)] * 3
 
 
-def test_a_device_without_memory_left_names_the_settings(fit: Fit) -> None:
+@pytest.mark.parametrize("exhausted", ["CUDA", "CPU", "Python"])
+def test_a_device_without_memory_left_names_the_settings(fit: Fit, exhausted: str) -> None:
     class Greedy(FakeTask):
         def loss(self, model: Any, batch: Any) -> Any:
-            if self.validations:
+            if self.validations and exhausted == "CUDA":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+            if self.validations and exhausted == "CPU":
+                torch.empty(1 << 50)
+            if self.validations:
+                raise MemoryError
             return super().loss(model, batch)
 
     with pytest.raises(PhmctlError) as caught:
