@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from phmctl.errors import RunError, UserError
+from phmctl.errors import PhmctlError, RunError, UserError, lack_of_memory
 from phmctl.files import FORMAT, read_seal, sha256_text, verify
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
@@ -102,9 +102,20 @@ class Export(Run):
         return self.folder
 
     def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
-        """Call `load` with the checkpoint's name; no training removes the checkpoint of an export."""
+        """Call `load` with the checkpoint's name; no training removes the checkpoint of an export.
+
+        The libraries of the formats raise errors of any type for files that they did not write: they become RunError.
+        """
         self.checkpoint(name)
-        return load(name)
+        try:
+            return load(name)
+        except PhmctlError:
+            raise
+        except Exception as error:
+            if lack_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"{self.folder} cannot be used ({reason}); {_ADVICE}") from error
 
     def weights(self, name: str = "best") -> Weights:
         self.checkpoint(name)

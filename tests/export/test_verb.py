@@ -20,7 +20,7 @@ from phmctl.export import verb
 from phmctl.export.verb import Exported, export
 from phmctl.export.verify import open_source, verify_translator
 from phmctl.exports import Export, open_run_or_export
-from phmctl.files import verify, write_json
+from phmctl.files import file_entry, verify, write_json
 from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.models import plain
 from phmctl.recipe.schema import DecodingSection
@@ -293,6 +293,29 @@ def test_a_damaged_export_is_refused(exported: Exported, tmp_path: Path, name: s
         path.unlink()
     with pytest.raises(RunError, match=Path(name).name):
         load_translator(open_run_or_export(folder))
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "content"),
+    [
+        (exports.SAFETENSORS, "model.safetensors", b"\xff" * 8 + b"{}"),  # a header of 2 ** 64 - 1 bytes
+        (exports.SAFETENSORS, "config.json", b"[" * 100_000 + b"]" * 100_000),
+        (CT2, "model/model.bin", bytes(4096)),
+        (exports.ONNX, "decoder.onnx", bytes(4096)),
+    ],
+    ids=["safetensors", "json", "ctranslate2", "onnx"],
+)
+def test_a_foreign_file_with_its_digest_in_the_manifest_is_a_run_error(
+    small_run: Run, tmp_path: Path, to: str, name: str, content: bytes
+) -> None:
+    needs(to)
+    folder = export(small_run, to, tmp_path / "out", texts=2).export.folder
+    (folder / name).write_bytes(content)
+    manifest = Export.open(folder).manifest
+    entries = [file_entry(folder, entry["name"]) for entry in manifest["files"]]
+    write_json(folder / "export.json", manifest | {"files": entries})
+    with pytest.raises(RunError, match="out"):
+        phmctl.load(folder)
 
 
 def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: Path) -> None:
