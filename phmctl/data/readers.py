@@ -26,6 +26,7 @@ from typing import Any, cast
 from phmctl.data.card import Column, Format, RowFormat
 from phmctl.data.rows import UNKNOWN, Location, Row, repeatable
 from phmctl.errors import DataError, nearest
+from phmctl.files import unique_keys
 
 UNREADABLE = "\0"  # replaces a line that cannot be read
 LONGEST_LINE = 1 << 24  # bytes; a small .gz can unpack to an endless line
@@ -393,7 +394,7 @@ def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]
 
 def _parse_json(path: Path, number: int, text: str, *, skip: bool) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         if skip:
             return {}

@@ -209,7 +209,7 @@ def open_answers(path: Path, *, resume: bool = False, numbered: bool = False) ->
         try:
             yield output
         except BaseException:
-            if output.answered:
+            if output.answered > answered:
                 note(f"{path} has the answers to {output.answered:,} lines; add --resume to continue")
             elif not path.stat().st_size:
                 path.unlink()

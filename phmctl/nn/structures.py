@@ -234,10 +234,10 @@ def phm_structure(n: int, algebra: str, rank: int | None = None) -> Structure:
         UserError: no algebra has this name; or a rank of a rule that is not learned, or below 1.
     """
     check_algebra(algebra, n)
-    if rank is not None and (algebra != LEARNED or n == 1 or rank < 1):
-        raise UserError(
-            f"rank = {rank}: algebra 'phm' with n > 1 takes a rank of at least 1; {algebra!r}, n = {n} none"
-        )
+    if rank is not None and (algebra != LEARNED or n == 1):
+        raise UserError(f"rank = {rank}: only algebra 'phm' with n > 1 takes a rank, not {algebra!r} with n = {n}")
+    if rank is not None and rank < 1:
+        raise UserError(f"rank = {rank}: the rank must be at least 1")
     if n == 1:
         return Dense()
     return KroneckerSum(n, algebra) if rank is None else FactorSum(n, algebra, rank)

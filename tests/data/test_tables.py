@@ -146,6 +146,7 @@ def test_json_lines_and_a_json_array(tmp_path):
         ('{"text": null, "label": "a"}', "'text' .*None"),
         ('{"text": "\\ud800", "label": "x"}', "'text'"),
         ('{"text": "\\u0000", "label": "x"}', "'text'"),
+        ('{"text": "x", "text": "y", "label": "a"}', '"text"'),  # a key twice
     ],
 )
 def test_malformed_json_lines(tmp_path, line, place):
