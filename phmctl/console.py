@@ -102,7 +102,7 @@ class _Stderr:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; no stream (None), or an object without ``isatty``, is none."""
+    """Return whether a stream is a terminal: False for None and for an object without ``isatty``."""
     return bool(getattr(stream, "isatty", bool)())
 
 

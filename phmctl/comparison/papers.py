@@ -225,7 +225,7 @@ def _cells(table: PublishedTable, column: Column, variants: Sequence[Variant], r
 
 
 def _find_variant(row: Row, column: Column, variants: Sequence[Variant]) -> Variant | None:
-    """Return a cell's runs, of its recipe or else of the first trained stand-in; the most scored seeds win."""
+    """Return the variant of a cell's recipe, else of its first stand-in with one; of several, the most scored."""
     same_model = [variant for variant in variants if variant.first.run.recipe.variant == row.variant]
     for name in (column.recipe + row.size, *column.stand_ins):
         matches = [variant for variant in same_model if variant.first.run.recipe.name == name]
