@@ -42,7 +42,7 @@ $(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
 demo: $(RUNTIME) ## Prepare, train, translate, score and count on the built-in miniature corpus
 	@PHMCTL=$(PHMCTL) bash tools/demo.sh
 
-test: lint docs ## Run all checks: ruff, mypy, the documentation, pytest
+test: lint docs wheel-test ## Run all checks: ruff, mypy, the documentation, the wheel, pytest
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES)
 
 # Hostile files of each kind.
