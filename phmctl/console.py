@@ -70,7 +70,7 @@ def warn(message: str) -> None:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Write to stderr. A closed pipe (``| head -1``) or a lost terminal does not stop the work."""
+    """Write to stderr. A closed pipe (``| head -1``), a lost terminal or a useless object does not stop the work."""
     if stream is None:
         return
     try:
@@ -81,6 +81,8 @@ def _write(stream: TextIO | None, text: str) -> None:
             os.write(2, text.encode(errors="replace"))
     except OSError:
         _discard(stream)
+    except (AttributeError, ValueError):  # it has no `write` or `flush`, is closed, or cannot encode the text
+        pass
 
 
 class _Stderr:
@@ -102,8 +104,8 @@ class _Stderr:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal: False for None and for an object without ``isatty``."""
-    return bool(getattr(stream, "isatty", bool)())
+    """Return whether a stream is a terminal: False for None, a closed stream, and an object without ``isatty``."""
+    return not getattr(stream, "closed", False) and bool(getattr(stream, "isatty", bool)())
 
 
 def emit(text: str) -> None:
@@ -133,7 +135,8 @@ def stdout_refused(error: OSError) -> WriteFailedError:
 def _discard(stream: TextIO) -> None:
     """Redirect a stream to the null device, so that the interpreter can flush its buffer at exit."""
     with suppress(OSError, AttributeError):  # a stream without a file descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        descriptor = stream.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

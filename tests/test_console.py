@@ -128,7 +128,12 @@ class Busy:
     flush = write
 
 
-@pytest.mark.parametrize("stream", [Busy(), refusing(errno.EIO), None], ids=["busy", "lost terminal", "none"])
+CLOSED = io.StringIO()
+CLOSED.close()
+USELESS = {"busy": Busy(), "lost terminal": refusing(errno.EIO), "none": None, "no file": object(), "closed": CLOSED}
+
+
+@pytest.mark.parametrize("stream", USELESS.values(), ids=USELESS)
 def test_an_unusable_stderr_stops_no_work(monkeypatch: pytest.MonkeyPatch, stream: object) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     note("heard")

@@ -63,7 +63,7 @@ def bench_layer(
         algebra=algebra,
         parametrization=parametrization,
         rank=rank,
-        executions=names(execution),
+        executions=names("execution", execution),
         dtype=dtype,
         device=device,
         rounds=rounds,
@@ -186,11 +186,14 @@ def _shown(result: "Bench") -> Shown:
     return Shown(result.as_json(), [result.table()])
 
 
-def names(text: str | None) -> list[str]:
-    """Return the different names in a comma-separated text."""
-    return list(dict.fromkeys(name.strip() for name in text.split(","))) if text else []
+def names(option: str, text: str | None) -> list[str]:
+    """Return the different names in an option's comma-separated text. Raises UserError if one is empty."""
+    different = [] if text is None else list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in different:
+        raise UserError(f"--{option} {text!r}: a value is empty; separate values by single commas")
+    return different
 
 
-def integers(option: str, text: str) -> list[int]:
-    """Return the different numbers in a comma-separated text. Raises RecipeError."""
-    return [parse_number(option, part, int) for part in names(text) or [text]]
+def integers(option: str, text: str | None) -> list[int]:
+    """Return the different numbers in an option's comma-separated text. Raises UserError."""
+    return [parse_number(option, part, int) for part in names(option, text)]

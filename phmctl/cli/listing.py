@@ -67,6 +67,6 @@ def count_params(
     """
     from phmctl.accounting.counting import count_parameters, count_tables
 
-    ns = integers("n", n) if n else []
-    count = count_parameters(recipe, ns=ns, algebras=names(algebra), overrides=list(settings or ()), paper=paper)
+    ns, algebras = integers("n", n), names("algebra", algebra)
+    count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=list(settings or ()), paper=paper)
     return Shown(count.as_json(), count_tables(count))

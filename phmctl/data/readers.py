@@ -13,6 +13,7 @@ import gzip
 import html
 import json
 import re
+import shlex
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +61,8 @@ def read_lines(path: Path, longest: int = LONGEST_LINE, *, skip: bool = False) -
     """Yield the lines of a text file without line ends and byte order mark.
 
     The encoding is UTF-8 unless a byte order mark says UTF-16 or UTF-32. Raises DataError if the file cannot be read,
-    or if a line is too long, is not UTF-8 or contains NUL; with `skip`, the line is read as :data:`UNREADABLE`.
+    if it has carriage returns and no line feed, or if a line is too long, is not UTF-8 or contains NUL; with `skip`,
+    such a line is read as :data:`UNREADABLE`.
     """
     with reading(path), open_bytes(path) as handle:
         number = 0
@@ -68,6 +70,11 @@ def read_lines(path: Path, longest: int = LONGEST_LINE, *, skip: bool = False) -
         for part in raw_lines(handle, longest):
             if not continues:
                 number += 1
+                if number == 1 and b"\r" in part[:-1] and not part.endswith(b"\n") and len(part) <= longest:
+                    raise DataError(
+                        f"{path}: its lines end in carriage returns without line feeds\n"
+                        f"convert them: tr '\\r' '\\n' < {shlex.quote(str(path))}"
+                    )
                 try:
                     yield _checked_line(part, path, number, longest)
                 except DataError:
@@ -359,7 +366,10 @@ def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[in
             cells = next(reader, None)
         except csv.Error as error:
             if not skip or "unexpected end" in str(error):  # an unclosed quote contains the remaining file
-                raise DataError(f"{path}, line {number}: invalid quotes ({error}); read it with quoting off") from error
+                problem = f"invalid quotes ({error}); read it with quoting off"
+                if "new-line character" in str(error):
+                    problem = "a carriage return outside quotes; replace it by a line feed, or by a blank"
+                raise DataError(f"{path}, line {number}: {problem}") from error
             for line in range(number, reader.line_num + 1):  # a quoted cell can contain several lines
                 yield line, [UNREADABLE]
             continue

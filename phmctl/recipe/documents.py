@@ -72,6 +72,9 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
 
 
 def _hint(problem: Any) -> str:
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
+        value = str(problem["input"]).lower()  # true, as in YAML
+        return f'; quotes make it a string: "{value}", in a shell \'"{value}"\''
     if problem["type"] == "value_error":
         return f" ({problem['ctx']['error']})"
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):

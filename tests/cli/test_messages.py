@@ -99,12 +99,14 @@ OTHERS = [
     ("recipes hamiltn", "'hamilton'"),
     ("count-params", "RECIPE"),
     ("count-params miniature --n 0", "--n 0"),
-    ("count-params miniature --n 1,,2", "--n"),
+    ("count-params miniature --n 1,,2", "--n '1,,2'"),
+    ("count-params miniature --algebra phm,", "--algebra 'phm,'"),
     ("count-params miniature --algebra quaternions", "'quaternion'"),
     ("count-params table8 --paper", "table1, "),
     ("serve nope --port 0", "nope"),
     ("serve RUN --port 0 --host no-such-host.invalid", "no-such-host"),
     ("bench layer --n x", "--n x"),
+    ("bench layer --tokens 16,", "--tokens '16,'"),
     ("bench layer --tokens 0", "--tokens 0"),
 ]
 MESSAGES = Path(__file__).with_name("messages.txt")  # forty of these commands, each followed by its whole message

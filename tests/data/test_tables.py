@@ -72,6 +72,19 @@ def test_labels_are_renamed_and_blanks_mean_no_label(tmp_path):
 
 
 @pytest.mark.parametrize("quoting", [True, False])
+@pytest.mark.parametrize("skip", ["refuse", "drop"])
+def test_line_ends_of_carriage_returns_alone_are_named(tmp_path, quoting, skip):
+    path = tmp_path / "mac.csv"
+    path.write_bytes(b"text,label\ra,x\rb,y\r")
+    with pytest.raises(DataError, match=r"mac\.csv: .*carriage returns"):
+        read(path, format="csv", quoting=quoting, texts=("text",), label="label", odd_rows=skip)
+    path.write_bytes(b"text,label\na,x\rb,y\nc,x\n")
+    if quoting and skip == "refuse":
+        with pytest.raises(DataError, match=r"mac\.csv, line 2: a carriage return"):
+            read(path, format="csv", texts=("text",), label="label")
+
+
+@pytest.mark.parametrize("quoting", [True, False])
 def test_a_row_with_too_few_or_many_fields(tmp_path, quoting):
     for row, columns in (("a\t0", 2), ("a\tb\tc\t0", 4)):
         path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", row)

@@ -1,5 +1,7 @@
 """The labels and the examples of a classification run, and tables in place of a split."""
 
+import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +70,7 @@ def read_table(run: Run, path: Path, table_format: RowFormat) -> Examples:
 
 
 def write_predictions(path: Path, examples: Examples, predictions: Sequence[Classified]) -> None:
-    """Write a row for each example: label, predicted label and its probability, extras, texts."""
+    """Write a row for each example: label, predicted label and its probability, extras, texts; quoted as in CSV."""
     names = [*examples.extras]
     is_pair = bool(examples.texts) and len(examples.texts[0]) == 2
     rows = [("label", "predicted", "probability", *names, *(("first", "second") if is_pair else ("text",)))]
@@ -76,4 +78,13 @@ def write_predictions(path: Path, examples: Examples, predictions: Sequence[Clas
         extras = [str(examples.extras[name][row]) for name in names]
         texts = [" ".join(text.split()) for text in examples.texts[row]]
         rows.append((examples.labels[row], prediction.label, f"{prediction.probability:.6f}", *extras, *texts))
-    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
+    content = io.StringIO()
+    csv.writer(content, delimiter="\t", lineterminator="\n").writerows(rows)
+    write_atomic(path, content.getvalue())
+
+
+def read_predicted(path: Path) -> list[str]:
+    """Return the predicted labels of a file that :func:`write_predictions` has written."""
+    with path.open(encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file, delimiter="\t")
+    return [row[1] for row in rows]

@@ -23,6 +23,7 @@ from phmctl.tasks.classification.examples import (
     labelled_format,
     labels_of,
     read_examples,
+    read_predicted,
     read_table,
     write_predictions,
 )
@@ -132,8 +133,7 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
         if result.answers is None:
             return None
         examples = read_examples(run, result.split)
-        rows = result.answers.read_text(encoding="utf-8").split("\n")[1:-1]
-        predicted = [row.split("\t")[1] for row in rows]
+        predicted = read_predicted(result.answers)
         return Answers([" ⇒ ".join(texts) for texts in examples.texts], examples.labels, predicted, examples.extras)
 
     def notes(self, settings: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:

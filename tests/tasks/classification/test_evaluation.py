@@ -3,15 +3,17 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import pandas
 import pytest
 
 import phmctl
+from phmctl.decoding.model import Classified
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.classification import mcnemar
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import load_classifier
-from phmctl.tasks.classification.examples import read_examples
+from phmctl.tasks.classification.examples import Examples, read_examples, read_predicted, write_predictions
 from tests.tasks.classification.conftest import evaluate
 
 
@@ -56,6 +58,17 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
     with pytest.raises(DataError, match="unheard"):
         phmctl.evaluate(runs[kind].folder, device="cpu", **given)
+
+
+def test_predictions_are_a_table_that_other_programs_read(tmp_path: Path) -> None:
+    texts = ['"Stop', 'he said "no', "a\tb", "plain", 'x"', "'quoted'"]
+    labels = ['a"', '"b"', "c", "d e", "f", "g"]
+    examples = Examples([(text,) for text in texts], labels, {"distractors": list(range(len(texts)))})
+    path = tmp_path / "predictions.tsv"
+    write_predictions(path, examples, [Classified(label, {label: 1.0}) for label in labels])
+    table = pandas.read_csv(path, sep="\t")
+    assert table["text"].tolist() == [text.replace("\t", " ") for text in texts]
+    assert table["predicted"].tolist() == table["label"].tolist() == labels == read_predicted(path)
 
 
 def test_each_split_has_a_result_of_its_own(runs: dict[str, Run]) -> None:
