@@ -69,6 +69,7 @@ def prepare(
     extra: Columns = None,
     vectors: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
     skip_bad_lines: bool = False,
+    split: Annotated[str | None, typer.Option(metavar="VALID[,TEST]")] = None,
     vocabulary_of: Annotated[str | Path | None, typer.Option(metavar="RUN")] = None,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
@@ -104,6 +105,7 @@ def prepare(
         extra: Column of whole numbers; eval prints scores for each value.
         vectors: Word vectors for labelled text, in GloVe's text format.
         skip_bad_lines: Skip and count unreadable lines of your own files.
+        split: Take valid and test from your train files: 1000,1000 rows or 5%,5%; equal sources stay together.
         vocabulary_of: Use the vocabulary of a run or of a prepared folder.
         tokenizer: bpe or word.
         vocabulary: Number of token types; of each side with --separate.
@@ -155,6 +157,7 @@ def prepare(
         quoting=quoting,
         extra=_texts(extra),
         skip_bad_lines=skip_bad_lines or None,
+        split=split,
         vectors=_path(vectors),
     )
     if refetch and (source or files or table):

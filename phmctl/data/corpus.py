@@ -11,6 +11,7 @@ from phmctl.data.card import Card, Divide, Layout, RowFormat, SplitFiles, check_
 from phmctl.data.readers import check_columns, first_record, parallel_files, tables
 from phmctl.data.rows import (
     DIVISIONS,
+    HoldOut,
     Row,
     RowSource,
     SourceFile,
@@ -20,6 +21,7 @@ from phmctl.data.rows import (
     select_periodic,
     swap_sides,
 )
+from phmctl.data.tmx import is_translation_memory, translation_memory
 from phmctl.errors import DataError, DownloadError
 from phmctl.files import lock, sha256_text
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
@@ -87,6 +89,22 @@ def divide_train(corpus: Corpus, divide: Divide) -> Corpus:
         splits[split] = select_periodic(train, period, [row])
         held_out[split] = f"rows {row:,}, {row + period:,}, {row + 2 * period:,}, ..."
     return replace(corpus, splits=_ordered(splits), held_out=held_out)
+
+
+def hold_out(corpus: Corpus, shares: HoldOut) -> Corpus:
+    """Return the corpus with valid, and test if `shares` has two sizes, taken from train. Raises DataError."""
+    if "train" not in corpus.splits:
+        return corpus
+    divided = shares.divide(corpus.splits["train"])
+    given = [name for name in divided if name != "train" and name in corpus.splits]
+    if given:
+        raise DataError(
+            f"--split {shares.text} takes {given[0]} from train; leave the option or the {given[0]} files out"
+        )
+    held_out = {
+        name: f"{shares.text} of train, by the SHA-256 of the first text" for name in divided if name != "train"
+    }
+    return replace(corpus, splits=_ordered({**corpus.splits, **divided}), held_out=held_out)
 
 
 def _corpus_of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:
@@ -345,7 +363,10 @@ def own_corpus(
         parts: list[RowSource] = []
         for paths in groups:
             _check_own_files(paths, option)
-            if len(paths) == 1:
+            if len(paths) == 1 and is_translation_memory(paths[0]):
+                parts.append(translation_memory(paths[0], languages))
+                source_files.append(SourceFile(paths[0], split, "rows"))
+            elif len(paths) == 1:
                 parts.append(table_rows(paths[0], row_format, skip, columns_given))
                 source_files.append(SourceFile(paths[0], split, "rows"))
             elif row_format is not None:

@@ -2,14 +2,16 @@
 
 import hashlib
 import random
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, ParamSpec
+from typing import NamedTuple, ParamSpec, Self
 
 from phmctl.errors import DataError
 
@@ -104,6 +106,59 @@ def select_periodic(
     for number, row in enumerate(rows, start=1):
         if (number % period in remainders) != complement:
             yield row
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Shares of train that become valid and test: ``1000,1000`` rows, or ``5%,5%`` of them; one value makes valid only.
+
+    The rows are chosen by a digest of their first text, so that rows with equal sources stay in one split, and the same
+    corpus is always divided in the same way. A share can exceed its size by the last source's further rows.
+    """
+
+    text: str
+    sizes: tuple[float, ...]  # rows, or fractions below 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the shares that an option names. Raises DataError."""
+        match = re.fullmatch(r"(\d+)(?:,(\d+))?|(\d+(?:\.\d+)?)%(?:,(\d+(?:\.\d+)?)%)?", text.replace(" ", ""))
+        numbers = [] if match is None else [float(number) for number in match.groups() if number is not None]
+        percent = "%" in text
+        if not numbers or min(numbers) <= 0 or (percent and sum(numbers) >= 100):
+            raise DataError(f"--split {text}: expected rows of valid and test, 1000,1000, or shares of train, 5%,5%")
+        return cls(text, tuple(number / 100 for number in numbers) if percent else tuple(numbers))
+
+    def divide(self, rows: RowSource) -> Splits:
+        """Return train, valid and, with two sizes, test. Raises DataError if nothing is left for train."""
+        names = ("valid", "test")[: len(self.sizes)]
+
+        @cache  # counting the sources takes a pass over the files
+        def split_of() -> dict[bytes, str]:
+            counts = Counter(_source_digest(row) for row in rows if row.readable)
+            total = counts.total()
+            order = iter(sorted(counts))
+            chosen: dict[bytes, str] = {}
+            for name, size in zip(names, self.sizes, strict=True):
+                wanted = size * total if size < 1 else size
+                while wanted > 0 and (digest := next(order, None)) is not None:
+                    chosen[digest] = name
+                    wanted -= counts[digest]
+            if len(chosen) == len(counts):
+                raise DataError(f"--split {self.text} leaves none of the {total:,} rows for train; take fewer")
+            return chosen
+
+        @repeatable
+        def rows_of(split: str) -> Iterator[Row]:
+            for row in rows:
+                if split_of().get(_source_digest(row), "train") == split:
+                    yield row
+
+        return {name: rows_of(name) for name in ("train", *names)}
+
+
+def _source_digest(row: Row) -> bytes:
+    return hashlib.sha256(normalised_text(row.texts[0]).encode("utf-8")).digest()[:8]
 
 
 # ------------------------------------------------------------------------------------------- subject-verb agreement

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.card import RESERVED, RowFormat
-from phmctl.data.corpus import own_corpus
+from phmctl.data.corpus import hold_out, own_corpus
+from phmctl.data.rows import HoldOut
 from phmctl.errors import DataError
 from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.base import AnsweringKind, R, Sizes, option_name
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}  # keys with a flag of another name
 TEXT_OPTIONS = ("tokenizer", "vocabulary", "max_tokens")  # of every task on text
-TABLE_OPTIONS = ("header", "quoting", "extra", "skip_bad_lines")  # of every table
+TABLE_OPTIONS = ("header", "quoting", "extra", "skip_bad_lines", "split")  # of every table
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class TextKind(AnsweringKind[R]):
             )
             if recipe and load_recipe(recipe).task == "probing":
                 corpus = replace(corpus, train_text=True)  # the probed encoder's tokenizer reads the text
+            if "split" in options:
+                corpus = hold_out(corpus, HoldOut.parse(options["split"]))
+                own_settings["split"] = options["split"]
             if own.row_format:
                 own_settings["rows"] = own.row_format.model_dump(mode="json")
             if skip:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,47 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
             prepare(root, *arguments)
         counts = prepare(root, *arguments, "--skip-bad-lines").manifest["splits"]["train"]
         assert (counts["kept"], counts["dropped"]) == (kept, {"odd_row": bad})
+
+
+def test_split_takes_valid_and_test_out_of_one_file(tmp_path: Path) -> None:
+    """Equal sources stay in one split, and the same file is always divided in the same way."""
+    pairs = [(f"Hund {number // 3} läuft .", f"dog {number} runs .") for number in range(60)]
+    table = put(tmp_path / "all.tsv", *("\t".join(pair) for pair in pairs))
+    prepared = prepare(tmp_path, "--train", table, "--split", "6,9", *SMALL)
+    sources = {split: prepared.split(split).texts[0] for split in ("valid", "test")}
+    assert (len(sources["valid"]), len(sources["test"])) == (6, 9)
+    assert not {*sources["valid"]} & {*sources["test"]}
+    assert all(count == 3 for lines in sources.values() for count in Counter(lines).values())
+    assert prepared.manifest["splits"]["train"]["read"] == 45
+    again = prepare(tmp_path, "--train", table, "--split", "10%,15%", *SMALL)
+    assert again.split("valid").texts[0] == sources["valid"]
+    assert again.split("test").texts[0] == sources["test"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--split", "many"),
+        ("--split", "0,5"),
+        ("--split", "50%,50%"),
+        ("--split", "30,30"),
+        ("--split", "5,5,5"),
+        ("--split", "5", "--valid", "all.tsv"),
+        (),
+    ],
+)
+def test_a_wrong_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "all.tsv", *("\t".join(pair) for pair in PAIRS))
+    with pytest.raises(DataError, match="--split"):
+        run_command(tmp_path, "--train", "all.tsv", *options)
+    assert not list((tmp_path / "data").glob("*/*/manifest.json"))
+
+
+def test_a_labelled_table_is_split(tmp_path: Path) -> None:
+    table = put(
+        tmp_path / "all.csv", "text,mood", *(f"day {number},{'good' if number % 2 else 'bad'}" for number in range(30))
+    )
+    options = ("--table", f"train={table}", "--text", "text", "--label", "mood", "--split", "5")
+    prepared = prepare(tmp_path, *options, "--tokenizer", "word", "--vocabulary", "50")
+    assert len(prepared.split("valid")) == 5

@@ -135,7 +135,8 @@ def _open(base: Card | Corpus, data: Section, source: Path | None, cache: Path, 
     corpus = open_corpus(base, source, cache / base.id, refetch=refetch) if isinstance(base, Card) else base
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "no split"
-        raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed")
+        remedy = "; or take valid and test out of train: --split 1000,1000" if "train" in corpus.splits else ""
+        raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed{remedy}")
     if isinstance(data, ParallelSection):
         if data.direction == "reverse":
             corpus = reversed_corpus(corpus)
