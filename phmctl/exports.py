@@ -28,6 +28,8 @@ CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", 
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # formats that phmctl can run
 EXACT = "float32"  # the quantisation that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
+# The files that phmctl reads; the manifest has to list each of them.
+_READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "phm.json", f"{MODEL}/*", "tokenizer/*")
 _ADVICE = "copy the export again, or export the run again"
 
 
@@ -88,8 +90,10 @@ class Export(Run):
                 f"{self.folder} is for the transformers library; phmctl needs the run or an export to "
                 f"{', '.join(ANSWERING)}"
             )
-        files = [entry for entry in self.manifest["files"] if not entry["name"].startswith(("text/", "README.md"))]
-        verify(self.folder, files, RunError, _ADVICE)
+        entries = self.manifest["files"]
+        names = {entry["name"] for entry in entries if not entry["name"].startswith(("text/", "README.md"))}
+        names.update(path.relative_to(self.folder).as_posix() for read in _READ for path in self.folder.glob(read))
+        verify(self.folder, entries, RunError, _ADVICE, names)
 
     def checkpoint(self, name: str = "best") -> Path:
         """Return the export's folder, which holds one checkpoint. Raises RunError for the name of another."""

@@ -19,7 +19,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from phmctl.console import warn
@@ -304,7 +304,11 @@ def are_file_entries(value: object) -> bool:
 
 
 def _is_file_entry(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), type_) for key, type_ in _FILE_ENTRY.items())
+    """Return whether a value has the keys of a file entry, with the only spelling of a path inside the folder."""
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), type_) for key, type_ in _FILE_ENTRY.items()):
+        return False
+    path = PurePosixPath(value["name"])
+    return str(path) == value["name"] and not path.is_absolute() and ".." not in path.parts
 
 
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:

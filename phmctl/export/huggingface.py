@@ -1,14 +1,11 @@
 """Write the tokenizer for the transformers library, and the model if a class there computes exactly the same.
 
-With our sinusoids in the position tables, these classes do:
-
-- **Marian**: post-norm without a final norm.
-- **Pegasus**: pre-norm with final norms and one embedding table for both sides.
-
-BART and mBART also normalise the embeddings; M2M100 starts positions at the padding id + 1.
+Pegasus does, with our sinusoids in its position tables: pre-norm with final norms and one embedding table for both
+sides. Marian has post-norm without a final norm, but it does not save its positions: a model that is saved again would
+get other frequencies. BART and mBART also normalise the embeddings; M2M100 starts positions at the padding id + 1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +15,7 @@ from torch import Tensor
 
 from phmctl.checkpoints import save_tensors
 from phmctl.console import note, silence
+from phmctl.data.copies import load_cleaning
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.beam import pad
@@ -26,13 +24,11 @@ from phmctl.decoding.translator import Translator
 from phmctl.errors import PhmctlError, require
 from phmctl.export.dense import DenseForm
 from phmctl.export.verify import IDS, LOGITS, TIE, ExportSource, Verification
-from phmctl.files import write_atomic, write_json
+from phmctl.files import temporary_folder, write_atomic, write_json
 from phmctl.nn.layers import sinusoids
 from phmctl.recipe.schema import TranslationRecipe
 
 TARGET = "target"  # folder of the target side's tokenizer, if the sides have separate ones
-_MARIAN, _PEGASUS = "marian", "pegasus"
-_CLASSES = {_MARIAN: "MarianMTModel", _PEGASUS: "PegasusForConditionalGeneration"}
 _TOKEN_IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 _LAYER = {  # our names of a layer's modules, and the library's; "cross…" exists in decoder layers only
@@ -46,46 +42,51 @@ _LAYER = {  # our names of a layer's modules, and the library's; "cross…" exis
 }
 
 
-def architecture(source: ExportSource) -> str | None:
-    """Return the library's model type that computes exactly the same, or None."""
+def is_pegasus(source: ExportSource) -> bool:
+    """Return whether the library's Pegasus computes exactly the same."""
     section = source.section
     if not source.translates or section.upsize > 1:
-        return None
-    if section.norm == "post":
-        return None if section.final_norm else _MARIAN
-    return _PEGASUS if section.final_norm and section.share_embeddings else None
+        return False
+    return bool(section.norm == "pre" and section.final_norm and section.share_embeddings)
 
 
 def write_huggingface(source: ExportSource, folder: Path) -> None:
     """Write the tokenizer and, if there is an architecture for it, the model for ``from_pretrained``."""
     require("transformers", "huggingface")
     tokenizers = source.tokenizers
-    write_tokenizer(tokenizers.source, folder)
+    keep = "start" if source.translates else load_cleaning(source.run).keep
+    limits = {
+        "model_max_length": source.run.recipe.data.max_tokens + 1,  # with EOS
+        "truncation_side": {"start": "right", "end": "left"}[keep],
+    }
+    write_tokenizer(tokenizers.source, folder, limits)
     if not tokenizers.joint:
-        write_tokenizer(tokenizers.target, folder / TARGET)
-    model_type = architecture(source)
-    if model_type is None:
+        write_tokenizer(tokenizers.target, folder / TARGET, limits)
+    if not is_pegasus(source):
         note(
-            "only the tokenizer is exported: transformers has the same model only for post-norm without final_norm "
-            "(Marian) and for pre-norm with final_norm and shared embeddings (Pegasus), both without upsize"
+            "only the tokenizer is exported: transformers has the same model only for pre-norm with final_norm and "
+            "shared embeddings, without upsize (Pegasus). Marian, for post-norm, does not save the positions of a model"
         )
         return
     form, length = source.form, source.max_positions
-    write_json(folder / "config.json", _config(model_type, form, length))
+    write_json(folder / "config.json", _config(form, length))
     decoding = source.run.recipe_of(TranslationRecipe).decoding
     generation = {
         "num_beams": decoding.beam,
         "length_penalty": decoding.alpha,  # the library divides by length ** alpha, so its scores differ from ours
-        "max_length": length,
+        "max_length": source.longest_output,
         **_TOKEN_IDS,
         "bad_words_ids": [[PAD], [UNK], [BOS]],
     }
     write_json(folder / "generation_config.json", generation)
-    save_tensors(folder / "model.safetensors", dict(_tensors(model_type, form, length)), {"format": "pt"})
+    save_tensors(folder / "model.safetensors", dict(_tensors(form, length)), {"format": "pt"})
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer for ``PreTrainedTokenizerFast``: equal ids with EOS at the end, and equal decoded text."""
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, limits: Mapping[str, int | str]) -> None:
+    """Write a tokenizer for ``PreTrainedTokenizerFast``: equal ids with EOS at the end, and equal decoded text.
+
+    `limits` are the library's settings for ``truncation=True``.
+    """
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, processors
 
@@ -101,15 +102,16 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         **{name: SPECIAL_TOKENS[index] for name, index in special.items()},
         "split_special_tokens": True,  # "</s>" in a text is ordinary text
         "clean_up_tokenization_spaces": False,
+        **limits,
     }
     write_json(folder / "tokenizer_config.json", config)
 
 
-def _config(model_type: str, form: DenseForm, length: int) -> dict[str, Any]:
+def _config(form: DenseForm, length: int) -> dict[str, Any]:
     ours = form.config
     config = {
-        "architectures": [_CLASSES[model_type]],
-        "model_type": model_type,
+        "architectures": ["PegasusForConditionalGeneration"],
+        "model_type": "pegasus",
         "vocab_size": ours["source_vocabulary"],
         "d_model": ours["width"],
         "activation_function": "relu",
@@ -126,27 +128,22 @@ def _config(model_type: str, form: DenseForm, length: int) -> dict[str, Any]:
         config[f"{side}_layers"] = ours[f"{side}_layers"]
         config[f"{side}_attention_heads"] = ours["heads"]
         config[f"{side}_ffn_dim"] = ours["feed_forward"]
-    if model_type == _MARIAN:
-        config["decoder_vocab_size"] = ours["target_vocabulary"]
-        config["share_encoder_decoder_embeddings"] = ours["share_embeddings"]
     return config
 
 
-def _tensors(model_type: str, form: DenseForm, length: int) -> Iterator[tuple[str, Tensor]]:
+def _tensors(form: DenseForm, length: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the library's names of the tensors, and the tensors."""
     config, tensors = form.config, form.all_tensors()
-    if config["share_embeddings"]:
-        yield "model.shared.weight", tensors["source_embedding.weight"]
-    if not (config["share_embeddings"] and config["tied"]):  # the library unties the tables if the generator is untied
+    yield "model.shared.weight", tensors["source_embedding.weight"]
+    if not config["tied"]:  # the library unties the tables if the generator is untied
         yield "model.encoder.embed_tokens.weight", tensors["source_embedding.weight"].clone()
         yield "model.decoder.embed_tokens.weight", tensors["target_embedding.weight"].clone()
-    if not config["tied"]:
         yield "lm_head.weight", tensors["generator.weight"]
     bias = tensors.get("generator.bias", torch.zeros(config["target_vocabulary"]))
     yield "final_logits_bias", bias[None].clone()
     for side in ("encoder", "decoder"):
         yield f"model.{side}.embed_positions.weight", sinusoids(0, length, config["width"])
-        names = {f"{side}_norm": f"model.{side}.layer_norm"} if model_type == _PEGASUS else {}
+        names = {f"{side}_norm": f"model.{side}.layer_norm"}
         for index in range(config[f"{side}_layers"]):
             for ours, theirs in _LAYER.items():
                 if side == "decoder" or not ours.startswith("cross"):
@@ -159,18 +156,22 @@ def _tensors(model_type: str, form: DenseForm, length: int) -> Iterator[tuple[st
 
 @torch.no_grad()
 def verify_huggingface(source: ExportSource, folder: Path, count: int | None = None) -> Verification:
-    """Compare the library's ids and logits with ours on the run's own text. Raises PhmctlError if ids differ."""
+    """Compare the library's ids and logits with ours on the run's own text. Raises PhmctlError if ids differ.
+
+    The logits are computed after the library has saved the model and read it again.
+    """
     library = require("transformers", "huggingface")
     split, texts, references = source.examples(count)
     _verify_ids(library, source, folder, texts)
     translator = source.predictor
-    if architecture(source) is None or not isinstance(translator, Translator):
+    if not is_pegasus(source) or not isinstance(translator, Translator):
         return Verification(split, len(texts), len(texts), compared=IDS)
     with silence():
         sources, _ = translator.token_ids(texts)
-    targets = [[BOS, *ids][: source.max_positions - 1] for ids in source.tokenizers.target.encode(references)]
-    with _quiet(library.logging):
-        exported = library.AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).eval()
+    targets = [[BOS, *ids][: source.max_positions] for ids in source.tokenizers.target.encode(references)]
+    with _quiet(library.logging), temporary_folder(folder / "again") as again:
+        library.AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).save_pretrained(str(again))
+        exported = library.AutoModelForSeq2SeqLM.from_pretrained(str(again), local_files_only=True).eval()
     model = cast("Any", source.model)
     equal, largest = sum(not ids for ids in sources), 0.0  # empty sources are not decoded
     for rows in plan([len(ids) for ids in sources], translator.settings.batch_tokens):

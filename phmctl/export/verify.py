@@ -46,12 +46,16 @@ class ExportSource:
         return isinstance(self.predictor, Translator)
 
     @property
-    def max_positions(self) -> int:
-        """Length of the longest source or output of decoding, in tokens with BOS and EOS."""
+    def longest_output(self) -> int:
+        """Length of the longest output of decoding, in tokens with BOS and EOS."""
         recipe = self.run.recipe_of(TranslationRecipe)
-        source = recipe.data.max_tokens + 1
-        output = int(recipe.decoding.max_ratio * source) + recipe.decoding.max_extra
-        return max(source, output) + 2
+        return int(recipe.decoding.max_ratio * recipe.data.max_tokens) + recipe.decoding.max_extra + 2
+
+    @property
+    def max_positions(self) -> int:
+        """Rows of a stored table of positions: enough for every text of decoding and for CTranslate2's defaults."""
+        source = self.run.recipe_of(TranslationRecipe).data.max_tokens + 1
+        return max(source, self.longest_output, CTRANSLATE2_INPUT)
 
     @cached_property
     def form(self) -> DenseForm:
@@ -94,6 +98,7 @@ def open_source(run: Run, checkpoint: str) -> ExportSource:
     return run.load_checkpoint(checkpoint, load)
 
 
+CTRANSLATE2_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
 ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # outputs that are compared
 TIE = 1e-3  # nats; log-probabilities that differ by less are a tie
 

@@ -5,6 +5,7 @@ import pytest
 from phmctl.export.verb import Exported, export
 from phmctl.exports import CTRANSLATE2, HUGGINGFACE, ONNX
 from phmctl.runs import Run
+from tests.tasks.translation.runs import make_run
 
 LIBRARIES = {CTRANSLATE2: ["ctranslate2"], ONNX: ["onnx", "onnxruntime"], HUGGINGFACE: ["transformers"]}
 
@@ -13,6 +14,12 @@ def needs(to: str) -> None:
     """Skip the test if the libraries of an export are not installed."""
     for library in LIBRARIES.get(to, []):
         pytest.importorskip(library)
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a random model with seven lines of text. Shared: do not change it."""
+    return make_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")

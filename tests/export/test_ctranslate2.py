@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.data.copies import load_tokenizers
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import forced_scores
 from phmctl.errors import MissingExtraError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
-from phmctl.exports import MODEL
+from phmctl.export.verb import export
+from phmctl.exports import CTRANSLATE2, MODEL
+from phmctl.runs import Run
 from tests.export.test_dense import TRANSFORMERS, ids, section, transformer
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -57,6 +60,14 @@ def test_int8_is_near_and_smaller(tmp_path: Path) -> None:
         assert theirs == pytest.approx(ours, abs=1e-3 if quantize == "float32" else 1.0)
         sizes[quantize] = (tmp_path / quantize / MODEL / "model.bin").stat().st_size
     assert sizes["int8"] < 0.6 * sizes["float32"]
+
+
+def test_long_texts_with_the_engines_own_defaults(small_run: Run, tmp_path: Path) -> None:
+    folder = export(small_run, CTRANSLATE2, tmp_path / "out").export.folder
+    translator = ctranslate2.Translator(str(folder / MODEL))
+    words = load_tokenizers(small_run).source.vocabulary[4:]
+    result = translator.translate_batch([words * 10, words[:9]], min_decoding_length=256)
+    assert [len(each.hypotheses[0]) for each in result] == [256, 256]
 
 
 def test_a_version_without_head_dim_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,12 +33,6 @@ from tests.tasks.translation.runs import SOURCES, evaluate, make_run
 CT2 = exports.CTRANSLATE2
 
 
-@pytest.fixture(scope="session")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of a random model with seven lines of text. Shared: do not change it."""
-    return make_run(tmp_path_factory.mktemp("runs"))
-
-
 def copy_of(exported: Exported, folder: Path) -> Path:
     return Path(shutil.copytree(exported.export.folder, folder / "copy"))
 
@@ -318,6 +312,16 @@ def test_a_foreign_file_with_its_digest_in_the_manifest_is_a_run_error(
         phmctl.load(folder)
 
 
+@pytest.mark.parametrize("name", ["model/model.bin", "tokenizer/tokenizer.json", "recipe.yaml", "data.json"])
+def test_a_file_that_the_manifest_does_not_list_is_refused(exported: Exported, tmp_path: Path, name: str) -> None:
+    folder, manifest = copy_of(exported, tmp_path), exported.export.manifest
+    entries = [entry for entry in manifest["files"] if entry["name"] != name]
+    write_json(folder / "export.json", manifest | {"files": entries})
+    (folder / "translations.txt").touch()  # no file of the model
+    with pytest.raises(RunError, match=Path(name).name):
+        load_translator(open_run_or_export(folder))
+
+
 def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: Path) -> None:
     folder = copy_of(exported, tmp_path)
     with (folder / "recipe.yaml").open("a") as handle:
@@ -328,8 +332,10 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     with pytest.raises(RunError, match=r"export\.json"):
         open_run_or_export(folder)
     manifest = exported.export.manifest
+    entry = manifest["files"][0]
     for content, place in (
         ({"format": exports.FORMAT, "to": CT2, "files": []}, r"export\.json"),
+        (manifest | {"files": [*manifest["files"], entry | {"name": f"model/../{entry['name']}"}]}, r"export\.json"),
         (manifest | {"format": None}, r"export\.json"),
         (manifest | {"format": exports.FORMAT - 1}, f"format {exports.FORMAT - 1}"),
         (manifest | {"format": exports.FORMAT + 1, "phmctl": "9.9"}, "phmctl 9.9"),
