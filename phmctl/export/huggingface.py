@@ -56,7 +56,7 @@ def write_huggingface(source: ExportSource, folder: Path) -> None:
     tokenizers = source.tokenizers
     keep = "start" if source.translates else load_cleaning(source.run).keep
     limits = {
-        "model_max_length": source.run.recipe.data.max_tokens + 1,  # with EOS
+        "model_max_length": source.longest_source,
         "truncation_side": {"start": "right", "end": "left"}[keep],
     }
     write_tokenizer(tokenizers.source, folder, limits)

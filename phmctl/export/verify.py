@@ -46,6 +46,12 @@ class ExportSource:
         return isinstance(self.predictor, Translator)
 
     @property
+    def longest_source(self) -> int:
+        """Length of the longest text that is not truncated, in tokens with EOS."""
+        data: Any = self.run.recipe.data
+        return int(data.max_tokens) + 1
+
+    @property
     def longest_output(self) -> int:
         """Length of the longest output of decoding, in tokens with BOS and EOS."""
         recipe = self.run.recipe_of(TranslationRecipe)
@@ -54,8 +60,7 @@ class ExportSource:
     @property
     def max_positions(self) -> int:
         """Rows of a stored table of positions: enough for every text of decoding and for CTranslate2's defaults."""
-        source = self.run.recipe_of(TranslationRecipe).data.max_tokens + 1
-        return max(source, self.longest_output, CTRANSLATE2_INPUT)
+        return max(self.longest_source, self.longest_output, CTRANSLATE2_INPUT)
 
     @cached_property
     def form(self) -> DenseForm:
