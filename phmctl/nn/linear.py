@@ -4,7 +4,7 @@ A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of its parameters.
 """
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from phmctl.algebra.bilinear import Factors, decompose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.kronecker import LEARNED
+from phmctl.algebra.kronecker import LEARNED, nearest_sum
 from phmctl.algebra.modes import compute_dtype
+from phmctl.console import note
 from phmctl.dimension import check_divides
 from phmctl.errors import RankError, UserError, check_known
 from phmctl.nn.structures import (
@@ -102,7 +103,7 @@ class KroneckerWeight(StructuredWeight):
     """The weight ``H = Σᵢ kron(A[i], S[i])`` of a linear map or a table; with n = 1 a dense weight.
 
     Checkpoints do not store a fixed rule. A learned rule that was saved as A loads into a layer that holds factors,
-    and the reverse.
+    and the reverse. From a dense ``weight``, ``load_state_dict`` takes the nearest A and S, and prints their error.
     """
 
     S: Tensor
@@ -150,6 +151,12 @@ class KroneckerWeight(StructuredWeight):
         self.owns_rule = False
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        weight = state.get(prefix + "weight")
+        is_dense = isinstance(weight, Tensor) and weight.shape == (self.rows, self.columns)
+        if is_dense and self.n > 1 and self.owns_rule and prefix + "S" not in state:
+            A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra)
+            state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
+            note(f"{prefix}weight: the nearest sum of {self.n} Kronecker products has a relative error of {error:.3f}")
         saved_rule = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
         state.update({prefix + name: tensor for name, tensor in self.structure.adapt(saved_rule).items()})
         super()._load_from_state_dict(state, prefix, *arguments)
@@ -225,6 +232,32 @@ class PHMLinear(KroneckerWeight):
         self.register_parameter("bias", values)
         self.reset_parameters()
 
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> Self:
+        """Return the layer nearest to an ``nn.Linear``; its relative error is printed on stderr.
+
+        A trained weight is rarely close to a Kronecker sum, so that the layer must be trained further.
+
+        Raises:
+            DimensionError: n does not divide the features, or is not the algebra's dimension.
+            UserError: not an ``nn.Linear``, or its weight is not finite or on the meta device.
+        """
+        if not isinstance(linear, nn.Linear):
+            raise UserError(f"from_linear: expected an nn.Linear, not {type(linear).__name__}; see phmctl.convert")
+        weight = linear.weight
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        layer = cls(*sizes, n=n, algebra=algebra, device="meta", dtype=weight.dtype)
+        return layer._filled({"weight": weight.detach()}, linear, weight)
+
+    def _filled(self, tensors: dict[str, Tensor], source: "nn.Linear | PHMLinear", like: Tensor) -> Self:
+        """Return this layer, made on the meta device, with these tensors and the bias of its source."""
+        self.to_empty(device=like.device).train(source.training).requires_grad_(like.requires_grad)
+        if source.bias is not None and self.bias is not None:
+            tensors["bias"] = source.bias
+            self.bias.requires_grad_(source.bias.requires_grad)
+        self.load_state_dict(tensors)
+        return self
+
     @property
     def execution(self) -> str:
         """How the map is applied: ``dense`` builds H and multiplies by it, ``rank`` multiplies by R blocks.
@@ -294,14 +327,7 @@ class PHMLinear(KroneckerWeight):
             device="meta",
             dtype=self.S.dtype,
         )
-        layer.to_empty(device=self.S.device).train(self.training).requires_grad_(self.S.requires_grad)
-        state = {**factors._asdict(), "S": self.S}
-        if self.bias is not None:
-            state["bias"] = self.bias
-        layer.load_state_dict(state)
-        if self.bias is not None and layer.bias is not None:
-            layer.bias.requires_grad_(self.bias.requires_grad)
-        return layer
+        return layer._filled({**factors._asdict(), "S": self.S}, self, self.S)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""

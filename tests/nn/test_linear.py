@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.utils import prune
 
 from phmctl import PHMEmbedding, PHMLinear, convert
-from phmctl.errors import UserError
+from phmctl.errors import DimensionError, UserError
 from phmctl.nn import structures
 from phmctl.nn.build import LinearBuilder
 from tests.references import kronecker_sum_reference
@@ -143,6 +143,59 @@ def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:
 def test_impossible_layers_are_refused(options: dict[str, Any], place: str) -> None:
     with pytest.raises(UserError, match=place):
         PHMLinear(**({"in_features": 8, "out_features": 8} | options))
+
+
+# --- from a dense layer
+
+
+@pytest.mark.parametrize("options", [{}, {"algebra": "quaternion"}, {"parametrization": "factors"}])
+def test_a_dense_weight_loads_as_the_nearest_sum_and_its_error_is_printed(options: dict[str, Any], capsys: Any) -> None:
+    dense = nn.Sequential(nn.Linear(8, 12), nn.Embedding(12, 8))
+    model = nn.Sequential(PHMLinear(8, 12, n=4, **options), PHMEmbedding(12, 8, n=4))
+    model.load_state_dict(dense.state_dict())
+    nearest, report = convert(dense, 4, select="0", algebra=options.get("algebra", "phm"))
+    torch.testing.assert_close(model[0].weight, nearest[0].weight, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(model[1].weight, convert(dense[1], 4)[0].weight)
+    assert torch.equal(model[0].bias, dense[0].bias)
+    assert f"0.weight: the nearest sum of 4 Kronecker products has a relative error of {report.rows[0].error:.3f}" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (2, "phm"), (4, "quaternion")])
+def test_from_linear(n: int, algebra: str) -> None:
+    linear = nn.Linear(8, 12, dtype=torch.float64).eval()
+    linear.bias.requires_grad_(False)
+    state = torch.get_rng_state()
+    layer = PHMLinear.from_linear(linear, n, algebra=algebra)
+    assert torch.equal(torch.get_rng_state(), state)
+    expected = linear.weight if n == 1 else convert(linear, n, algebra=algebra)[0].weight
+    torch.testing.assert_close(layer.weight, expected)
+    assert torch.equal(layer.bias, linear.bias)
+    assert not layer.training
+    assert [name for name, tensor in layer.named_parameters() if not tensor.requires_grad] == ["bias"]
+
+
+@pytest.mark.parametrize(
+    ("source", "n", "error"),
+    [
+        (nn.Linear(8, 12), 3, DimensionError),
+        (nn.Linear(8, 12, device="meta"), 4, UserError),
+        (nn.Embedding(8, 12), 4, UserError),
+    ],
+)
+def test_what_from_linear_refuses(source: Any, n: int, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        PHMLinear.from_linear(source, n)
+
+
+def test_a_dense_weight_of_another_shape_or_for_a_shared_rule_is_refused_by_torch() -> None:
+    with pytest.raises(RuntimeError, match="weight"):
+        PHMLinear(8, 8, n=4).load_state_dict(nn.Linear(8, 12).state_dict())
+    sharer = PHMLinear(8, 8, n=4)
+    sharer.share_rule(PHMLinear(8, 8, n=4))
+    with pytest.raises(RuntimeError, match="weight"):
+        sharer.load_state_dict(nn.Linear(8, 8).state_dict())
 
 
 # --- devices, precision, initialisation
