@@ -78,33 +78,38 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def seed_generators(device: "torch.device", seed: int) -> None:
-    """Seed torch's CPU generator, and the GPU generators if `device` is a GPU, without waiting for a device."""
-    import torch
-
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
+_lock = threading.Lock()
+_isolation = threading.Lock()  # held in the block of `isolated`
 
 
 @contextmanager
 def isolated(device: "torch.device", threads: int) -> Iterator[None]:
-    """Set torch's CPU threads in the block (0 keeps them); restore threads and random generators afterwards."""
+    """Set torch's CPU threads in the block (0 keeps them); restore threads and random generators afterwards.
+
+    Raises UserError if another thread of the process is in such a block: both would draw from the same generators.
+    """
     import torch
 
-    before = torch.get_num_threads()
-    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    with torch.random.fork_rng(devices=range(gpus)):
-        if threads:
-            torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
+    if not _isolation.acquire(blocking=False):
+        raise UserError(
+            "another thread of this process is training, and both would use torch's random numbers and threads; "
+            "wait for it, or train in a process of its own: phmctl train"
+        )
+    try:
+        before = torch.get_num_threads()
+        gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+        with torch.random.fork_rng(devices=range(gpus)):
             if threads:
-                torch.set_num_threads(before)
+                torch.set_num_threads(threads)
+            try:
+                yield
+            finally:
+                if threads:
+                    torch.set_num_threads(before)
+    finally:
+        _isolation.release()
 
 
-_lock = threading.Lock()
 _changed: list["torch.dtype"] = []  # the process's default dtype, once for each block that replaces it now
 
 

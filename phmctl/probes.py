@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.accounting.published import probing_rows
+from phmctl.algebra.initialisation import SeededDraws
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
@@ -31,7 +32,7 @@ from phmctl.decoding.beam import pad
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding, plan
 from phmctl.decoding.translator import Translator
-from phmctl.devices import isolated, pick_device, seed_generators, torch_defaults
+from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.files import read_json_object, sha256_text, write_json
 from phmctl.languages import language
@@ -204,8 +205,8 @@ def fit_probe(
     """
     training = recipe.training
     vectors, labels = splits["train"]
-    seed_generators(device, training.seed)
-    model = build_probe(recipe.model, vectors.shape[1], classes, device)
+    with SeededDraws(training.seed):
+        model = build_probe(recipe.model, vectors.shape[1], classes, device)
     parameters = list(model.parameters())
     optimiser = torch.optim.LBFGS(parameters, max_iter=training.validate_every, line_search_fn="strong_wolfe")
 

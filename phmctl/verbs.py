@@ -232,8 +232,9 @@ def train(
 ) -> "TrainingResult":
     """Train a recipe's model on its prepared data: ``phmctl train``.
 
-    Training seeds torch's random numbers and, if the recipe says so, sets the number of torch's threads. In the main
-    thread Ctrl-C and SIGTERM make it save and return (``exit_code`` 130 or 143).
+    Training seeds torch's random numbers and, if the recipe says so, sets the number of torch's threads, so that a
+    process trains one model at a time. In the main thread Ctrl-C and SIGTERM make it save and return (``exit_code``
+    130 or 143).
 
     Args:
         recipe: Recipe: a path or a shipped name; in a program also a mapping with the keys of the YAML, or a
@@ -255,7 +256,7 @@ def train(
     Raises:
         RecipeError: the recipe is invalid; lists all problems at once.
         DataError: the data is not prepared.
-        UserError: no recipe is given, or options contradict each other.
+        UserError: no recipe is given, options contradict each other, or another thread of the process is training.
         RunError: the run cannot be resumed, or not with this recipe.
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.

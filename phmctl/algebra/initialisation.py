@@ -10,15 +10,21 @@ hold only on average: at n = 2, with 8 numbers, the gain of a single layer would
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from phmctl.algebra.bilinear import QUICK, Factors, decompose, generic_rank, recompose
 from phmctl.errors import check_known
 
 _EPSILON = 1e-12  # avoids division by zero
+_DRAWING = {  # torch's functions that take a generator
+    *("uniform_", "normal_", "kaiming_uniform_", "bernoulli_", "random_", "exponential_"),
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"),
+}
 
 # scheme -> (variance of H from the dense fans, distribution)
 _SCHEMES: dict[str, tuple[Callable[[int, int], float], str]] = {
@@ -28,6 +34,32 @@ _SCHEMES: dict[str, tuple[Callable[[int, int], float], str]] = {
     "standard_normal": (lambda fan_in, fan_out: 1.0, "normal"),  # nn.Embedding
 }
 SCHEMES = tuple(_SCHEMES)
+
+
+class SeededDraws(TorchFunctionMode):
+    """A context in which this thread draws the numbers that it would draw after ``torch.manual_seed(seed)``.
+
+    They come from generators of the context, so that no other thread can draw between them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        arguments = dict(kwargs or {})
+        if getattr(func, "__name__", "") in _DRAWING and arguments.get("generator") is None:
+            tensors = (value for value in (*args, *arguments.values()) if isinstance(value, Tensor))
+            tensor = next(tensors, None)
+            device = torch.get_default_device() if tensor is None else tensor.device
+            if device.type != "meta":
+                if device not in self._generators:
+                    self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+                arguments["generator"] = self._generators[device]
+        return func(*args, **arguments)
 
 
 def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:

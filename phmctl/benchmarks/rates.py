@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.initialisation import SeededDraws
 from phmctl.console import Table
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import isolated, pick_device
@@ -42,8 +43,8 @@ def bench_rates(recipe: Recipe, data: str | Path | None = None) -> list[dict[str
     device = pick_device(training.device)
     task = trained_kind(recipe).open(recipe, data_root(data))
     with isolated(device, training.threads):
-        torch.manual_seed(training.seed)
-        model = task.build_model(device)
+        with SeededDraws(training.seed):
+            model = task.build_model(device)
         rates = build_rates(model, training)
         multiples: dict[Tensor, float] = {model.get_parameter(name): rate for name, rate in rates.items()}
         dense = to_dense(model).eval()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.initialisation import SeededDraws
 from phmctl.checkpoints import (
     MOMENTS,
     Checkpoint,
@@ -25,7 +26,6 @@ from phmctl.checkpoints import (
     write_checkpoint,
 )
 from phmctl.data.batches import RandomNumbers
-from phmctl.devices import seed_generators
 from phmctl.errors import NonFiniteError, PhmctlError, lack_of_memory
 from phmctl.nn.convert import to_dense
 from phmctl.runs import Run
@@ -164,12 +164,15 @@ def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
-    """Seed the generators for the forward pass of a part by seed, step, micro-batch and piece, without waiting.
+    """Seed torch's generators for the forward pass of a part by seed, step, micro-batch and piece, without waiting.
 
     A resumed step, a repeated step and the same step on another number of processes draw the same numbers.
     """
     numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
-    seed_generators(device, int(numbers.words(1)[0]))
+    part_seed = int(numbers.words(1)[0])
+    torch.default_generator.manual_seed(part_seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(part_seed)
 
 
 class Trainer:
@@ -204,8 +207,8 @@ class Trainer:
         board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
         self.log = MetricsLog(run.metrics_path if leads else None, step, self.state.validated, board)
         self.progress = ProgressLine(self.settings.steps, step, quiet=quiet or not leads)
-        seed_generators(device, self.settings.seed)
-        self.model: nn.Module = task.build_model(device)
+        with SeededDraws(self.settings.seed):
+            self.model: nn.Module = task.build_model(device)
         tensors = model_tensors(self.model)
         for name, tensor in (initial or {}).items():
             tensors[name].copy_(tensor)

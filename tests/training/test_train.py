@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.devices import pick_device
-from phmctl.errors import RecipeError, RunError
+from phmctl.devices import isolated, pick_device
+from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
 from phmctl.sweeps import newest_of
+from phmctl.tasks.base import Cost, Rows
 from phmctl.tasks.registry import trained_kind
 from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task
@@ -45,6 +46,29 @@ def test_generators_threads_and_environment_are_left_as_they_were(tmp_path: Path
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     assert dict(os.environ) == environment
+
+
+class Drawing(FakeTask):
+    """A task during whose training, but not its forward passes, another thread draws random numbers."""
+
+    def cost(self, rows: Rows) -> Cost:
+        torch.rand(3)
+        return super().cost(rows)
+
+
+def test_draws_between_steps_change_nothing(tmp_path: Path) -> None:
+    shas = set()
+    for task, seed in ((FakeTask(), 1), (Drawing(), 2)):
+        torch.manual_seed(seed)
+        shas.add(train_task(task, make_recipe(steps=4), tmp_path, quiet=True).run.weights("last").sha256)
+    assert len(shas) == 1
+
+
+def test_a_second_training_at_once_is_refused(tmp_path: Path) -> None:
+    with isolated(torch.device("cpu"), 0), pytest.raises(UserError):
+        train_task(FakeTask(), make_recipe(steps=2), tmp_path / "runs", quiet=True)
+    assert not (tmp_path / "runs").exists()
+    assert train_task(FakeTask(), make_recipe(steps=2), tmp_path / "runs", quiet=True).steps == 2
 
 
 def test_a_compiled_model_trains_as_an_eager_one_and_goes_on(tmp_path: Path) -> None:
