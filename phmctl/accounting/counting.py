@@ -85,9 +85,11 @@ _PUBLISHED = ("row", "published", "our count", "agrees", "counted parts")
 
 
 def count_tables(count: ParameterCount) -> list[Table]:
-    """Return the ledger of a variant or the comparison of several variants, then the published tables."""
+    """Return the ledger of a variant or the comparison of several, their sizes, and the published tables."""
     several = len(count.ledgers) > 1
     tables = [_comparison(count)] if several else [ledger_table(ledger) for ledger in count.ledgers]
+    if count.ledgers:
+        tables.append(_sizes(count))
     return tables + [_published(table, count) for table in count.published]
 
 
@@ -116,6 +118,15 @@ def _comparison(count: ParameterCount) -> Table:
         rows.append([*cells, str(ledger.rules), f"{ledger.totals.rule / ledger.totals.parameters:.2%}"])
     notes = dict.fromkeys(note for ledger in count.ledgers for note in ledger.notes)
     return Table(f"{count.recipe}: parameters by variant", _COMPARED, rows, below=list(notes))
+
+
+def _sizes(count: ParameterCount) -> Table:
+    """Return the megabytes of each variant's weights, by the type in which an export stores the matrices."""
+    rows = []
+    for ledger in count.ledgers:
+        megabytes = [f"{size / 1e6:.2f}" for size in ledger.totals.bytes.values()]
+        rows.append([ledger.name.removeprefix(f"{count.recipe} "), *megabytes])
+    return Table(f"{count.recipe}: MB of the stored weights", ("model", *count.ledgers[0].totals.bytes), rows)
 
 
 def _published(table: PublishedTable, count: ParameterCount) -> Table:

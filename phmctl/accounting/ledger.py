@@ -36,6 +36,8 @@ class Totals:
     norm: int = 0
     embedding: int = 0  # S of the tables, or dense tables
     other: int = 0  # modules of any other type
+    matrices: int = 0  # entries of all matrices but rules: what an export may round
+    scales: int = 0  # rows of these matrices: an int8 or int4 export has a float32 scale for each
 
     @property
     def parameters(self) -> int:
@@ -46,8 +48,16 @@ class Totals:
         """Parameters as a fraction of the dense twin's; 1 without any."""
         return self.parameters / self.dense if self.dense else 1.0
 
-    def as_json(self) -> dict[str, int | float]:
-        return {"parameters": self.parameters, **asdict(self), "share_of_dense": self.share}
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes of the stored parameters by the type of the matrices; rules, biases and norms stay float32."""
+        exact = 4 * (self.parameters - self.matrices)
+        scaled = exact + 4 * self.scales
+        sizes = {"float32": 4 * self.matrices + exact, "float16": 2 * self.matrices + exact}
+        return sizes | {"int8": self.matrices + scaled, "int4": -(-self.matrices // 2) + scaled}
+
+    def as_json(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, **asdict(self), "share_of_dense": self.share, "bytes": self.bytes}
 
 
 @dataclass(frozen=True)
@@ -165,14 +175,18 @@ def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
     rows = []
     for name, module in model.named_modules():
         counts = {}  # of this module's parameters that are not counted yet
+        matrices = scales = 0
         for key, parameter in module.named_parameters(recurse=False):
             if parameter not in counted:
                 counted.add(parameter)
                 counts[key] = parameter.numel()
+                if parameter.dim() > 1 and key not in _rule_names(module):
+                    matrices += parameter.numel()
+                    scales += parameter.numel() // parameter.shape[-1]
         if counts:
             if not _rule_names(module).isdisjoint(counts):
                 rules += 1
-            rows.append(_row(name, module, counts))
+            rows.append(replace(_row(name, module, counts), matrices=matrices, scales=scales))
     return tuple(rows), rules
 
 

@@ -55,7 +55,7 @@ def write_huggingface(source: ExportSource, folder: Path) -> None:
     require("transformers", "huggingface")
     tokenizers = source.tokenizers
     keep = "start" if source.translates else load_cleaning(source.run).keep
-    limits = {
+    limits: dict[str, int | str] = {
         "model_max_length": source.longest_source,
         "truncation_side": {"start": "right", "end": "left"}[keep],
     }

@@ -50,9 +50,9 @@ def test_recipes_of_other_tasks_are_counted_too(tmp_path):
     assert dense.sizes == {"features": 8}
 
 
-def printed(*args, **kwargs):
-    """The rows of the last table, and its notes."""
-    table = count_tables(count_parameters(*args, **kwargs))[-1]
+def printed(*args, place=0, **kwargs):
+    """The rows of a table, and its notes."""
+    table = count_tables(count_parameters(*args, **kwargs))[place]
     return [[str(cell) for cell in row] for row in table.rows], "\n".join(table.below)
 
 
@@ -69,13 +69,28 @@ def test_several_variants_print_a_comparison():
     assert rows[1] == ["phm-n4", "495,488", "41.9%", "239,488", "25.9%", "22", "0.28%"]
 
 
+def test_sizes_are_printed_for_each_type_of_number():
+    """Every S or table is rounded with a float32 scale for each row; A, biases and norms stay float32."""
+    rows, _ = printed("multi30k-de-en", ns=[1, 4], place=1)
+    assert rows == [["real", "22.94", "11.51", "5.86", "3.01"], ["phm-n4", "11.94", "6.01", "3.12", "1.64"]]
+    rows, _ = printed("multi30k-de-en-tiny", place=1)
+    assert rows == [["phm-n4", "5.79", "2.93", "1.58", "0.87"]]
+    (ledger,) = count_parameters("miniature", ns=[4], overrides=["data.vocabulary=2000"]).ledgers
+    exact = ledger.totals.rule + ledger.totals.bias + ledger.totals.norm
+    matrices = ledger.totals.parameters - exact
+    scales = ledger.totals.bias + 2000  # a row for each bias, and the table's
+    sizes = {"float32": 4 * (matrices + exact), "float16": 2 * matrices + 4 * exact}
+    sizes |= {"int8": matrices + 4 * (exact + scales), "int4": matrices // 2 + 4 * (exact + scales)}
+    assert ledger.totals.bytes == ledger.as_json()["totals"]["bytes"] == sizes
+
+
 def test_published_figures_are_printed_with_ours():
-    rows, below = printed("ceng501-de-en", ns=[16], paper=True)
+    rows, below = printed("ceng501-de-en", ns=[16], paper=True, place=-1)
     assert rows[-1] == ["PHM+ n=16", "1,844,224", "1,844,224", "yes", "n everywhere"]
     assert ["PHM+ n=2", "13,579,416", "13,579,416", "yes", "one d×d map a layer left at n = 16"] in rows
     assert ["", "", "13,677,752", "no, +0.7%", "n everywhere"] in rows
     assert "one d×d map of each layer was left at n = 16" in below
-    _, below = printed("table2-iwslt14-de-en", ns=[1, 16], paper=True)
+    _, below = printed("table2-iwslt14-de-en", ns=[1, 16], paper=True, place=-1)
     assert "table2-iwslt14-de-en itself, counted so: real 3,670,016, phm-n16 319,488" in below
 
 
@@ -88,5 +103,5 @@ def test_without_a_stdout_all_columns_are_kept(monkeypatch):
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    (table,) = count_tables(count_parameters("ceng501-de-en", ns=[16]))
+    table, _ = count_tables(count_parameters("ceng501-de-en", ns=[16]))
     assert (len(table.columns), table.rows[-3][0]) == (5, "generator")
