@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Test processes, each with one thread: as many as cores, up to eight.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo docs test faults lint check format bench gpu-check wheel-test clean
+.PHONY: help demo browser-check docs test faults lint check format bench gpu-check wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -62,6 +62,9 @@ lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+browser-check: $(DEVELOPMENT) ## Compare the page of examples/browser with decode; needs Node.js and Debian's Chromium
+	@PHMCTL=$(abspath $(PHMCTL)) bash examples/browser/check.sh
 
 docs: $(DEVELOPMENT) ## Render the documentation and the API reference into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
