@@ -90,6 +90,10 @@ class Comparison:
         notes = [(variant.label, list(_notes(variant, self.split))) for variant in self.variants]
         yield from merge_lines(notes, len(self.variants))
         yield from copy_notes(self.variants)
+        steps = {variant.label: variant.steps for variant in self.variants}
+        if len({*steps.values()}) > 1:
+            counts = ", ".join(f"{label} {count} steps" for label, count in steps.items())
+            yield f"the models were not trained equally long: {counts}"
         if self.margin is not None and not self.tests:
             yield f"the margin of {self.margin:g} is not tested because no difference could be tested"
         if not self.same_machine:
@@ -150,8 +154,8 @@ class Comparison:
             counts = [variant.parameters, variant.without_embeddings, variant.speed]
             cells = ["–" if count is None else f"{count:,.0f}" for count in counts]
             minutes = "–" if variant.minutes is None else f"{variant.minutes:,.1f}"
-            rows.append([variant.label, *cells, minutes])
-        columns = ["model", "parameters", "without emb.", speed, "minutes"]
+            rows.append([variant.label, *cells, variant.steps, minutes])
+        columns = ["model", "parameters", "without emb.", speed, "steps", "minutes"]
         return Table("size and speed of training", columns, rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -197,6 +201,7 @@ class Comparison:
             "parameters": variant.parameters,
             "without_embeddings": variant.without_embeddings,
             "tokens_per_second": variant.speed,
+            "steps": variant.steps,
             "minutes": variant.minutes,
             "tests": tests,
         }
@@ -370,6 +375,8 @@ def compare_answers(
 def differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
     """Return the differences of two runs and their results other than n, algebra and seed, with both values."""
     changes = run_differences(first.run, second.run)
+    if "training.steps" not in changes and first.summary.step != second.summary.step:
+        changes["steps trained"] = (first.summary.step, second.summary.step)
     if first.result is not None and second.result is not None:
         changes |= key_differences(first.settings, second.settings)
         if first.checkpoint != second.checkpoint:

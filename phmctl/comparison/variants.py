@@ -157,6 +157,12 @@ class Variant:
         return mean(member.speed for member in self.runs)
 
     @property
+    def steps(self) -> str:
+        """Number of steps of the trainings, or their range: ``1,800`` or ``1,750–1,800``."""
+        ends = sorted({member.summary.step for member in self.runs})
+        return "–".join(f"{step:,}" for step in dict.fromkeys((ends[0], ends[-1])))
+
+    @property
     def minutes(self) -> float | None:
         return mean(member.summary.minutes for member in self.runs)
 
