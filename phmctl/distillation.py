@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.console import note, progress, silence
+from phmctl.data.card import corpus_name
 from phmctl.data.copies import read_text
 from phmctl.data.prepared.folder import PreparedData, data_root
 from phmctl.data.special import UNK
@@ -154,7 +155,7 @@ def _prepare_taught_corpus(
     settings = search.model_dump_json(exclude=keys_changing(search, NOTHING))
     identity = f"{run.name} {run.weights('auto').sha256} {settings} {engine or TORCH}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    folder = root / "taught" / f"{recipe.data.card}-taught-{digest}"
+    folder = root / "taught" / f"{corpus_name(recipe.data.card)[:90]}-taught-{digest}"
     source, reference, teacher = (folder / f"train.{side}" for side in ("source", "reference", "teacher"))
     if not teacher.exists():  # it is written last, so the other files are complete
         _translate_training_text(run, search, engine, references, folder)

@@ -50,8 +50,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock(path: Path, *, busy: UserError | None = None) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which is created if it is missing and stays afterwards.
+def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock on a file, which is created if it is missing and stays afterwards unless `remove` is set.
 
     The lock ends with the process. If another process holds it, this one waits; after half a second it raises `busy`,
     if that is given. On a file system without locks (some of Lustre, NFS and FUSE) a warning is printed and the block
@@ -74,6 +74,9 @@ def lock(path: Path, *, busy: UserError | None = None) -> Iterator[None]:
     try:
         yield
     finally:
+        if remove:  # a process that waits for this file sees that it is removed, and creates it again
+            with suppress(OSError):
+                path.unlink()
         file_lock.release()
 
 

@@ -35,6 +35,7 @@ from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.files import read_json_object, sha256_text, write_json
+from phmctl.inference.opening import check_scorable
 from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
 from phmctl.nn.convert import to_dense
@@ -66,6 +67,7 @@ def probe(
     ``key=value``; ``data.card`` selects a single task.
     """
     encoders = [Encoder(path, checkpoint, device) for path in (run, against) if path is not None]
+    check_scorable(encoders[0].run)
     root = data_root(data)
     recipes = _prepared(root, [f"training.device={device}", *settings])
     codes = {recipe.data.language for recipe in recipes.values()} - {None}

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import filelock
@@ -137,6 +138,21 @@ def test_one_process_at_a_time_holds_a_lock(tmp_path: Path) -> None:
     assert is_locked(path) is False
     with lock(path, busy=UserError("held")):
         pass
+
+
+def test_a_lock_whose_file_is_removed_excludes_all_others(tmp_path: Path) -> None:
+    path, counter = tmp_path / ".lock", tmp_path / "counter"
+    counter.write_text("0")
+
+    def count(_: int) -> None:
+        for _ in range(20):
+            with lock(path, remove=True):
+                counter.write_text(str(int(counter.read_text()) + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(4)))
+    assert counter.read_text() == "80"
+    assert not path.exists()
 
 
 def test_an_error_under_the_lock_passes_and_releases_it(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 
 import phmctl
 from phmctl import verbs
-from phmctl.errors import RecipeError, RunError, UserError
+from phmctl.decoding.translator import Translator
+from phmctl.errors import OutputError, RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -85,6 +86,19 @@ def test_scores_equal_those_of_the_command(tmp_path: Path, capfd: pytest.Capture
         phmctl.evaluate(run.folder, table="new.tsv")
     with pytest.raises(RunError, match="nothing"):
         phmctl.evaluate(tmp_path / "nothing")
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Translator, "answer", lambda *_, **__: pytest.fail("decoded"))
+    run = make_run(tmp_path)
+    run.results_folder.rmdir()
+    run.results_folder.touch()
+    with pytest.raises(OutputError):
+        phmctl.evaluate(run.folder)
+    with pytest.raises(OutputError):
+        phmctl.evaluate(run.folder, probing=True)
 
 
 def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:

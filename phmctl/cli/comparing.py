@@ -13,6 +13,8 @@ from phmctl.options import Call, Json
 if TYPE_CHECKING:
     from phmctl.comparison.compare import Comparison
 
+_COMMANDS = 20  # commands that are printed
+
 
 @command(app, "compare", target="compare")
 def compare(
@@ -62,7 +64,9 @@ def _comparison_output(comparisons: list[Any], document: Any, records: list[Any]
         notes += [f"· {line}" for line in comparison.remarks()]
         commands += comparison.missing()
     if commands:
-        notes += [missing, *commands]
+        notes += [missing, *commands[:_COMMANDS]]
+    if len(commands) > _COMMANDS:
+        notes.append(f"... and {len(commands) - _COMMANDS:,} more commands; --json lists all")
     return Shown(document, tables, records, notes=notes)
 
 

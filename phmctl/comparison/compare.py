@@ -39,6 +39,7 @@ from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differ
 from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
 from phmctl.tasks.registry import trained_kind
 
+_NAMED = 10  # runs or seeds that a note names
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
 POOLED = f"{OVER_SEEDS}; the single seed is assumed to vary as the other model's seeds"
 
@@ -402,24 +403,38 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
     if lost and trained_kind(variant.first.run.recipe).comparer is not None:
         can_be_scored = split in (variant.first.run.splits() or [split])
         advice = "; score it again" if can_be_scored else ""
-        yield f"the answers of seed {', '.join(lost)} were not kept, so they are not tested{advice}"
+        yield f"the answers of seed {_first(lost)} were not kept, so they are not tested{advice}"
+    seeds: dict[str, list[str]] = {}  # of the runs that a remark is about
     for member in variant.runs:
-        summary, splits = member.summary, member.run.splits()
-        if summary.state != "finished":
-            steps = summary.recipe.training.steps
-            yield f"seed {member.seed} is {summary.state}, at step {summary.step:,} of {steps:,}"
-        was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
-        if was_best_or_last and member.run.checkpoint_names():
-            yield f"seed {member.seed} was scored at {member.checkpoint}, now neither its best nor last checkpoint"
-        if member is not variant.first:
-            changes = differences(variant.first, member)
-            if changes:
-                lines = difference_lines(changes, f"seed {variant.first.seed}")
-                yield f"seed {member.seed} differs: " + "; ".join(lines)
-        if member.result is None and splits and split not in splits:
-            yield f"seed {member.seed} lacks the text of {split}; it has {', '.join(splits)}"
-    for run in variant.duplicates:
-        yield f"{run.name} is left out: another run has its seed, {run.recipe.training.seed}"
+        for remark in _seed_notes(variant, member, split):
+            seeds.setdefault(remark, []).append(str(member.seed))
+    for remark, owners in seeds.items():
+        yield f"seed {_first(owners)} {remark}"
+    if variant.duplicates:
+        names = [f"{run.name} (seed {run.recipe.training.seed})" for run in variant.duplicates]
+        yield f"left out, because another run has the seed: {_first(names)}"
+
+
+def _seed_notes(variant: Variant, member: ComparedRun, split: str) -> Iterator[str]:
+    summary, splits = member.summary, member.run.splits()
+    if summary.state != "finished":
+        steps = summary.recipe.training.steps
+        yield f"is {summary.state}, at step {summary.step:,} of {steps:,}"
+    was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
+    if was_best_or_last and member.run.checkpoint_names():
+        yield f"was scored at {member.checkpoint}, now neither its best nor last checkpoint"
+    if member is not variant.first:
+        changes = differences(variant.first, member)
+        if changes:
+            yield "differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}"))
+    if member.result is None and splits and split not in splits:
+        yield f"lacks the text of {split}; it has {', '.join(splits)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED:,} more"
 
 
 def copy_notes(variants: Iterable[Variant]) -> list[str]:

@@ -17,7 +17,7 @@ from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
 
 Column = str | NonNegativeInt  # a name in the header, or a position counted from 0
-_CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 DefaultKey = Literal["tokenizer", "vocabulary", "joint", "max_tokens"]  # keys of a recipe's data section
 Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
 
@@ -32,10 +32,10 @@ def _check_relative(name: str) -> str:
 
 def check_split(name: str) -> str:
     """Return the name of a split; raises ValueError unless it is train, valid, test, or valid_… or test_…."""
-    if re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]+)?", name):
+    if re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]{1,50})?", name):
         return name
     guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
-    raise ValueError(guess or "use train, valid, test, or test_ followed by lower-case letters, digits and _")
+    raise ValueError(guess or "use train, valid, test, or test_ followed by up to 50 lower-case letters, digits and _")
 
 
 # Column names of prepared data and of prediction tables; extras cannot have them.
@@ -244,7 +244,7 @@ def corpus_name(card: str) -> str:
     path = Path(card)
     name = path.stem if path.suffix in {".yaml", ".yml"} else card
     if not _CORPUS_NAME.fullmatch(name):
-        raise DataError(f"{card!r} cannot name a corpus; use letters, digits, dots, hyphens and underscores")
+        raise DataError(f"{card!r} cannot name a corpus; use up to 120 letters, digits, dots, hyphens and underscores")
     return name
 
 

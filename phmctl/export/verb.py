@@ -22,7 +22,7 @@ from phmctl.export.huggingface import verify_huggingface, write_huggingface
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import IDS, ExportSource, Verification, open_source, verify_classifier, verify_translator
 from phmctl.exports import CTRANSLATE2, EXACT, FORMATS, HUGGINGFACE, ONNX, Export, check_quantize
-from phmctl.files import FORMAT, replacing, restore_replaced, seal, write_atomic, writing
+from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, writing
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
@@ -171,7 +171,7 @@ def export(
 
 
 def _check_output(folder: Path, *, force: bool) -> None:
-    """Raise OutputError unless the folder is missing, empty, or with `force` an export."""
+    """Raise OutputError unless the folder is missing, empty, or with `force` an export without foreign files."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; name a folder that is empty or does not exist")
     if not folder.exists() or not any(folder.iterdir()):
@@ -180,6 +180,20 @@ def _check_output(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} contains files but no export, so it is never overwritten; name another folder")
     if not force:
         raise OutputError(f"{folder} contains an export; name another folder, or overwrite it with --force")
+    manifest = read_seal(folder / EXPORT, OutputError, "remove the folder, or name another one")
+    own = {EXPORT, *(entry["name"] for entry in manifest["files"])}
+    foreign = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_score = name.startswith("results/") and path.suffix in (".json", ".hyp", ".tsv")
+        if not path.is_dir() and name not in own and not is_score:
+            foreign.append(name)
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        raise OutputError(
+            f"{folder} has files that are not of the export, and --force would remove them: {', '.join(foreign[:3])}"
+            f"{more}; move them away, or name another folder"
+        )
 
 
 def _write(source: ExportSource, to: str, quantize: str, folder: Path) -> None:

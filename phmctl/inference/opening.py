@@ -1,5 +1,6 @@
 """Open a run or an export: check the options, make the export that an engine needs, and load the model."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from phmctl.decoding.model import Model
 from phmctl.decoding.search import ENGINES, TORCH
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.exports import CTRANSLATE2, EXACT, Export, check_quantize
-from phmctl.files import lock
+from phmctl.files import lock, writing
 from phmctl.runs import AUTO, Run, Weights
 from phmctl.tasks.base import Report, check_options
 from phmctl.tasks.registry import answering_kind, trained_kind
@@ -98,6 +99,8 @@ def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Pa
     other_text = [name for name in ("source", "table") if name in task_options]
     if split != "test" and other_text:
         raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
+    if "table" not in task_options:  # the scores of a table are not stored
+        check_scorable(run)
     request = kind.score_request(
         run=with_engine(run, options),
         checkpoint=options.checkpoint,
@@ -107,6 +110,13 @@ def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Pa
         **task_options,
     )
     return kind.evaluate(request)
+
+
+def check_scorable(run: Run) -> None:
+    """Raise OutputError, before any work, if a run's scores cannot be written into it."""
+    folder = run.results_folder if run.results_folder.exists() else run.folder
+    with writing(folder):
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def with_engine(run: Run, options: ModelOptions) -> Run:
@@ -145,7 +155,7 @@ def _engine_export(run: Run, engine: str, options: ModelOptions) -> Export:
     if export is None:
         from phmctl.export.verb import export as export_run
 
-        with lock(folder.parent / f".{name}.lock"):
+        with lock(folder.parent / f".{name}.lock", remove=True):
             export = _valid_export(folder, weights)  # another process may have made it meanwhile
             if export is None:
                 note(f"exporting to {engine}; the export is kept in {folder}")

@@ -174,7 +174,7 @@ class Recipe(Section):
 
     model_config = ConfigDict(title="recipe")
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     task: str
     description: Annotated[str, NOTHING] = ""  # a sentence about the recipe
     data: Section

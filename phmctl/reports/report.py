@@ -22,7 +22,7 @@ from phmctl.comparison.compare import Comparison
 from phmctl.comparison.variants import ComparedRun, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
-from phmctl.files import write_atomic
+from phmctl.files import write_atomic, writing
 from phmctl.metrics.classification import part_name, parts
 from phmctl.nn.structures import PARAMETER_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.loading import dump_recipe
@@ -38,6 +38,7 @@ Blocks = list[tuple[str, Any]]
 
 Points = Sequence[tuple[float, float]]
 _PAGE = Path(__file__).with_name("page.html")
+_MARK, _MARK_WITHIN = b'<meta name="generator" content="phmctl ', 1000  # a page has the mark within these bytes
 _COLORS = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
 _LINE_STYLES = ("-", "--", ":", "-.")
 _LABEL_LENGTH = 44  # characters
@@ -62,9 +63,13 @@ _MATPLOTLIB_STYLE = {
 
 
 def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path) -> list[Comparison]:
-    """Make the comparisons, write their page, and return them."""
+    """Make the comparisons, write their page, and return them. Raises OutputError if it would replace another file."""
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
+    with writing(output):
+        before = output.read_bytes()[:_MARK_WITHIN] if output.is_file() else b""
+    if before and _MARK not in before:
+        raise OutputError(f"{output} is not replaced, because phmctl report did not write it; name another file")
     with style():  # fails before the comparison if matplotlib is missing
         comparisons = make_comparisons()
         write_atomic(output, render(*comparisons), follow=True)

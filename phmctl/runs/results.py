@@ -49,11 +49,12 @@ class ScoringKey:
         identity = json.dumps([self.weights.sha256, dict(self.settings)], sort_keys=True)
         digest = sha256_text([identity])[:8]
         parts = [part for part in (self.split, self.weights.name, self.label, digest, suffix) if part]
-        return run.results_folder / ".".join(map(_file_name_part, parts))
+        return run.results_folder / ".".join(map(file_name_part, parts))
 
 
-def _file_name_part(text: str) -> str:
-    return _NOT_IN_FILE_NAMES.sub("-", text).strip("-")[:100] or "text"
+def file_name_part(text: str) -> str:
+    """Return a text as a part of a file name, so short that the names of a result's files have at most 255 bytes."""
+    return _NOT_IN_FILE_NAMES.sub("-", text).strip("-")[:60] or "text"
 
 
 @dataclass(frozen=True)

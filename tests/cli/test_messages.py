@@ -97,6 +97,8 @@ OTHERS = [
     ("compare --paper table4 --recipe multi30k-de-en", "'multi30k-de-en'"),
     ("compare RUN --best-of training.learning_rat", "'training.learning_rate'"),
     ("recipes hamiltn", "'hamilton'"),
+    ("prepare-data " + "x" * 121 + " --train t.de t.en --valid t.de t.en", "120"),
+    ("count-params miniature --set name=" + "x" * 101, "100"),
     ("count-params", "RECIPE"),
     ("count-params miniature --n 0", "--n 0"),
     ("count-params miniature --n 1,,2", "--n '1,,2'"),

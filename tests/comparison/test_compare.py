@@ -138,6 +138,20 @@ def test_the_newest_of_two_runs_with_one_seed_is_compared(tmp_path: Path) -> Non
     assert any("miniature/real/v001" in line for line in comparison.notes())
 
 
+def test_many_runs_of_one_kind_are_one_note(tmp_path: Path) -> None:
+    run = make_run(tmp_path, settings=REAL)
+    for number in range(2, 26):
+        shutil.copytree(run.folder, run.folder.with_name(f"v{number:03d}"))
+    notes = list(compare_runs(recipe="miniature", runs=tmp_path).notes())
+    (left_out,) = (note for note in notes if "miniature/real/v001" in note)
+    assert "14 more" in left_out
+    for seed in range(2, 26):
+        make_run(tmp_path, settings=REAL, seed=seed, hypotheses=None)
+    shown = call("compare", "--recipe", "miniature", "--runs", tmp_path).stderr
+    assert shown.count("phmctl eval") == 20
+    assert len(shown.splitlines()) < 30
+
+
 def test_runs_without_a_result_are_listed_with_their_command(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     unscored = make_run(tmp_path, settings=PHM, hypotheses=None)

@@ -219,9 +219,18 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
     export(small_run, exports.SAFETENSORS, tmp_path / "out")
     with pytest.raises(OutputError, match="--force"):
         export(small_run, exports.SAFETENSORS, tmp_path / "out")
-    (tmp_path / "out" / "old").touch()
+    (tmp_path / "out" / "results").mkdir()
+    for name in ("results/test.json", "results/note.txt", "old"):
+        (tmp_path / "out" / name).touch()
+    with pytest.raises(OutputError, match=r"old, results/note\.txt;"):
+        export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
+    (tmp_path / "out" / "old").unlink()
+    (tmp_path / "out" / "results" / "note.txt").unlink()
     export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
-    assert not (tmp_path / "out" / "old").exists()
+    assert not (tmp_path / "out" / "results").exists()
+    (tmp_path / "out" / "export.json").write_text('{"name": "of another program"}')
+    with pytest.raises(OutputError, match=r"export\.json"):
+        export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
 
 
 @pytest.mark.parametrize("force", [False, True])

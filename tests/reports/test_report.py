@@ -152,6 +152,21 @@ def test_the_command_writes_the_file_and_prints_its_path(root: Path, tmp_path: P
     assert (document["report"], document["baseline"]) == (str(output), "real")
 
 
+def test_only_a_page_is_replaced(root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "recipe.yaml"
+    for before, replaced in (("name: mine\n", False), ("", True)):
+        output.write_text(before)
+        if replaced:
+            assert call("report", root, "-o", output).exit_code == 0
+            continue
+        with pytest.raises(OutputError, match=r"recipe\.yaml"):
+            call("report", root, "-o", output)
+        assert output.read_text() == before
+    link = tmp_path / "link.html"
+    link.symlink_to(output)
+    assert call("report", root, "-o", link).exit_code == 0
+
+
 def test_without_matplotlib_or_a_file_to_write_nothing_is_written(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

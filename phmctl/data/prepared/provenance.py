@@ -76,7 +76,7 @@ def build(
     replaced = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
     leftovers = [*temporaries(folder), *replaced]  # of a killed process
     if force or leftovers or changes(folder, settings, origin):
-        with lock(lock_path):  # a second process waits and finds the folder up to date
+        with lock(lock_path, remove=True):  # a second process waits and finds the folder up to date
             clear(folder)  # removes incomplete folders; restores a replaced one without successor
             changed = changes(folder, settings, origin)
             if force or changed:

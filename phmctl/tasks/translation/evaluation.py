@@ -26,7 +26,7 @@ from phmctl.metrics.classification import part_name, parts
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.results import ScoringKey, write_result
+from phmctl.runs.results import ScoringKey, file_name_part, write_result
 from phmctl.tasks.answers import ONE_SEED, p_words, within
 from phmctl.tasks.base import LoadRequest, ScoreRequest
 from phmctl.tasks.translation.text import Text, bleu_tokenizer, note_unknown_languages, text_of, text_of_files
@@ -207,7 +207,7 @@ def _translations(run: Run, text: Text, request: TranslationScoreRequest, decodi
         key = ScoringKey(text.name, run.weights(checkpoint), settings, label)
         paths = [key.path(run, "hyp")]
         if is_baseline:
-            paths.append(request.run.results_folder / f"against.{run.name.replace('/', '-')}.{paths[0].name}")
+            paths.append(request.run.results_folder / f"against.{file_name_part(run.name)}.{paths[0].name}")
         for path in paths:
             stored = _stored_translations(path, key, source_sha256)
             if stored is not None:

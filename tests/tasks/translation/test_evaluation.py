@@ -118,6 +118,18 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
         assert lines_of(path) == after
 
 
+def test_the_longest_names_are_names_of_files(tmp_path: Path) -> None:
+    system, baseline = (make_run(tmp_path / "runs", letter * 100, seed) for seed, letter in enumerate("ab", start=1))
+    source, reference = tmp_path / ("s" * 200), tmp_path / ("r" * 200)
+    source.write_text("Ein Hund .\n")
+    reference.write_text("A dog .\n")
+    found = evaluate(system, against=baseline, source=source, reference=[str(reference)])
+    assert found.against == baseline.name
+    assert {one.against for one in read_results(system)} == {None, baseline.name}
+    with pytest.raises(ValueError, match="at most 100"):
+        make_run(tmp_path, "c" * 101)
+
+
 def test_against_a_run_gives_the_paired_bootstrap_beside_the_plain_result(tmp_path: Path, run: Run) -> None:
     other = make_run(tmp_path, name="other", seed=2)
     found = evaluate(run, against=other)
