@@ -9,10 +9,11 @@ from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import published_tables
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_classifier, build_transformer
+from phmctl.data.prepared.folder import prepare_command
 from phmctl.data.prepared.prepare import choose_section
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
-from phmctl.recipe.schema import ClassificationRecipe, LabelledSection, ParallelSection, TranslationRecipe
+from phmctl.recipe.schema import ClassificationRecipe, ParallelSection, TranslationRecipe
 from phmctl.shipped import shipped, shipped_names
 
 ALL = shipped_names("recipes")
@@ -95,10 +96,14 @@ def test_a_recipe_named_after_its_card_has_the_card_s_settings(name):
 
 @pytest.mark.parametrize("name", NAMES + CLASSIFICATION)
 def test_a_recipe_names_the_command_that_prepares_its_data(name):
+    """``train`` without prepared data names the same command."""
     text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^# Prepare its data: phmctl prepare-data (\S+)(?: --recipe (\S+))?$", text, re.MULTILINE)
-    section = ParallelSection if name in NAMES else LabelledSection
-    assert choose_section(command[0], command[1] or None, {}, section) == load_recipe(name).data
+    (command,) = re.findall(
+        r"^# Prepare its data: (phmctl prepare-data (\S+)(?: --recipe (\S+))?)$", text, re.MULTILINE
+    )
+    data = load_recipe(name).data
+    assert choose_section(command[1], command[2] or None, {}, type(data)) == data
+    assert prepare_command(data).startswith(command[0])
 
 
 # Neuron interaction.

@@ -42,7 +42,7 @@ def _card_cells(card: dict[str, Any]) -> list[str]:
             mark = "*" if split in card["divided"] else ""
             sizes.append(f"{card['sizes'][split]:,}{mark}")
     licence = card["licence"].partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
-    state = "never tried"
+    state = "not fetched"
     if card["prepared"]:
         state = "prepared"
     elif card["fetched"]:

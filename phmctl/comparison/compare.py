@@ -225,7 +225,7 @@ def compare(
 
     Args:
         names: Runs, folders of runs, or tags.
-        recipe: Compare all runs of this recipe too.
+        recipe: Compare all runs of this recipe too; with --paper, show only the columns of this recipe.
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
         baseline: Run or label of a variant to compare with (default: the dense variant, else the first).
         score: First score the runs that have the text and the checkpoint but no result.

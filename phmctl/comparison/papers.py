@@ -196,6 +196,7 @@ def compare_papers(
     recipes |= {stand_in: None for _, column in columns for stand_in in column.stand_ins}
     if recipe:
         check_known(f"recipe of {name}", recipe, recipes)
+        tables = [narrowed for table in tables if (narrowed := _of_recipe(table, recipe)).columns]
     patterns = [*runs, *([recipe] if recipe else [])]
     summaries = list_runs(patterns, root)
     trained = [summary.run.recipe.name for summary in summaries]
@@ -211,6 +212,16 @@ def compare_papers(
         cells = tuple(tuple(_cells(table, column, variants[column.split], root)) for column in table.columns)
         comparisons.append(PaperComparison(table, cells))
     return comparisons
+
+
+def _of_recipe(table: PublishedTable, recipe: str) -> PublishedTable:
+    """Return the table with the columns that a recipe reproduces or stands in for."""
+    columns = tuple(
+        column
+        for column in table.columns
+        if recipe in (*(column.recipe + row.size for row in table.rows), *column.stand_ins)
+    )
+    return table.model_copy(update={"columns": columns})
 
 
 def _cells(table: PublishedTable, column: Column, variants: Sequence[Variant], root: Path | None) -> Iterator[Cell]:

@@ -61,7 +61,7 @@ def test_the_list_shows_every_card_and_its_local_state(tmp_path):
     assert cards["iwslt14-de-en"]["origins"] == ["hub", "urls"]
     result = prepare(tmp_path, "--list")
     rows = rows_of(result.stdout)
-    cells = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "never tried"]
+    cells = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "not fetched"]
     assert rows["setimes-en-mk"] == cells
     assert [rows[name][-1] for name in ("wmt18-en-et", "multi30k-de-en", "miniature")] == ["prepared", "fetched", "–"]
     assert rows["snli"][:2] == ["pair → 3", "550,152 / 10,000 / 10,000"]

@@ -187,3 +187,11 @@ def test_a_column_can_be_of_another_test_set(tmp_path: Path) -> None:
     (comparison,) = compare_papers("table1", root=tmp_path)
     assert cell_of(comparison.cells, "LSTM", "MNLI-mm").values == [75.0]
     assert cell_of(comparison.cells, "LSTM", "MNLI").command == f"phmctl eval {run.folder}"
+
+
+def test_a_recipe_narrows_a_table_to_its_columns(tmp_path: Path) -> None:
+    [table] = compare_papers("table2", recipe="table2-iwslt15-en-vi", root=tmp_path)
+    assert {cell.recipe for cell in table.cells} == {"table2-iwslt15-en-vi"}
+    assert all("table2-iwslt15-en-vi" in command for command in table.missing())
+    [table] = compare_papers("table5", recipe="agreement-resplit", root=tmp_path)  # it stands in
+    assert {cell.recipe for cell in table.cells} == {"table5-agreement"}

@@ -13,20 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from phmctl.console import Table
-from phmctl.data.card import corpus_name, is_card
+from phmctl.data.card import corpus_name, is_card, load_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.files import FORMAT, read_seal, refuse_pipes, seal, verify, writing
+from phmctl.recipe.documents import change
+from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
-from phmctl.shipped import shipped_names
+from phmctl.shipped import shipped, shipped_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +77,7 @@ TASK = "classification"  # "task" in the manifest of labelled text
 VECTORS_FILE = "vectors.safetensors"
 
 Section = ParallelSection | LabelledSection
+SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
 
 
 def data_root(folder: str | Path | None = None) -> Path:
@@ -99,24 +102,47 @@ def prepared_folder(data: Section, root: Path) -> Path:
 
 
 def prepare_command(data: Section, root: Path | None = None) -> str:
-    """Return the command that prepares data with these settings in the data folder `root`."""
-    parts = [
-        f"phmctl prepare-data {shlex.quote(data.card)} --tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"
-    ]
-    own_files = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
-    if isinstance(data, ParallelSection):
-        parts.append("--joint" if data.joint else "--separate")
-        own_files = "--train SRC TGT --valid SRC TGT --test SRC TGT"
-    parts.append(f"--max-tokens {data.max_tokens}")
-    if isinstance(data, ParallelSection) and data.direction == "reverse":
-        parts.append("--reverse")
-    if isinstance(data, ParallelSection) and data.copies:
-        parts.append("--copies")
+    """Return the command that prepares data with these settings in the data folder `root`.
+
+    The settings are the card's, those of a shipped recipe, or options.
+    """
+    parts = ["phmctl prepare-data", shlex.quote(data.card)]
+    if not is_card(data.card) or data != card_section(data.card, type(data)):
+        recipe = _recipe_with(data)
+        parts += _options(data) if recipe is None else [f"--recipe {recipe}"]
     if not is_card(data.card):
-        parts.append(own_files)
+        parallel = isinstance(data, ParallelSection)
+        tables = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
+        parts.append("--train SRC TGT --valid SRC TGT --test SRC TGT" if parallel else tables)
     if root is not None and root != data_root():
         parts.append(f"--data {shlex.quote(str(root))}")
     return " ".join(parts)
+
+
+def card_section(card: str, section: type[SectionT]) -> SectionT:
+    """Return the data section with a card's settings, and the defaults for all others."""
+    defaults = load_card(card).defaults if is_card(card) else {}
+    return change(section(card=card), {str(key): value for key, value in defaults.items()}, DataError)
+
+
+def _recipe_with(data: Section) -> str | None:
+    """Return the first shipped recipe with this data section."""
+    for name in shipped_names("recipes"):
+        text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+        if data.card in text and getattr(load_recipe(name), "data", None) == data:
+            return name
+    return None
+
+
+def _options(data: Section) -> Iterator[str]:
+    yield f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"
+    if isinstance(data, ParallelSection):
+        yield "--joint" if data.joint else "--separate"
+    yield f"--max-tokens {data.max_tokens}"
+    if isinstance(data, ParallelSection) and data.direction == "reverse":
+        yield "--reverse"
+    if isinstance(data, ParallelSection) and data.copies:
+        yield "--copies"
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:

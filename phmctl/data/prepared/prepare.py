@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
-from phmctl.data.card import Card, Cleaning, is_card, load_card
+from phmctl.data.card import Card, Cleaning, load_card
 from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_line, describe_counts
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
 from phmctl.data.prepared.folder import (
@@ -27,7 +27,9 @@ from phmctl.data.prepared.folder import (
     VECTORS_FILE,
     PreparedData,
     Section,
+    SectionT,
     Split,
+    card_section,
     prepare_command,
     prepared_folder,
     read_manifest,
@@ -53,8 +55,6 @@ _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[
 
 Floats = npt.NDArray[np.float32]
 
-SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
-
 
 def choose_section(
     name: str,
@@ -71,12 +71,9 @@ def choose_section(
             expect(loaded, recipe_type)  # raises RecipeError
         data: Any = loaded.data.model_copy(update={"card": name})
     else:
-        defaults: dict[str, Any] = {}
-        if is_card(name):
-            defaults |= {str(key): value for key, value in load_card(name).defaults.items()}
+        data = card_section(name, section)
         if vocabulary is not None:
-            defaults |= vocabulary.settings_for(section)
-        data = change(section(card=name), defaults, DataError)
+            data = change(data, vocabulary.settings_for(section), DataError)
     chosen: SectionT = change(data, options, DataError)
     return chosen
 

@@ -88,7 +88,12 @@ def test_the_folder_name_contains_the_settings(tmp_path):
         ),
         (
             ParallelSection(card="multi30k-de-en", direction="reverse"),
-            "phmctl prepare-data multi30k-de-en --tokenizer bpe --vocabulary 8000 --joint --max-tokens 256 --reverse",
+            "phmctl prepare-data multi30k-de-en --recipe ni-multi30k-en-de",
+        ),
+        (ParallelSection(card="multi30k-de-en"), "phmctl prepare-data multi30k-de-en"),
+        (
+            ParallelSection(card="multi30k-de-en", vocabulary=90, direction="reverse"),
+            "phmctl prepare-data multi30k-de-en --tokenizer bpe --vocabulary 90 --joint --max-tokens 256 --reverse",
         ),
         (
             LabelledSection(card="mine", vocabulary=60, max_tokens=5),
