@@ -11,7 +11,7 @@ const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
   args: [...flags.split(" "), "--disable-sync"],
 });
-const page = await browser.newPage({ viewport: { width: 800, height: 560 } });
+const page = await browser.newPage({ viewport: { width: 800, height: 500 } });
 const here = fileURLToPath(new URL(".", import.meta.url));
 await page.route("**", (route) => {
   const url = new URL(route.request().url());
