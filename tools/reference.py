@@ -1,6 +1,7 @@
 """Generate the reference of recipe keys (from the schema) and of commands (from the command line).
 
-As a hook of mkdocs it replaces ``<!-- recipe keys -->`` and ``<!-- commands -->`` in pages. To print a reference:
+As a hook of mkdocs it replaces ``<!-- recipe keys -->`` and ``<!-- commands -->`` in pages, and
+``<!-- readme: NAME -->`` by that part of README. To print a reference:
 ``python tools/reference.py keys`` or ``python tools/reference.py commands``.
 """
 
@@ -8,6 +9,7 @@ import inspect
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import typer
@@ -24,7 +26,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for mark, text in (("<!-- recipe keys -->", keys), ("<!-- commands -->", commands)):
         if mark in markdown:
             markdown = markdown.replace(mark, text())
-    return markdown
+    return re.sub(r"<!-- readme: (\w+) -->", lambda found: readme_part(found[1]), markdown)
+
+
+def readme_part(name: str) -> str:
+    """Return the text between ``<!-- part: NAME -->`` and ``<!-- /part -->`` of README, with paths from docs/."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    return readme.split(f"<!-- part: {name} -->\n")[1].split("<!-- /part -->")[0].replace("docs/", "")
 
 
 def commands() -> str:

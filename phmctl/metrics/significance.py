@@ -87,14 +87,14 @@ def difference(
     p_value = 1.0
     if value:
         p_value = two_sided_t(value / error, freedom) if error else 0.0
-    inferior = 0.0 if margin is None else _upper_tail(value + margin, error, freedom)
+    inferior = 0.0 if margin is None else upper_tail(value + margin, error, freedom)
     if items < 2 and not error:  # a single item and a single seed per system allow no test
         p_value = inferior = 1.0
     smallest = 1 / (samples + 1)
     return Difference(
-        _interval(float(baseline_scores.mean()), *_standard_error(drawn_baseline, baseline_scores)),
-        _interval(float(system_scores.mean()), *_standard_error(drawn_system, system_scores)),
-        _interval(value, error, freedom),
+        t_interval(float(baseline_scores.mean()), *_standard_error(drawn_baseline, baseline_scores)),
+        t_interval(float(system_scores.mean()), *_standard_error(drawn_system, system_scores)),
+        t_interval(value, error, freedom),
         max(p_value, smallest),
         None if margin is None else max(inferior, smallest),
     )
@@ -130,7 +130,7 @@ def two_sided_t(t: float, freedom: float) -> float:
     return min(tail / total, 1.0)
 
 
-def _upper_tail(excess: float, error: float, freedom: float) -> float:
+def upper_tail(excess: float, error: float, freedom: float) -> float:
     """Return the probability that Student's t is at least `excess` / `error`."""
     if not error:
         return 0.0 if excess > 0 else 1.0
@@ -155,8 +155,8 @@ def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
     return math.sqrt(variance), freedom
 
 
-def _interval(value: float, error: float, freedom: float) -> Estimate:
-    """Return value ± t · error, with the t of probability 5 % found by bisection."""
+def t_interval(value: float, error: float, freedom: float) -> Estimate:
+    """Return the 95 % interval value ± t · error; the t of probability 5 % is found by bisection."""
     low, high = 0.0, 1e4
     while high - low > 1e-6 * high:
         middle = (low + high) / 2

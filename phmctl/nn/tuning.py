@@ -12,7 +12,7 @@ The rule: every factor f of a weight H moves by the same fraction of its scale i
 c is 2 for Kronecker sums, where a step of S moves the output 0.9 to 1.7 times as far as a step of the dense weight. It
 is 1/2 for products of factors (W, U and V; low rank; Monarch), where a step moves the output less far (``phmctl bench
 rates``). Both values were chosen by the loss; for products of factors the best rates lie within a factor of two, up to
-rank four (docs/results.md). Tables, dense or not, have the model's rate.
+rank four (docs/lab/translation.md). Tables, dense or not, have the model's rate.
 """
 
 import math

@@ -26,6 +26,7 @@ from phmctl.files import write_atomic, writing
 from phmctl.metrics.classification import part_name, parts
 from phmctl.nn.structures import PARAMETER_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.loading import dump_recipe
+from phmctl.reports.style import COLORS, DARK, LIGHT, MATPLOTLIB_STYLE, css_variables
 from phmctl.runs.results import read_metrics, series
 from phmctl.tasks.registry import trained_kind
 
@@ -39,7 +40,6 @@ Blocks = list[tuple[str, Any]]
 Points = Sequence[tuple[float, float]]
 _PAGE = Path(__file__).with_name("page.html")
 _MARK, _MARK_WITHIN = b'<meta name="generator" content="phmctl ', 1000  # a page has the mark within these bytes
-_COLORS = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
 _LINE_STYLES = ("-", "--", ":", "-.")
 _LABEL_LENGTH = 44  # characters
 _LOG_SCALE_RATIO = 1000  # ratio of values above which an axis is logarithmic
@@ -47,19 +47,6 @@ _POINTS = 240  # largest number of points of a line
 _LARGEST_ALIGNED = 8  # largest n for which a rule is drawn with its nearest algebra
 _SAMPLES = 5  # samples in favour of either model
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
-_MATPLOTLIB_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "phmctl",  # equal figures have equal ids
-    "text.parse_math": False,
-    "font.size": 8.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.35,
-    "legend.frameon": False,
-}
 
 
 def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path) -> list[Comparison]:
@@ -102,6 +89,8 @@ def render(comparison: Comparison, *additional: Comparison) -> str:
         sections=[section for section in sections if section[2]],
         column_class=lambda table, column: "text" if column in (0, *table.text) else "number",
         version=__version__,
+        light=css_variables(LIGHT),
+        dark=css_variables(DARK),
     )
     return rendered
 
@@ -299,7 +288,7 @@ def _runs(comparison: Comparison) -> Blocks:
 
 def style() -> Any:
     """Return the context in which pictures are drawn and saved. Raises MissingExtraError without matplotlib."""
-    return require("matplotlib", "report").rc_context(_MATPLOTLIB_STYLE)
+    return require("matplotlib", "report").rc_context(MATPLOTLIB_STYLE)
 
 
 def picture(figure: "Figure", description: str, caption: str) -> dict[str, str]:
@@ -331,7 +320,7 @@ def draw_curves(curves: Mapping[str, Sequence[Points]], title: str) -> "Figure":
                 [group[-1][0] for group in groups],
                 [fmean(value for _, value in group) for group in groups],
                 _LINE_STYLES[number % len(_LINE_STYLES)],
-                color=_COLORS[index % len(_COLORS)],
+                color=COLORS[index % len(COLORS)],
                 marker="o" if len(groups) < 12 else None,
                 markersize=3,
                 label=label[:_LABEL_LENGTH] if number == 0 else "_",

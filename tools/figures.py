@@ -1,0 +1,375 @@
+"""Draw ``docs/img/*.svg`` and write the numbers of README and docs/ from docs/lab/results.csv.
+
+::
+
+    python tools/figures.py           # after a change of the table
+    python tools/figures.py --png DIR # also PNG files of 400 pixels, to look at
+
+The files are the same for the same table and version of matplotlib.
+"""
+
+import argparse
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from phmctl.reports.style import COLORS, DARK, DARK_COLORS, LIGHT, MATPLOTLIB_STYLE, css_variables
+from tools import blocks, results
+from tools.results import ROOT, WIDE, Sample
+
+IMAGES = ROOT / "docs" / "img"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WIDTH = 5.6  # inches of 72 points: figures are about 400 pixels wide
+PHM, TAUGHT, WIDER, OTHER, _, DENSE = range(6)  # the colour of each kind of model
+FILE_COLORS = (DENSE, 3, PHM, WIDER, TAUGHT, 4, 6, 7)  # of models in the order of their files
+RULE = np.random.default_rng(4).normal(size=(4, 4, 4))  # the matrices A of the first picture
+BLOCK = np.random.default_rng(3).normal(size=(4, 3, 3))  # its matrices S
+
+
+def color_of(model: str) -> int:
+    """Return the colour of a model: the number of an entry of COLORS."""
+    if model.startswith("dense"):
+        return DENSE
+    if model == WIDE or "PHM tables" in model:
+        return WIDER
+    if "taught" in model:
+        return TAUGHT
+    return PHM if model.startswith("PHM") else OTHER
+
+
+def look(*, dark: bool = False, size: float = 10) -> AbstractContextManager[Any]:
+    """Return the context in which figures are drawn and saved."""
+    page = DARK if dark else LIGHT
+    own = {
+        "svg.fonttype": "path",  # the same letters for every reader
+        "font.size": size,
+        "text.color": page["ink"],
+        "axes.labelcolor": page["ink"],
+        "axes.edgecolor": page["faint"],
+        "xtick.color": page["ink"],
+        "ytick.color": page["ink"],
+        "grid.color": page["faint"],
+        "grid.alpha": 0.25,
+        "figure.facecolor": "none" if dark else page["paper"],
+        "axes.facecolor": "none",
+    }
+    return mpl.rc_context({**MATPLOTLIB_STYLE, **own})
+
+
+def figure(height: float, width: float = WIDTH) -> Figure:
+    return Figure(figsize=(width, height), dpi=72, layout="constrained")
+
+
+def draw_sample(axes: Axes, at: float, sample: Sample, color: str, *, upright: bool = True, mark: str = "D") -> None:
+    """Draw the seeds as points, and their mean with its 95 % interval as a bar; `at` is the place on the other axis."""
+    points = [at] * len(sample.seeds), list(sample.seeds)
+    axes.plot(*(points if upright else points[::-1]), "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+    interval = sample.interval
+    if interval is not None:
+        draw_bar(axes, at, interval.low, interval.high, color, upright=upright)
+    mean = (at, sample.mean) if upright else (sample.mean, at)
+    axes.plot(*mean, mark, color=color, markersize=5.5)
+
+
+def draw_bar(axes: Axes, at: float, low: float, high: float, color: str, *, upright: bool = True) -> None:
+    ends = ([at, at], [low, high])
+    axes.plot(*(ends if upright else ends[::-1]), color=color, linewidth=2, solid_capstyle="butt")
+
+
+def draw_scale(axes: Axes, ticks: Sequence[float], name: str) -> None:
+    """Make the horizontal axis logarithmic with the given ticks."""
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(name)
+
+
+def draw_strip(rows: Sequence[tuple[str, Sample]], name: str, reference: float | None = None) -> Figure:
+    """Draw a model in each row; the first row is on top."""
+    drawn = figure(0.62 + 0.34 * len(rows))
+    axes = drawn.add_subplot(xlabel=name)
+    for place, (label, sample) in enumerate(reversed(rows)):
+        draw_sample(axes, place, sample, COLORS[color_of(label.partition(": ")[2] or label)], upright=False)
+    axes.set_yticks(range(len(rows)), [label.replace(", no teacher", "") for label, _ in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid(visible=False, axis="y")
+    if reference is not None:
+        axes.axvline(reference, color=COLORS[DENSE], linewidth=1, linestyle=":")
+    return drawn
+
+
+def parameters() -> Figure:
+    """Draw BLEU over the number of parameters."""
+    drawn = figure(3.3)
+    axes = drawn.add_subplot(ylabel="BLEU")
+    for model, offset in (("dense", (-8, 8)), *zip(results.STRUCTURES, ((0, 0),) * 4, strict=True)):
+        count, sample = results.parameters(model) / 1e6, results.plateau(model)
+        count *= 1.05 if model == "quaternion" else 0.97 if model == "PHM, n = 4" else 1.0
+        draw_sample(axes, count, sample, COLORS[color_of(model)])
+        left = model in ("dense", "PHM, n = 4")
+        axes.annotate(
+            model.removeprefix("PHM, "),
+            (count, sample.mean),
+            xytext=(-8 if left else 8, 0 if offset == (0, 0) else 3),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            color=COLORS[color_of(model)],
+        )
+    draw_scale(axes, (0.5, 1, 2, 4), "parameters without embeddings, millions")
+    axes.set_xlim(0.42, 4.6)
+    return drawn
+
+
+def steps() -> Figure:
+    """Draw the difference of BLEU from dense over the number of steps."""
+    drawn = figure(3.2)
+    axes = drawn.add_subplot(ylabel="BLEU less dense")
+    axes.axhline(0, color=COLORS[DENSE], linewidth=1.2)
+    models = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")
+    for index, model in enumerate(models):
+        color, line = (COLORS[WIDER], COLORS[PHM], COLORS[TAUGHT])[index], []
+        for place, number in enumerate((800, 2000, 4000)):
+            dense, sample = results.at_steps("dense", number), results.at_steps(model, number)
+            at = place + 0.09 * (index - 1)
+            seeds = [seed - dense.mean for seed in sample.seeds]
+            axes.plot([at] * len(seeds), seeds, "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+            if sample.deviation is not None:
+                value = results.welch(dense, sample).value
+                draw_bar(axes, at, value.low, value.high, color)
+            line.append((at, sample.mean - dense.mean))
+        axes.plot(
+            *zip(*line, strict=True), "D-", color=color, markersize=5.5, linewidth=1, label=model.removeprefix("PHM, ")
+        )
+    axes.set_xticks(range(3), ["800 steps", "2,000", "4,000"])
+    axes.grid(visible=False, axis="x")
+    axes.legend(loc="upper right", ncols=3, handlelength=1.2, columnspacing=1)
+    return drawn
+
+
+def equal_parameters() -> Figure:
+    """Draw BLEU of dense and PHM of one size."""
+    rows = []
+    for number in (800, 4000):
+        for model in ("dense", WIDE):
+            rows.append((f"{number:,} steps: {model}", results.equal_score(model, number)))
+    return draw_strip(rows, "BLEU")
+
+
+def teacher() -> Figure:
+    """Draw BLEU with and without a teacher."""
+    models = ("PHM, n = 8", "PHM, n = 8, taught", "PHM, n = 4", "PHM, n = 4, taught", "dense, d = 128, taught")
+    rows = [(model, results.plateau(model)) for model in (*models, "dense", "dense, taught")]
+    return draw_strip(rows, "BLEU", results.plateau("dense").mean)
+
+
+def by_bytes() -> Figure:
+    """Draw BLEU over the size of the file."""
+    numbers = results.file_steps()
+    marks = dict(zip(results.FORMS, "os^", strict=True))
+    models = list(dict.fromkeys(model for number in numbers for model in results.files(number)))
+    drawn = figure(2.6 + 0.14 * (len(models) + len(marks)))
+    panels = drawn.subplots(1, len(numbers), squeeze=False)[0]
+    for axes, number in zip(panels, numbers, strict=True):
+        for model, (_, forms) in results.files(number).items():
+            color = COLORS[FILE_COLORS[models.index(model) % len(FILE_COLORS)]]
+            axes.plot(
+                *zip(*((mb, bleu.mean) for mb, bleu, _ in forms.values()), strict=True), color=color, linewidth=1.2
+            )
+            for form, (megabytes, bleu, _) in forms.items():
+                draw_sample(axes, megabytes, bleu, color, mark=marks[form])
+        axes.set_title(f"{int(number):,} steps", fontsize=10)
+        draw_scale(axes, (1, 3, 10, 25), "MB")
+        axes.set_xlim(0.7, 33)
+    panels[0].set_ylabel("BLEU")
+    handles = []
+    for index, model in enumerate(models):
+        handles += panels[0].plot([], [], color=COLORS[FILE_COLORS[index % len(FILE_COLORS)]], label=model)
+    for form, mark in marks.items():
+        handles += panels[0].plot([], [], mark, color=COLORS[DENSE], label=form)
+    drawn.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=1.4)
+    return drawn
+
+
+def tasks() -> Figure:
+    """Draw the difference from dense on other tasks."""
+    rows = [(name, *each) for name in results.TASKS for each in results.task(name)]
+    drawn = figure(0.7 + 0.34 * len(rows))
+    axes = drawn.add_subplot(xlabel="score less dense (per cent or BLEU)")
+    axes.axvline(0, color=COLORS[DENSE], linewidth=1.2)
+    for place, (_, model, dense, system) in enumerate(reversed(rows)):
+        color = COLORS[color_of(model)]
+        if dense.count > 1 and system.count > 1:
+            value = results.welch(dense, system).value
+            draw_bar(axes, place, value.low, value.high, color, upright=False)
+            seeds = [seed - dense.mean for seed in system.seeds]
+            axes.plot(seeds, [place] * len(seeds), "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+        axes.plot(system.mean - dense.mean, place, "D", color=color, markersize=5.5)
+    axes.set_yticks(range(len(rows)), [f"{name}, {model.removeprefix('PHM, ')}" for name, model, *_ in reversed(rows)])
+    axes.grid(visible=False, axis="y")
+    return drawn
+
+
+def phm(*, dark: bool) -> Figure:
+    """Draw README's picture: H as a sum of Aᵢ ⊗ Sᵢ, and BLEU over the number of parameters."""
+    colors = DARK_COLORS if dark else COLORS
+    drawn = figure(4.2, 8.2)
+    left, right = drawn.add_gridspec(1, 2, width_ratios=(1, 1)).subplots()
+    draw_sum(left, [colors[index] for index in (0, 1, 2, 3)], (DARK if dark else LIGHT)["paper"])
+    draw_quality(right, colors)
+    return drawn
+
+
+def draw_sum(axes: Axes, colors: Sequence[str], paper: str) -> None:
+    """Draw H in the colours of its terms, and each term's A and S."""
+    strength = (np.abs(RULE) / np.abs(RULE).max()) ** 1.3
+    pattern = 0.45 + 0.55 * np.abs(BLOCK) / np.abs(BLOCK).max()
+    hues = np.array([to_rgb(color) for color in colors])
+    background = np.array(to_rgb(paper))
+    terms = np.stack([np.kron(strength[index], pattern[index]) for index in range(4)])  # (4, 12, 12)
+    share = terms**4 / (terms**4).sum(0)  # the strongest term of an entry has most of its colour
+    depth = np.clip(terms.sum(0) / 0.9, 0.2, 1)[..., None]
+    paint(axes, depth * np.einsum("ikd,ic->kdc", share, hues) + (1 - depth) * background, 0, 0.8, 4, 4)
+    for line in range(1, 4):
+        axes.plot([0, 4], [0.8 + line] * 2, color=paper, linewidth=2)
+        axes.plot([line] * 2, [0.8, 4.8], color=paper, linewidth=2)
+    for index in range(4):
+        bottom = 4.5 - 1.5 * index
+        for values, start, extent in ((strength[index], 5.3, 1.22), (pattern[index], 7.5, 0.92)):
+            shades = values[..., None] * hues[index] + (1 - values[..., None]) * background
+            paint(axes, shades, start, bottom + (1.22 - extent) / 2, extent, extent)
+        axes.text(4.68, bottom + 0.61, "=" if index == 0 else "+", ha="center", va="center", fontsize=19)
+        axes.text(7.06, bottom + 0.61, "⊗", ha="center", va="center", fontsize=17)
+    for name, middle, height in (("H", 2, 5), ("Aᵢ", 5.96, 6), ("Sᵢ", 8, 6)):
+        axes.text(middle, height, name, ha="center", va="bottom", fontsize=17)
+    axes.set_xlim(-0.1, 8.7)
+    axes.set_ylim(-0.1, 6.7)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def paint(axes: Axes, image: np.ndarray, x: float, y: float, width: float, height: float) -> None:
+    """Paint an image as squares, so that no renderer blurs it."""
+    rows, columns, _ = image.shape
+    lines_x, lines_y = np.linspace(x, x + width, columns + 1), np.linspace(y + height, y, rows + 1)
+    axes.pcolormesh(lines_x, lines_y, np.clip(image, 0, 1), shading="flat", edgecolors="face", linewidth=0.3)
+
+
+def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
+    """Draw BLEU over the number of parameters with each model's name at its point."""
+    places = {  # label, its side and height in points, and a factor that parts models of one size
+        "dense": ("dense", "right", 0, 1),
+        "PHM, n = 2": ("n = 2", "center", 19, 1),
+        "PHM, n = 4": ("n = 4", "left", 0, 1.05),
+        "PHM, n = 8": ("n = 8", "left", -3, 1.05),
+        "PHM, n = 8, taught": ("n = 8, taught", "center", 20, 0.96),
+        "PHM, n = 4, taught": ("n = 4, taught", "center", 22, 0.96),
+        WIDE: ("PHM, d = 512", "right", 0, 1),
+    }
+    for model, (label, side, up, factor) in places.items():
+        table = "equal parameters" if model == WIDE else "plateau"
+        count, sample = factor * results.parameters(model, table) / 1e6, results.plateau(model)
+        color = colors[color_of(model)]
+        interval = sample.interval
+        if interval is not None:
+            draw_bar(axes, count, interval.low, interval.high, color)
+        axes.plot(count, sample.mean, "o", color=color, markersize=8)
+        shift = ({"right": -9, "left": 9}.get(side, 0), up)
+        where = {"textcoords": "offset points", "ha": side, "va": "center"}
+        axes.annotate(label, (count, sample.mean), shift, color=color, **where)
+    draw_scale(axes, (0.5, 1, 2, 4), "parameters, millions")
+    axes.set_xlim(0.24, 4.6)
+    axes.set_title("BLEU, Multi30k De–En", fontsize=14)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def badges() -> str:
+    """Return an image of the licence and the versions that pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    torch = next(each for each in project["dependencies"] if each.startswith("torch>"))
+    texts = {
+        "licence": project["license"],
+        "Python": project["requires-python"].replace(">=", "≥ "),
+        "torch": torch.removeprefix("torch").replace(">=", "≥ "),
+    }
+    parts, left = [], 0
+    for name, value in texts.items():
+        first, second = 7 * len(name) + 14, 7 * len(value) + 14
+        parts.append(
+            f'<rect x="{left}" width="{first}" height="20" fill="{COLORS[DENSE]}"/>'
+            f'<rect x="{left + first}" width="{second}" height="20" fill="{COLORS[PHM]}"/>'
+            f'<text x="{left + first / 2:g}" y="14">{name}</text>'
+            f'<text x="{left + first + second / 2:g}" y="14">{value}</text>'
+        )
+        left += first + second + 6
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left - 6}" height="20" role="img">'
+    style = '<g fill="#fff" text-anchor="middle" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11">'
+    return f"{head}{style}{''.join(parts)}</g></svg>\n"
+
+
+def site_style() -> str:
+    """Return the documentation's style sheet: the colours of the report's page and of the figures."""
+    rules = []
+    for scheme, page, link in (("default", LIGHT, COLORS[PHM]), ("slate", DARK, DARK_COLORS[PHM])):
+        colors = {"md-default-bg-color": page["paper"], "md-typeset-a-color": page["link"], "md-accent-fg-color": link}
+        rules.append(f"[data-md-color-scheme={scheme}] {{ {css_variables(colors)} }}")
+    header = css_variables({"md-primary-fg-color": COLORS[PHM], "md-primary-bg-color": LIGHT["paper"]})
+    return "\n".join([f"[data-md-color-primary=custom] {{ {header} }}", *rules, ""])
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "parameters": parameters,
+    "steps": steps,
+    "equal-parameters": equal_parameters,
+    "teacher": teacher,
+    "bytes": by_bytes,
+    "tasks": tasks,
+}
+
+
+def save(drawn: Figure, path: Path) -> None:
+    """Save a figure as SVG without a date, or as PNG of 400 pixels."""
+    if path.suffix == ".png":
+        drawn.savefig(path, dpi=400 / drawn.get_figwidth())
+    else:
+        drawn.savefig(path, metadata={"Date": None})
+
+
+def draw(folder: Path, suffix: str = ".svg") -> None:
+    """Draw every figure into a folder."""
+    for name, make in FIGURES.items():
+        with look():
+            save(make(), folder / f"{name}{suffix}")
+    for dark in (False, True):
+        with look(dark=dark, size=14):
+            save(phm(dark=dark), folder / f"phm-{'dark' if dark else 'light'}{suffix}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--png", type=Path)
+    options = parser.parse_args()
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        if blocks.fill(page) != page:
+            path.write_text(blocks.fill(page), encoding="utf-8")
+    IMAGES.mkdir(exist_ok=True)
+    draw(IMAGES)
+    (IMAGES / "badges.svg").write_text(badges(), encoding="utf-8")
+    (IMAGES / "site.css").write_text(site_style(), encoding="utf-8")
+    if options.png:
+        options.png.mkdir(exist_ok=True)
+        draw(options.png, ".png")
+
+
+if __name__ == "__main__":
+    main()

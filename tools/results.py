@@ -1,0 +1,178 @@
+"""Compute scores, intervals and tests from docs/lab/results.csv, the table of all trainings."""
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+
+from phmctl.metrics.significance import Estimate, t_interval, two_sided_t, upper_tail
+
+ROOT = Path(__file__).parent.parent
+MARGIN = 0.5  # the loss that a test of non-inferiority excludes
+Row = dict[str, str]
+
+
+@cache
+def trainings() -> tuple[Row, ...]:
+    """Return the rows of the table: a training and a checkpoint each, or the mean of several seeds (``1-3``)."""
+    with (ROOT / "docs" / "lab" / "results.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def select(table: str, **values: str) -> list[Row]:
+    """Return the rows of a table in which each named column has the given value."""
+    rows = [row for row in trainings() if row["table"] == table]
+    return [row for row in rows if all(row[column] == value for column, value in values.items())]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A score of the seeds of a model."""
+
+    seeds: tuple[float, ...]  # those that are known; fewer than `count` if only mean and deviation are known
+    count: int
+    mean: float
+    deviation: float | None  # None if there is one seed
+
+    @property
+    def interval(self) -> Estimate | None:
+        """The mean with its 95 % interval over seeds (Student's t)."""
+        if not self.deviation:
+            return None
+        return t_interval(self.mean, self.deviation / math.sqrt(self.count), self.count - 1)
+
+    def text(self, digits: int = 2) -> str:
+        deviation = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{deviation}"
+
+
+def sample(table: str, model: str, metric: str, **values: str) -> Sample:
+    """Return a model's scores; a row of several seeds has precedence over the rows of single seeds."""
+    rows = [row for row in select(table, model=model, **values) if row[metric]]
+    if not rows:
+        raise LookupError(f"docs/lab/results.csv: no row of {table} with {model}, {values} and a value of {metric}")
+    seeds = tuple(float(row[metric]) for row in rows if "-" not in row["seed"])
+    for row in rows:
+        if "-" in row["seed"]:
+            deviation = row.get(f"{metric}_sd")
+            first, last = map(int, row["seed"].split("-"))
+            return Sample(seeds, last - first + 1, float(row[metric]), float(deviation) if deviation else None)
+    return Sample(seeds, len(seeds), fmean(seeds), stdev(seeds) if len(seeds) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The difference of two models' means over seeds, tested by Welch's t."""
+
+    value: Estimate
+    p_value: float
+    p_inferior: float  # one-sided, of a loss of MARGIN or more: TOST's lower test
+
+
+def welch(baseline: Sample, system: Sample) -> Change:
+    """Test `system` minus `baseline`, each of several seeds."""
+    parts = [(each.deviation or 0.0) ** 2 / each.count for each in (baseline, system)]
+    error = math.sqrt(sum(parts))
+    freedoms = (baseline.count - 1, system.count - 1)
+    freedom = sum(parts) ** 2 / sum(part**2 / degrees for part, degrees in zip(parts, freedoms, strict=True))
+    value = system.mean - baseline.mean
+    lost = upper_tail(value + MARGIN, error, freedom)
+    return Change(t_interval(value, error, freedom), two_sided_t(value / error, freedom), lost)
+
+
+# ---------------------------------------------------------------------------------------------- scores of the pages
+
+AVERAGE = {"rate": "4e-3", "steps": "4000", "checkpoint": "average"}
+LAST = {**AVERAGE, "checkpoint": "last"}
+EIGHT = {"rate": "8e-3", "steps": "800", "checkpoint": "last"}
+WIDE = "PHM, n = 4, d = 512"
+STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
+TASKS = {"agreement": "%", "sentence pairs": "%", "Shakespeare": "BLEU", "neuron interaction": "BLEU"}
+FORMS = ("float32", "int8", "int4")  # how the weights of a file are stored
+COMPARED_FILES = (("dense", "float32"), ("PHM, n = 4, PHM tables", "int4"))
+File = tuple[float, Sample, Sample]  # megabytes, BLEU, chrF
+AT_SIXTEEN = {"rate": "1.6e-2", "checkpoint": "average", "steps": "4000"}
+
+
+def plateau(model: str, metric: str = "BLEU") -> Sample:
+    """Return the scores after 4,000 steps, each model at its best rate."""
+    if model == WIDE:
+        return sample("equal parameters", model, metric, **AT_SIXTEEN)
+    return sample("teacher" if "taught" in model else "plateau", model, metric, **AVERAGE)
+
+
+def at_steps(model: str, steps: int) -> Sample:
+    """Return BLEU of the last checkpoint after some steps."""
+    if steps == 800:
+        return sample("800 steps", model, "BLEU", **EIGHT)
+    if steps == 2000:
+        return sample("2,000 steps", model, "BLEU")
+    return sample("plateau", model, "BLEU", **LAST)
+
+
+def task(name: str) -> list[tuple[str, Sample, Sample]]:
+    """Return models of another task as label, dense sample and own sample, at the rates that docs/results.md names."""
+    if name == "agreement":
+        names = ("dense", "PHM, n = 2", "PHM, n = 4", "PHM, n = 8")
+        dense, *others = (sample(name, model, "accuracy", rate="4e-3") for model in names)
+        return [(model, dense, other) for model, other in zip(names[1:], others, strict=True)]
+    if name == "sentence pairs":
+        dense = sample(name, "dense", "valid_accuracy", rate="7.6e-3")
+        models = ("PHM, n = 2", "PHM, n = 5")
+        return [(model, dense, sample(name, model, "valid_accuracy", rate="3.8e-3")) for model in models]
+    rates = {"rate": "4e-3"}
+    models = ("PHM, n = 2", "PHM, n = 4") if name == "Shakespeare" else ("PHM, n = 4",)
+    return [(model, sample(name, "dense", "BLEU", **rates), sample(name, model, "BLEU", **rates)) for model in models]
+
+
+def parameters(model: str, table: str = "plateau") -> int:
+    """Return a model's number of parameters without embeddings."""
+    if "taught" in model:
+        table = "teacher"
+    return int(next(row["parameters"] for row in select(table, model=model) if row["parameters"]))
+
+
+def file_steps() -> list[str]:
+    """Return the two largest numbers of steps whose models were written as files."""
+    return sorted({row["steps"] for row in select("bytes")}, key=int)[-2:]
+
+
+def files(steps: str) -> dict[str, tuple[str, dict[str, File]]]:
+    """Return each model's rate and its files by form; of several rates, the one with most files."""
+    found: dict[str, tuple[str, dict[str, File]]] = {}
+    for model in dict.fromkeys(row["model"] for row in select("bytes", steps=steps)):
+        rates = [row["rate"] for row in select("bytes", steps=steps, model=model)]
+        rate = max(rates, key=rates.count)
+        forms: dict[str, File] = {}
+        for row in select("bytes", steps=steps, model=model, rate=rate):
+            same = {"steps": steps, "rate": rate, "form": row["form"]}
+            scores = [sample("bytes", model, metric, **same) for metric in ("BLEU", "chrF")]
+            forms[row["form"]] = (float(row["megabytes"]), scores[0], scores[1])
+        found[model] = (rate, forms)
+    return found
+
+
+def against_dense(model: str, metric: str = "BLEU") -> Change:
+    """Return a model's difference from dense without a teacher after 4,000 steps."""
+    return welch(plateau("dense", metric), plateau(model, metric))
+
+
+def minutes(model: str, processor: str = "Zen 4") -> str:
+    """Return the minutes of the longest training of 4,000 steps on a core: Zen 4 in bfloat16, Zen 3 in float32."""
+    name = "equal parameters" if model == WIDE else "teacher" if "taught" in model else "plateau"
+    rows = [row for row in select(name, model=model, processor=processor, steps="4000") if row["minutes"]]
+    return max(rows, key=lambda row: float(row["minutes"].split("-")[0]))["minutes"].replace("-", "–")
+
+
+def duration(model: str, processor: str) -> float:
+    """Return the minutes of a training; of a range the middle."""
+    return fmean(map(float, minutes(model, processor).split("–")))
+
+
+def equal_score(model: str, number: int) -> Sample:
+    """Return BLEU of two models of equal size after 800 (last checkpoint) or 4,000 steps (average)."""
+    if number == 4000:
+        return plateau(model)
+    return sample("equal parameters", model, "BLEU", steps="800")
