@@ -197,10 +197,11 @@ def compare_papers(
     if recipe:
         check_known(f"recipe of {name}", recipe, recipes)
         tables = [narrowed for table in tables if (narrowed := _of_recipe(table, recipe)).columns]
-    patterns = [*runs, *([recipe] if recipe else [])]
-    summaries = list_runs(patterns, root)
+    summaries = list_runs(runs, root)
+    if recipe:
+        summaries = [summary for summary in summaries if summary.run.recipe.name == recipe]
     trained = [summary.run.recipe.name for summary in summaries]
-    if patterns and trained and recipes.keys().isdisjoint(trained):
+    if runs and trained and recipes.keys().isdisjoint(trained):
         check_known(f"recipe of {name}", trained[0], recipes)
     checkpoint = checkpoint and folder_name(checkpoint)
     check_split_and_checkpoint(summaries, "test", checkpoint)
