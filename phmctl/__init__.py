@@ -3,6 +3,7 @@
 :class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` replace ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``.
 :func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
 :func:`tune` measures and sets the faster execution, and :func:`parameter_groups` sets learning rates for the factors.
+:func:`save` and :func:`load_into` store converted models, :func:`from_pretrained` reads those of `transformers`.
 :func:`load` returns the trained :class:`Model` of a run or an export. :func:`prepare`, :func:`train`, :func:`distil`,
 :func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the same names. All names are
 imported on first use, so that ``import phmctl`` does not load torch.
@@ -26,9 +27,12 @@ __all__ = [
     "count_parameters",
     "distil",
     "evaluate",
+    "from_pretrained",
     "load",
+    "load_into",
     "parameter_groups",
     "prepare",
+    "save",
     "to_dense",
     "train",
     "tune",
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
+    from phmctl.nn.saving import from_pretrained, load_into, save
     from phmctl.nn.tuning import parameter_groups, tune
     from phmctl.verbs import evaluate, load, prepare, train
 
@@ -60,9 +65,12 @@ _MODULES = {
     "count_parameters": "accounting.counting",
     "distil": "distillation",
     "evaluate": "verbs",
+    "from_pretrained": "nn.saving",
     "load": "verbs",
+    "load_into": "nn.saving",
     "parameter_groups": "nn.tuning",
     "prepare": "verbs",
+    "save": "nn.saving",
     "to_dense": "nn.convert",
     "train": "verbs",
     "tune": "nn.tuning",

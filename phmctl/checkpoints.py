@@ -107,18 +107,20 @@ def prune(folder: Path, keep: set[int]) -> None:
 
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     """Return the state and the given groups of tensors of a checkpoint. Raises RunError if a file is damaged."""
+    verify_checkpoint(folder, groups)
+    tensors = {group: read_tensors(folder / f"{group}.safetensors", _advice(folder)) for group in groups}
+    return Checkpoint(tensors, read_state(folder))
+
+
+def read_tensors(path: Path, advice: str) -> dict[str, "Tensor"]:
+    """Return the tensors of a safetensors file by name. Raises RunError, which ends with `advice`, if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    verify_checkpoint(folder, groups)
-    tensors = {}
-    for group in groups:
-        path = folder / f"{group}.safetensors"
-        try:
-            tensors[group] = dict(load_file(path))
-        except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-            raise RunError(f"{path} cannot be read ({error}); {_advice(folder)}") from error
-    return Checkpoint(tensors, read_state(folder))
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); {advice}") from error
 
 
 def checkpoint_digest(folder: Path, group: str) -> str:
@@ -159,10 +161,10 @@ def _advice(folder: Path) -> str:
 def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:
     """Return a model's parameters and persistent buffers by name; a shared tensor once, under its first name."""
     tensors = model.state_dict(keep_vars=True)
-    return {name: tensors[name].detach() for name, first in _first_names(tensors).items() if name == first}
+    return {name: tensors[name].detach() for name, first in first_names(tensors).items() if name == first}
 
 
-def _first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
+def first_names(tensors: Mapping[str, "Tensor"]) -> dict[str, str]:
     """Return the first name of each tensor, by each of its names."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
@@ -177,8 +179,8 @@ def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], path: Path, 
     from torch import nn
 
     state = model.state_dict(keep_vars=True)
-    names = _first_names(state)
-    _check_fit({name: state[name] for name in names.values()}, tensors, path)
+    names = first_names(state)
+    check_fit({name: state[name] for name in names.values()}, tensors, path)
     # Names of a shared tensor get the same object, so that it remains one parameter.
     parameters = {name: nn.Parameter(tensors[name].to(device)) for name in names.values()}
     model.load_state_dict({name: parameters[first] for name, first in names.items()}, assign=True)
@@ -193,21 +195,23 @@ def load_model(model: "nn.Module", tensors: Mapping[str, "Tensor"], path: Path, 
 
 def copy_tensors(target: Mapping[str, "Tensor"], source: Mapping[str, "Tensor"], path: Path) -> None:
     """Copy the tensors of a checkpoint into tensors of the same names. Raises RunError if a name or shape differs."""
-    _check_fit(target, source, path)
+    check_fit(target, source, path)
     for name, tensor in target.items():
         tensor.copy_(source[name])
 
 
-def _check_fit(model: Mapping[str, "Tensor"], stored: Mapping[str, "Tensor"], path: Path) -> None:
-    problems = [f"it lacks {name}" for name in sorted(model.keys() - stored.keys())]
+def check_fit(model: Mapping[str, "Tensor"], stored: Mapping[str, "Tensor"], path: Path) -> None:
+    """Raise RunError with the first three differences if the tensors of a file differ in a name, shape or dtype."""
+    described = [(name, _describe(stored[name]), _describe(model[name])) for name in model if name in stored]
+    problems = [
+        f"{name} is {saved} there, {expected} in the model" for name, saved, expected in described if saved != expected
+    ]
+    problems += [f"it lacks {name}" for name in sorted(model.keys() - stored.keys())]
     problems += [f"it has an unknown {name}" for name in sorted(stored.keys() - model.keys())]
-    for name in [name for name in model if name in stored]:
-        expected, saved = _describe(model[name]), _describe(stored[name])
-        if saved != expected:
-            problems.append(f"{name} is {saved} there, {expected} in the model")
     if problems:
         raise RunError(
-            f"{path} does not fit the model of its recipe: {problems[0]}; was it written by another version?"
+            f"{path} does not fit the model ({len(problems)} differences): {'; '.join(problems[:3])}; is it of another "
+            "model or version?"
         )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,15 @@ class Kronecker(nn.Module):
         UserError: unknown algebra.
     """
 
+    # Patterns of the names of tied tensors, for save_pretrained of transformers, which keeps one of the names.
+    _tied_weights_keys: ClassVar = {r"$|\.original\d$": None}
+
     def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
         super().__init__()
         check_algebra(algebra, n)
         self.structure = KroneckerSum(n, algebra)
         self.parts, self.zero_row = parts, zero_row
+        self.arguments = {"n": n, "algebra": algebra, "parts": parts, "zero_row": zero_row}
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return H (k, d), from A and S, or from S alone under a fixed algebra."""
@@ -70,6 +74,12 @@ class Kronecker(nn.Module):
         if self.parts == 1:
             return tuple(nearest[0].values())
         return tuple(torch.stack([tensors[name] for tensors in nearest]) for name in nearest[0])
+
+    def _refuse_qconfig(self, qconfig: object) -> None:
+        if qconfig is not None:
+            raise UserError("torch.ao cannot quantise a weight that is computed from A and S; quantise to_dense(model)")
+
+    qconfig = property(fset=_refuse_qconfig)  # torch.ao sets it in each module that it quantises
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
@@ -151,7 +161,38 @@ def convert(
     # Tables with a padding row come first, so that maps that share their weight keep its row of zeros.
     names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
     rows = {name: converter.convert(name, selected[name]) for name in names}
+    _describe_in_configs(model)
     return model, Conversion([rows[name] for name in selected], before, _parameter_count(model))
+
+
+def conversions(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the arguments of each :class:`Kronecker` of a model, with the names of the weights that it computes."""
+    records: dict[int, dict[str, Any]] = {}
+    for name, module in model.named_modules():
+        parametrizations: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+        for key, chain in parametrizations.items():
+            if isinstance(chain[0], Kronecker) and len(chain) == 1:
+                record = records.setdefault(id(chain), chain[0].arguments | {"weights": []})
+                record["weights"].append(f"{name}.{key}".removeprefix("."))
+    return list(records.values())
+
+
+def _describe_in_configs(model: nn.Module) -> None:
+    """Write the conversion into each config of `transformers` in a model, or remove it from a dense model's.
+
+    ``save_pretrained`` writes the config. ``from_pretrained`` refuses an entry of this name without ``quant_method``;
+    without the entry it would draw random weights.
+    """
+    for module in reversed(list(model.modules())):  # the outermost module of a config is the last that writes it
+        config: Any = getattr(module, "config", None)
+        if not hasattr(config, "to_diff_dict"):
+            continue
+        records = conversions(module)
+        entry = getattr(config, "quantization_config", None)
+        if records:
+            config.quantization_config = {"phmctl": "load with phmctl.from_pretrained(cls, folder)", "weights": records}
+        elif isinstance(entry, dict) and "phmctl" in entry:
+            del config.quantization_config
 
 
 def _parameter_count(model: nn.Module) -> int:
@@ -198,7 +239,7 @@ class _Converter:
             squared_error += (getattr(owner, key) - weight).norm().item() ** 2
             squared_norm += weight.norm().item() ** 2
         if isinstance(module, nn.LSTM):
-            _compute_flat_weights(module)
+            compute_flat_weights(module)
         error = (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0
         return Converted(*columns, after=after, error=error)
 
@@ -225,7 +266,7 @@ class _Converter:
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
                 if parametrize.is_parametrized(owner, key):
-                    _restore(owner, key, weight)
+                    restore(owner, key, weight)
             return str(problem)
         return None
 
@@ -240,7 +281,7 @@ def _is_special_table(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse)
 
 
-def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
+def restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
     """Replace a parametrized weight by a plain parameter."""
     parametrized = type(module)  # torch removes the property from the class, which a deep copy shares with its original
     module.__class__ = type(parametrized.__name__, parametrized.__bases__, dict(parametrized.__dict__))
@@ -252,7 +293,7 @@ def _restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
         module._init_flat_weights()
 
 
-def _compute_flat_weights(lstm: nn.LSTM) -> None:
+def compute_flat_weights(lstm: nn.LSTM) -> None:
     """Let a converted LSTM compute the list of weights that its kernel reads; torch would keep H and its graph."""
     del lstm._flat_weights
     parametrized: Any = type(lstm)  # the class that torch made for this module alone
@@ -336,6 +377,7 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         for name, child in list(parent._modules.items()):  # named_children() skips the second name of a shared module
             if id(child) in replacements:
                 setattr(parent, name, replacements[id(child)])
+    _describe_in_configs(model)
     return replacements.get(id(model), model)
 
 
@@ -345,7 +387,7 @@ def _remove_kronecker(module: nn.Module, weights: dict[tuple[int, ...], nn.Param
         if any(isinstance(part, Kronecker) for part in chain):
             sources = list(chain.parameters())
             weight = nn.Parameter(getattr(module, key).clone(), any(source.requires_grad for source in sources))
-            _restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
+            restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
 
 
 @torch.no_grad()

@@ -316,3 +316,15 @@ def test_a_converted_table_and_a_dense_copy_are_of_full_precision_under_autocast
         assert table(torch.arange(8)).dtype == torch.float32
         for layer in (PHMLinear(8, 8, n=4), PHMEmbedding(8, 8, n=4), phmctl.PHMLSTM(8, 8, n=4), table):
             assert {weight.dtype for weight in phmctl.to_dense(layer).parameters()} == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
+@pytest.mark.parametrize("layer", [nn.Linear(8, 8), nn.LSTM(8, 8)])
+def test_dynamic_quantisation_is_refused_for_converted_weights_and_works_for_dense_ones(layer: nn.Module) -> None:
+    quantize_dynamic: Any = torch.ao.quantization.quantize_dynamic
+    converted, _ = phmctl.convert(nn.Sequential(layer, nn.Embedding(8, 8)), 4)
+    with pytest.raises(UserError, match="to_dense"):
+        quantize_dynamic(converted)
+    x, dense = torch.randn(2, 3, 8), phmctl.to_dense(converted)
+    output, expected = quantize_dynamic(dense)[0](x), dense[0](x)
+    torch.testing.assert_close(output, expected, rtol=0.1, atol=0.1)

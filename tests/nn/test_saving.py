@@ -1,0 +1,178 @@
+"""Folders of models with PHM weights: bit for bit into a fresh model, or an error that leaves it unchanged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import phmctl
+from phmctl import PHMLinear
+from phmctl.errors import OutputError, RunError, UserError
+from tests.nn.test_convert import Net, inputs_of, tiny
+
+
+def assert_equal_states(model: nn.Module, expected: nn.Module) -> None:
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.state_dict().items())
+
+
+class ByHand(nn.Module):
+    """PHM layers of every kind, a shared rule, a fixed rule, a buffer, a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = PHMLinear(8, 8, n=4), PHMLinear(8, 8, n=4)
+        self.second.share_rule(self.first)
+        self.fixed = PHMLinear(8, 8, n=4, algebra="quaternion")
+        self.factors = PHMLinear(8, 8, n=4, rank=4)
+        self.reader = phmctl.PHMLSTM(8, 8, n=4)
+        self.words, self.out = phmctl.PHMEmbedding(8, 8, n=4), nn.Linear(8, 8)
+        self.also = self.out
+        self.register_buffer("count", torch.tensor(3))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "net": (Net, {"n": 2}),
+    "fixed": (Net, {"algebra": "quaternion"}),
+    "some": (Net, {"n": 4, "select": ["reader", "attention", "words", "out"]}),
+    "lstm": (lambda: nn.LSTM(8, 8, 2, bidirectional=True), {"n": 4}),
+    "layer": (lambda: nn.Linear(8, 8), {"n": 4}),
+    "padding": (lambda: nn.Sequential(nn.Embedding(8, 8, padding_idx=0)), {"n": 4}),
+    "double": (lambda: nn.Linear(8, 8, dtype=torch.float64), {"n": 4}),
+    "by hand": (ByHand, {"n": 4, "select": "out"}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fresh_model_is_converted_in_the_same_way_and_filled_bit_for_bit(name: str, tmp_path: Path) -> None:
+    build, options = MODELS[name]
+    model, _ = phmctl.convert(build(), **options)
+    with torch.no_grad():  # as after training
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    phmctl.save(model, tmp_path / "saved")
+    phmctl.save(model, tmp_path / "saved")  # replaces the folder
+    for fresh in (build(), phmctl.convert(build(), **options)[0]):
+        loaded = phmctl.load_into(fresh, tmp_path / "saved")
+        assert loaded is fresh
+        assert_equal_states(loaded, model)
+        assert len(list(loaded.parameters())) == len(list(model.parameters()))
+    if build is Net:
+        inputs = inputs_of(0)[0].float(), inputs_of(0)[1]
+        model.eval(), loaded.eval()
+        for output, expected in zip(loaded(*inputs), model(*inputs), strict=True):
+            assert torch.equal(output, expected)
+    assert_equal_states(phmctl.to_dense(loaded), phmctl.to_dense(model))
+
+
+def test_frozen_weights_of_the_fresh_model_stay_frozen(tmp_path: Path) -> None:
+    phmctl.save(phmctl.convert(nn.Linear(8, 8), 4)[0], tmp_path)
+    layer = nn.Linear(8, 8)
+    layer.weight.requires_grad_(False)
+    phmctl.load_into(layer, tmp_path)
+    assert [name for name, tensor in layer.named_parameters() if tensor.requires_grad] == ["bias"]
+
+
+@pytest.mark.parametrize(
+    ("fresh", "error", "place"),
+    [
+        (lambda: nn.Sequential(nn.Linear(8, 8)), RunError, r"lacks 0.bias; .*lacks 0.weight; .*unknown attention.in"),
+        (lambda: Net().double(), RunError, r"features.0.weight is .*float32 there, .*float64 in the model"),
+        (lambda: phmctl.convert(Net(), 4)[0], UserError, "already converted"),
+        (lambda: Net().to("meta"), UserError, "meta"),
+    ],
+)
+def test_a_model_that_the_folder_does_not_fit_is_unchanged(
+    fresh: Callable[[], nn.Module], error: type[Exception], place: str, tmp_path: Path
+) -> None:
+    phmctl.save(phmctl.convert(Net(), 2)[0], tmp_path)
+    model = fresh()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(error, match=place):
+        phmctl.load_into(model, tmp_path)
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items() if not tensor.is_meta)
+
+
+def test_an_untied_weight_does_not_fit_a_tied_one(tmp_path: Path) -> None:
+    net, _ = phmctl.convert(Net(), 4, select="classifier.1")
+    net.out.weight = nn.Parameter(net.out.weight.detach().clone())
+    phmctl.save(net, tmp_path)
+    with pytest.raises(RunError, match=r"unknown out\.weight"):
+        phmctl.load_into(Net(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "phm.json").unlink(),
+        lambda folder: (folder / "phm.json").write_text("{"),
+        lambda folder: (folder / "model.safetensors").write_bytes(b"0" * 64),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: rewrite(folder, format=2),
+        lambda folder: rewrite(folder, weights=[{"weights": ["weight"]}]),
+        lambda folder: rewrite(folder, weights=[{"n": 4, "algebra": "quaternion", "weights": ["weight"]}]),
+    ],
+)
+def test_damaged_folders_are_refused(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    phmctl.save(phmctl.convert(nn.Linear(8, 8), 4)[0], tmp_path)
+    damage(tmp_path)
+    layer = nn.Linear(8, 8)
+    with pytest.raises(RunError):
+        phmctl.load_into(layer, tmp_path)
+    assert type(layer) is nn.Linear
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / "phm.json").read_text())
+    (folder / "phm.json").write_text(json.dumps(content | changes))
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="weight"):
+        phmctl.save(nn.Linear(8, 8, device="meta"), tmp_path / "meta")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    with pytest.raises(OutputError):
+        phmctl.save(nn.Linear(8, 8), tmp_path / "mine")
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' own
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "bart"])
+def test_a_converted_model_of_transformers_makes_the_round_trip(architecture: str, tmp_path: Path) -> None:
+    model, ids = tiny(architecture)
+    converted, _ = phmctl.convert(model, 4)
+    converted.save_pretrained(tmp_path / "theirs")
+    phmctl.save(converted, tmp_path / "ours")
+    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+        with pytest.raises(ValueError, match="quant"):  # never random weights
+            type(model).from_pretrained(folder)
+        loaded = phmctl.from_pretrained(type(model), folder)
+        assert_equal_states(loaded, converted)
+        assert torch.equal(loaded(ids).logits, converted(ids).logits)
+        assert not loaded.training
+    dense = phmctl.to_dense(loaded)
+    dense.save_pretrained(tmp_path / "dense")
+    assert_equal_states(type(model).from_pretrained(tmp_path / "dense"), dense)
+    assert_equal_states(phmctl.from_pretrained(type(model), tmp_path / "dense"), dense)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_automatic_classes_other_precisions_and_other_folders(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = phmctl.convert(tiny("gpt2")[0].bfloat16(), 4)[0]
+    model.generation_config.max_new_tokens = 7
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    loaded = phmctl.from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    assert_equal_states(loaded, model)
+    assert loaded.generation_config.max_new_tokens == 7
+    assert torch.get_default_dtype() == torch.float32
+    with pytest.raises(RunError, match="lacks"):
+        phmctl.from_pretrained(type(tiny("bert")[0]), tmp_path)
+    with pytest.raises(RunError):
+        phmctl.from_pretrained(type(model), "gpt2")
