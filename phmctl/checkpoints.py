@@ -71,6 +71,11 @@ def whole_steps(folder: Path) -> list[int]:
     return [step for step in saved_steps(folder) if _is_whole(folder / step_name(step))]
 
 
+def newest_whole_step(folder: Path) -> int | None:
+    """Return the last of :func:`whole_steps`, without looking at the others; None if there is none."""
+    return next((step for step in reversed(saved_steps(folder)) if _is_whole(folder / step_name(step))), None)
+
+
 def _is_whole(folder: Path) -> bool:
     try:
         return all((folder / entry["name"]).stat().st_size == entry["bytes"] for entry in _file_entries(folder))

@@ -162,11 +162,34 @@ class Table:
         """
         from rich.cells import cell_len
         from rich.console import Console
+
+        terminal = Console()
+        available = terminal.width if terminal.is_terminal else _COLUMNS_OFF_TERMINAL
+        columns = [printable(column) for column in self.columns]
+        rows = [[printable(str(cell)) for cell in row] for row in self.rows]
+        widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+        plain = not any({"\n", "\t"} & set(cell) for row in (columns, *rows) for cell in row)
+        if plain and sum(widths) + 2 * (len(widths) - 1) <= available:
+            lines = []
+            for row in (columns, *rows):  # rich would take a second for a thousand rows
+                cells = []
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+                    blanks = " " * (width - cell_len(cell))
+                    cells.append(cell + blanks if index in (0, *self.text) else blanks + cell)
+                lines.append("  ".join(cells).rstrip())
+        else:
+            lines = self._wrapped(columns, rows, available)
+        title = [printable(self.title)] if self.title else []
+        return "\n".join([*title, *lines, *(printable(line).rstrip() for line in self.below)]) + "\n"
+
+    def _wrapped(self, columns: Sequence[str], rows: Sequence[Sequence[str]], available: int) -> list[str]:
+        """Return the lines of the table with cells wrapped, so that it is `available` columns wide if words allow."""
+        from rich.cells import cell_len
+        from rich.console import Console
         from rich.table import Table as RichTable
 
         table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        rows = [[printable(str(cell)) for cell in row] for row in self.rows]
-        for index, column in enumerate(map(printable, self.columns)):
+        for index, column in enumerate(columns):
             cells = [column, *(row[index] for row in rows)]
             justify: Literal["left", "right"] = "left" if index in (0, *self.text) else "right"
             unbroken = not any(" " in cell for cell in cells)
@@ -175,17 +198,12 @@ class Table:
         for row in rows:
             table.add_row(*row)
         output = io.StringIO()
-        terminal = Console()
         console = Console(
             file=output, width=_MAX_COLUMNS, force_terminal=False, highlight=False, markup=False, emoji=False
         )
-        available = terminal.width if terminal.is_terminal else _COLUMNS_OFF_TERMINAL
         console.width = max(available, console.measure(table).minimum)
         console.print(table)
-        lines = [printable(self.title)] if self.title else []
-        lines += [line.rstrip() for line in output.getvalue().splitlines()]
-        lines += [printable(line).rstrip() for line in self.below]
-        return "\n".join(lines) + "\n"
+        return [line.rstrip() for line in output.getvalue().splitlines()]
 
     def latex(self) -> str:
         """Return the table as a ``tabular`` of the package ``booktabs``; title and notes become comments."""

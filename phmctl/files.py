@@ -8,6 +8,7 @@ every file, so that a reader can detect damage.
 """
 
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -16,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -82,17 +84,21 @@ def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> 
 
 def is_locked(path: Path) -> bool | None:
     """Return whether a process holds :func:`lock` on a file, or None if that cannot be determined."""
-    if not path.exists():
-        return False
-    from filelock import FileLock, Timeout
-
     try:
-        with FileLock(path, timeout=0, fallback_to_soft=False):
-            return False
-    except Timeout:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as filelock does, whose import takes longer
+    except BlockingIOError:
         return True
     except OSError:
         return None
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def sync(path: Path) -> None:
@@ -170,9 +176,10 @@ def refuse_pipes(folder: Path, error_type: type[UserError]) -> None:
     """Raise `error_type` if a folder contains a pipe, socket or device: reading it would block."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            path = Path(parent, name)
-            if path.exists() and not path.is_file():
-                raise error_type(f"{path} is not a regular file; remove it, or copy the whole folder again")
+            path = os.path.join(parent, name)  # noqa: PTH118 (of every file of a thousand runs)
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+                    raise error_type(f"{path} is not a regular file; remove it, or copy the whole folder again")
 
 
 def _hidden_name(path: Path, suffix: str) -> Path:

@@ -1,6 +1,7 @@
 """Atomic writes, locks, temporaries and sealed folders."""
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -8,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import filelock
 import pytest
 
 from phmctl.data.prepared.folder import write_manifest
@@ -189,10 +189,10 @@ def test_a_lock_that_cannot_be_created_is_an_output_error(tmp_path: Path) -> Non
 def test_a_file_system_without_locks_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    def refuse(descriptor: int) -> bool:
+    def refuse(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(filelock._unix, "lock_fd_nonblocking", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     entered = False
     with lock(tmp_path / "lock"):
         entered = True

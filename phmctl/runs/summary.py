@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from phmctl.checkpoints import AVERAGE, read_state, step_name, whole_steps
+from phmctl.checkpoints import AVERAGE, newest_whole_step, read_state, step_name
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RunError
 from phmctl.files import is_locked, sha256_text
@@ -64,7 +65,11 @@ class Summary:
     minutes: float | None  # of training; None if the log does not contain it
     best: Best | None  # None before the first validation
     parameters: Parameters | None  # None without a checkpoint
-    results: tuple[Result, ...]
+
+    @cached_property
+    def results(self) -> tuple[Result, ...]:
+        """The run's results, read on first use."""
+        return tuple(read_results(self.run))
 
     @property
     def recipe(self) -> Recipe:
@@ -116,8 +121,8 @@ def summarise(folder: Path) -> Summary:
     unmodified = environment.get("unmodified")
     entries = read_metrics(run.metrics_path)
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
-    steps = whole_steps(run.checkpoints_folder)
-    newest = run.checkpoints_folder / step_name(steps[-1]) if steps else None
+    step = newest_whole_step(run.checkpoints_folder)
+    newest = None if step is None else run.checkpoints_folder / step_name(step)
     checkpoint_state = {} if newest is None else read_state(newest)
     state, reason = _state(run, checkpoint_state)
     return Summary(
@@ -131,7 +136,6 @@ def summarise(folder: Path) -> Summary:
         minutes=seconds[-1] / 60 if seconds else None,
         best=_best(entries, checkpoint_state),
         parameters=None if newest is None else count_stored(newest),
-        results=tuple(read_results(run)),
     )
 
 

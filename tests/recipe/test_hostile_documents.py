@@ -30,6 +30,8 @@ def refusal(text: str, *overrides: str) -> str:
         ("a: &a [x]", "r.yaml:1: ", "(a)"),
         ("a: " + "[" * 60_000 + "]" * 60_000, "r.yaml:1: ", "50 levels"),
         ("{a: " * 400 + "1" + "}" * 400, "r.yaml:1: ", "50 levels"),
+        ("- " * 60 + "x", "r.yaml:1: ", "50 levels"),
+        ("".join(f"{' ' * level}a:\n" for level in range(60)), "r.yaml:51: ", "50 levels"),
         ("#" * 140_000, "r.yaml: ", "131,072"),
         ('a: "\\U00110000"', "r.yaml", ""),  # accepted by YAML but not by Python
         ("? [{a: b}]\n: c", "r.yaml", ""),
