@@ -7,6 +7,7 @@ resumed. The processes share the machine's threads.
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -367,20 +369,32 @@ def run_and_report(jobs: Sequence[Job], at_once: int) -> Shown:
 
 
 class _Progress:
-    """Reports the progress of a sweep on stderr."""
+    """Reports the progress of a sweep on stderr, with the time that is left for all cells."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
+        self._began = time.monotonic()
+        self._fractions: dict[Job, float] = {}  # trained part of each cell that was started here
+        self._waiting = total - done
         self._next_report: dict[Job, float] = {}  # time of a job's next report of its training steps
 
     def changed(self, job: Job, line: str | None) -> None:
         if job.code is not None:
             self.done += 1
+            self._fractions[job] = 1.0
             job.read_outcome()
             figures = "".join(f"  {name} {value}" for name, value in job.figures.items())
             note(f"[{self.done}/{self.total}] {job.label}: {job.state} after {job.seconds / 60:.1f} min{figures}")
         elif line is None:
             note(f"{job.label}: started")
-        elif line.startswith("step ") and time.monotonic() >= self._next_report.get(job, 0.0):
-            self._next_report[job] = time.monotonic() + _REPORT_SECONDS
+        elif line.startswith("training "):  # names the run and its number of parameters
             note(f"{job.label}: {line}")
+        elif (match := re.match(r"step (\d+)/(\d+) ", line)) and time.monotonic() >= self._next_report.get(job, 0.0):
+            self._next_report[job] = time.monotonic() + _REPORT_SECONDS
+            self._fractions[job] = int(match[1]) / int(match[2])
+            note(f"{job.label}: {line}; all cells: {self._time_left()} left")
+
+    def _time_left(self) -> timedelta:
+        trained = sum(self._fractions.values())
+        seconds = (time.monotonic() - self._began) * (self._waiting - trained) / trained
+        return timedelta(seconds=round(seconds))

@@ -1,19 +1,21 @@
-"""What ``train --dry-run`` shows: the recipe and the parameters of a training."""
+"""What ``train --dry-run`` shows: the recipe, the parameters and the time of a training."""
 
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from phmctl.accounting.counting import ledger_table
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.console import Shown
 from phmctl.data.prepared.folder import data_root
-from phmctl.devices import world
+from phmctl.devices import pick_device, world
 from phmctl.errors import DataError, UserError
 from phmctl.options import Call
 from phmctl.recipe.loading import COMMON, common_overrides, dump_recipe, resolve
 from phmctl.runs.find import runs_root
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.initial import find_start
+from phmctl.training.optimiser import seconds_per_step
 from phmctl.verbs import recipe_to_train
 
 
@@ -29,15 +31,18 @@ def training_plan(call: Call[Any]) -> Shown:
     root = data_root(call["data"])
     task_kind = trained_kind(recipe)
     task = None
-    if recipe.training.initialise_from:
-        with suppress(DataError):  # the data is not prepared: the run to start from is checked alone
-            task = task_kind.open(recipe, root)
+    with suppress(DataError):  # the data is not prepared: the run to start from is checked alone, and nothing is timed
+        task = task_kind.open(recipe, root)
     start = find_start(recipe, task, runs_root(call["runs"]))
     sizes = task_kind.sizes(recipe, root)
     ledger = ledger_for_recipe(recipe, sizes)
     notes = [sizes.note] if sizes.trained else []
     if start is not None:
         notes.append(start.summary())
+    if task is not None and recipe.training.steps:
+        seconds = seconds_per_step(task, recipe.training, pick_device(recipe.training.device))
+        total = timedelta(seconds=round(seconds * recipe.training.steps))
+        notes.append(f"about {total} on this machine, {seconds:.2g} seconds a step, without validations")
     document = {
         "recipe": recipe.model_dump(),
         "parameters": ledger.as_json(),

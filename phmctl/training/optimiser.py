@@ -8,6 +8,7 @@ The run stores the rates, because a resumed training would compute them from tra
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -21,11 +22,12 @@ from torch.optim import Adam, AdamW, Optimizer
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import read_json_object, write_json
+from phmctl.nn.convert import to_dense
 from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.models import MOST
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
-from phmctl.tasks.base import Autocast
+from phmctl.tasks.base import ALONE, Autocast
 from phmctl.timing import alternate
 
 if TYPE_CHECKING:
@@ -123,11 +125,13 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
 # ------------------------------------------------------------------------------------------- measured before step 1
 
 
-def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device) -> int:
-    """Return the number of steps that a training does in `minutes`, by timing some on a model that is discarded.
+def seconds_per_step(
+    task: "Task", training: TrainingSection, device: torch.device, *, validations: bool = False
+) -> float:
+    """Return the seconds that a step takes, timed on a model that is discarded.
 
-    Raises:
-        RecipeError: the time is too short for one step.
+    With `validations` a step has its share of the validations. An untrained translator writes long sentences, so that
+    with ``validate_bleu`` this is an upper estimate.
     """
     with isolated(device, training.threads):
         plan = task.plan(0)
@@ -137,6 +141,21 @@ def steps_within(minutes: float, task: "Task", training: TrainingSection, device
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
         round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
         seconds = median(round_seconds) / len(sample) * training.accumulate
+        if validations:
+            began = time.perf_counter()
+            with torch.no_grad():
+                task.validate(to_dense(model).eval(), build_autocast(device, training.precision), ALONE)
+            seconds += (time.perf_counter() - began) / training.validate_every
+        return seconds
+
+
+def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device) -> int:
+    """Return the number of steps that a training does in `minutes`, its validations included.
+
+    Raises:
+        RecipeError: the time is too short for one step.
+    """
+    seconds = seconds_per_step(task, training, device, validations=True)
     steps = min(int(60 * minutes / seconds), MOST)
     if steps < 1:
         raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds; increase it")
