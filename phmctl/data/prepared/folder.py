@@ -77,7 +77,7 @@ TASK = "classification"  # "task" in the manifest of labelled text
 VECTORS_FILE = "vectors.safetensors"
 
 Section = ParallelSection | LabelledSection
-SectionT = TypeVar("SectionT", ParallelSection, LabelledSection)
+SectionT = TypeVar("SectionT", bound=ParallelSection | LabelledSection)
 
 
 def data_root(folder: str | Path | None = None) -> Path:
