@@ -14,7 +14,7 @@ export async function load(folder, progress = () => {}) {
   const manifest = await (await get(`${folder}/export.json`)).json();
   if (manifest.to !== "onnx" || manifest.task !== "translation")
     throw new Error(`${folder} holds no translator in ONNX: phmctl export RUN --to onnx`);
-  const wanted = manifest.files.filter(({ name }) => /^(recipe\.yaml|data\.json|tokenizer\/.*|[^/]*\.onnx.*)$/.test(name));
+  const wanted = manifest.files.filter(({ name }) => !/^(README\.md|text\/.*)$/.test(name));
   const total = wanted.reduce((sum, file) => sum + file.bytes, 0);
   const files = new Map();
   let bytes = 0;
@@ -32,8 +32,7 @@ async function get(url) {
 }
 
 function session(files, name) {
-  const graphs = ["encoder.onnx", "decoder.onnx"];
-  const weights = [...files].filter(([path]) => path.includes(".onnx") && !graphs.includes(path));
+  const weights = [...files].filter(([path]) => !/\/|\.(onnx|json|yaml)$/.test(path)); // of graphs that share a file
   const externalData = weights.map(([path, data]) => ({ path, data }));
   return ort.InferenceSession.create(files.get(name), { externalData, graphOptimizationLevel: "all" });
 }
