@@ -95,18 +95,16 @@ def isolated(device: "torch.device", threads: int) -> Iterator[None]:
             "another thread of this process is training, and both would use torch's random numbers and threads; "
             "wait for it, or train in a process of its own: phmctl train"
         )
+    before = torch.get_num_threads()
     try:
-        before = torch.get_num_threads()
         gpus = torch.cuda.device_count() if device.type == "cuda" else 0
         with torch.random.fork_rng(devices=range(gpus)):
             if threads:
                 torch.set_num_threads(threads)
-            try:
-                yield
-            finally:
-                if threads:
-                    torch.set_num_threads(before)
+            yield
     finally:
+        if threads:
+            torch.set_num_threads(before)
         _isolation.release()
 
 

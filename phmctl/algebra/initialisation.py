@@ -44,21 +44,17 @@ class SeededDraws(TorchFunctionMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         arguments = dict(kwargs or {})
         if getattr(func, "__name__", "") in _DRAWING and arguments.get("generator") is None:
-            tensors = (value for value in (*args, *arguments.values()) if isinstance(value, Tensor))
-            tensor = next(tensors, None)
-            device = torch.get_default_device() if tensor is None else tensor.device
-            if device.type != "meta":
-                if device not in self._generators:
-                    self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-                arguments["generator"] = self._generators[device]
+            devices = [value.device for value in (*args, *arguments.values()) if isinstance(value, Tensor)]
+            devices.append(torch.device(arguments.get("device") or torch.get_default_device()))
+            if devices[0].type != "meta":
+                arguments["generator"] = self._generator(devices[0])
         return func(*args, **arguments)
 
 

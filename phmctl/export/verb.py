@@ -1,5 +1,6 @@
 """Export a run's model to another format, verify it, and write its model card."""
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -28,6 +29,7 @@ from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
 from phmctl.tasks.registry import kind_of, trained_kind
 
+_SCORES = re.compile(r"results/[^/]+\.(?:json|hyp|tsv)")  # files that eval writes into an export
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
     "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.decoding.onnx_engine` describes inputs and outputs",
@@ -182,17 +184,12 @@ def _check_output(folder: Path, *, force: bool) -> None:
         raise OutputError(f"{folder} contains an export; name another folder, or overwrite it with --force")
     manifest = read_seal(folder / EXPORT, OutputError, "remove the folder, or name another one")
     own = {EXPORT, *(entry["name"] for entry in manifest["files"])}
-    foreign = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        is_score = name.startswith("results/") and path.suffix in (".json", ".hyp", ".tsv")
-        if not path.is_dir() and name not in own and not is_score:
-            foreign.append(name)
+    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir()]
+    foreign = [name for name in files if name not in own and not _SCORES.fullmatch(name)]
     if foreign:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise OutputError(
-            f"{folder} has files that are not of the export, and --force would remove them: {', '.join(foreign[:3])}"
-            f"{more}; move them away, or name another folder"
+            f"{folder} has {len(foreign)} files that are not of the export, and --force would remove them; move them "
+            f"away, or name another folder: {', '.join(foreign[:10])}"
         )
 
 

@@ -254,13 +254,8 @@ def compose(text: str) -> tuple[yaml.Node | None, Any]:
 def _check_events(text: str) -> None:
     """Raise ``yaml.YAMLError`` at a tag, an anchor, an alias or a deep nesting.
 
-    A few hundred bytes of aliases can expand to gigabytes. Most texts cannot contain these, by their characters; then
-    they are not parsed for it: a level of nesting takes a bracket or begins in a line's first marks, at most two with
-    each.
+    A few hundred bytes of aliases can expand to gigabytes.
     """
-    marks = max((len(line) - len(line.lstrip(" \t-?:")) for line in text.splitlines()), default=0)
-    if not set("&*!") & set(text) and 2 * marks + text.count("[") + text.count("{") + 2 <= _MAX_DEPTH:
-        return
     depth = 0
     event: Any
     for event in yaml.parse(text, Loader=_Loader):
