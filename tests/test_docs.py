@@ -20,8 +20,8 @@ from phmctl.shipped import shipped_names
 from tools import reference
 
 ROOT = Path(__file__).parent.parent
-PAGES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
-SHOWN = set(re.findall(r"^::: (\S+)$", PAGES, re.MULTILINE))
+PAGES = [path.read_text(encoding="utf-8") for path in reference.PAGES]
+SHOWN = set(re.findall(r"^::: (\S+)$", "".join(map(reference.on_page_markdown, PAGES)), re.MULTILINE))
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -108,6 +108,17 @@ def test_lines_of_pages_are_short() -> None:
         path for path in pages for line in path.read_text("utf-8").splitlines() if len(line) > 140 and line[0] != "|"
     ]
     assert long == []
+
+
+@pytest.mark.parametrize("path", reference.PAGES, ids=lambda path: path.name)
+def test_the_reference_has_todays_tables(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert page == reference.fill(page), "run python tools/reference.py"
+
+
+def test_the_site_shows_the_code_that_reads_an_export() -> None:
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    assert (ROOT / "phmctl" / "models" / "plain.py").read_text(encoding="utf-8") in reference.on_page_markdown(page)
 
 
 def test_the_generated_reference_has_every_key_and_command() -> None:

@@ -21,7 +21,12 @@ class Roles(griffe.Extension):
         text = obj.docstring.value
         if isinstance(obj, griffe.Function):
             text = text.replace("\nArgs:\n", "\nArgs:\n" + shared_options(obj, text))
-        obj.docstring.value = _BLOCK.sub(":", _ROLE.sub(r"`\1`", text))
+        obj.docstring.value = plain_text(text)
+
+
+def plain_text(text: str) -> str:
+    """Return a docstring without Sphinx roles and without double colons."""
+    return _BLOCK.sub(":", _ROLE.sub(r"`\1`", text))
 
 
 def shared_options(function: griffe.Function, docstring: str) -> str:

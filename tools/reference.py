@@ -1,13 +1,20 @@
-"""Generate the reference of recipe keys (from the schema) and of commands (from the command line).
+"""Write the reference of recipe keys, commands, names and errors into docs/reference/.
 
-As a hook of mkdocs it replaces ``<!-- recipe keys -->`` and ``<!-- commands -->`` in pages, and
-``<!-- readme: NAME -->`` by that part of README. To print a reference:
-``python tools/reference.py keys`` or ``python tools/reference.py commands``.
+::
+
+    python tools/reference.py          # after a change of a recipe key, a command or a public name
+
+A page of docs/reference/ has a block ``<!-- reference: recipe keys -->``, ``<!-- reference: commands -->`` or
+``<!-- reference: NAME NAME -->``, which ends with ``<!-- end -->``; :func:`fill` writes its table. As a hook of mkdocs
+this module adds to the table all options of the commands, or the documentation of the names. It also replaces
+``<!-- readme: NAME -->`` by that part of README, and a line that is only a link to a Python file by the file.
 """
 
+import importlib
 import inspect
 import re
-import sys
+import types
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -19,19 +26,44 @@ from typer.cli import get_docs_for_click
 
 from phmctl.cli.main import app
 from phmctl.recipe.schema import RECIPES
+from tools import docs_roles
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+BLOCK = re.compile(r"(<!-- reference: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str) -> str:
+    """Return a page with the tables of its blocks."""
+    tables = {"recipe keys": keys, "commands": command_table}
+
+    def block(found: re.Match[str]) -> str:
+        table = tables[found[2]]() if found[2] in tables else name_table(found[2].split())
+        return f"{found[1]}{table}\n{found[3]}"
+
+    return BLOCK.sub(block, page)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in the generated parts of a page."""
-    for mark, text in (("<!-- recipe keys -->", keys), ("<!-- commands -->", commands)):
-        if mark in markdown:
-            markdown = markdown.replace(mark, text())
+    """Fill in the parts of a page that only the site has."""
+
+    def block(found: re.Match[str]) -> str:
+        if found[2] == "recipe keys":
+            return found[0]
+        shown = [f"::: {name}" for name in found[2].split()]
+        return commands() if found[2] == "commands" else "\n\n".join([found[0], *shown])
+
+    def file(found: re.Match[str]) -> str:
+        return f"``` {{ .python }}\n{(ROOT / found[1]).read_text(encoding='utf-8')}```"
+
+    markdown = BLOCK.sub(block, markdown)
+    markdown = re.sub(r"^\[`?\S+\]\(\.\./(\S+\.py)\)$", file, markdown, flags=re.MULTILINE)
     return re.sub(r"<!-- readme: (\w+) -->", lambda found: readme_part(found[1]), markdown)
 
 
 def readme_part(name: str) -> str:
     """Return the text between ``<!-- part: NAME -->`` and ``<!-- /part -->`` of README, with paths from docs/."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return readme.split(f"<!-- part: {name} -->\n")[1].split("<!-- /part -->")[0].replace("docs/", "")
 
 
@@ -39,6 +71,75 @@ def commands() -> str:
     """Return all commands with their arguments and options."""
     command = typer.main.get_command(app)
     return get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="phmctl"), name="phmctl")
+
+
+def command_table() -> str:
+    """Return a table of the commands: their arguments, and the first sentence of their help."""
+    command = typer.main.get_command(app)
+    return _rows(("command", "what it does"), list(_commands(command, typer.Context(command, info_name="phmctl"))))
+
+
+def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]:
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(context):
+            member = command.get_command(context, name)
+            yield from _commands(member, typer.Context(member, parent=context, info_name=name))
+    else:
+        arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+        yield " ".join([context.command_path, *arguments]), _first_sentence(command.help)
+
+
+def name_table(names: list[str]) -> str:
+    """Return a table of functions and classes, those of a module instead of the module: call and first sentence."""
+    rows: list[tuple[str, str]] = []
+    for name in names:
+        value = _find(name)
+        rows += _members(value, name.rpartition(".")[2])
+    return _rows(("name", "what it is"), rows)
+
+
+def _find(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        return getattr(importlib.import_module(module), attribute)
+
+
+def _members(value: Any, name: str) -> list[tuple[str, str]]:
+    """Return the rows of a function, of a class with its own methods, or of a module's functions and classes."""
+    if isinstance(value, types.ModuleType):
+        own = [each for each in vars(value).values() if getattr(each, "__module__", None) == value.__name__]
+        named = [each for each in own if inspect.isroutine(each) or isinstance(each, type)]
+        return [row for each in named if each.__name__[0] != "_" for row in _members(each, each.__name__)]
+    rows = [(_call(value, name), _first_sentence(inspect.getdoc(value) or ""))]
+    if isinstance(value, type) and not issubclass(value, tuple):
+        for key, method in vars(value).items():
+            function = getattr(method, "__func__", method)
+            if inspect.isfunction(function) and function.__doc__ and key[0] != "_" and key != "extra_repr":
+                call = _call(getattr(value, key), f"{name}.{key}").replace("(self, ", "(").replace("(self)", "()")
+                rows.append((call, _first_sentence(inspect.getdoc(function) or "")))
+    return rows
+
+
+def _call(value: Callable[..., Any], name: str) -> str:
+    """Return how a function or class is called: its arguments, with their defaults but without types."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return name
+    signature, none = inspect.signature(value), inspect.Parameter.empty
+    plain = [each.replace(annotation=none) for each in signature.parameters.values()]
+    arguments = str(signature.replace(parameters=plain, return_annotation=none)).replace("'", '"')
+    return name + re.sub(r"=<[^>]*>", "=…", arguments)
+
+
+def _first_sentence(text: str) -> str:
+    text = docs_roles.plain_text(text.partition("\n\n")[0].replace("\n", " ")).replace("``", "`")
+    return re.split(r"(?<=[.;:]) ", text)[0].rstrip(".;:")
+
+
+def _rows(titles: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    lines = [f"| {titles[0]} | {titles[1]} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{first}` | {second} |" for first, second in rows)])
 
 
 def keys() -> str:
@@ -111,4 +212,5 @@ def _comments(section: type[BaseModel]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write({"keys": keys, "commands": commands}[sys.argv[1]]() + "\n")
+    for path in PAGES:
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
