@@ -1,6 +1,6 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
-:class:`PHMLinear`, :class:`PHMEmbedding` and :class:`PHMLSTM` replace ``nn.Linear``, ``nn.Embedding`` and ``nn.LSTM``.
+:class:`PHMLinear`, :class:`PHMEmbedding`, :class:`PHMLSTM` and :class:`PHMConv2d` (1d, 3d) replace torch's layers.
 :func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
 :func:`tune` measures and sets the faster execution, and :func:`parameter_groups` sets learning rates for the factors.
 :func:`save` and :func:`load_into` store converted models, :func:`from_pretrained` reads those of `transformers`.
@@ -18,6 +18,9 @@ __all__ = [
     "Classified",
     "Kronecker",
     "Model",
+    "PHMConv1d",
+    "PHMConv2d",
+    "PHMConv3d",
     "PHMEmbedding",
     "PHMLinear",
     "Translation",
@@ -44,10 +47,12 @@ if TYPE_CHECKING:
     from phmctl.decoding.model import Classified, Model
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
-    from phmctl.nn.convert import Kronecker, convert, to_dense
+    from phmctl.nn.convert import convert, to_dense
+    from phmctl.nn.convolution import PHMConv1d, PHMConv2d, PHMConv3d
     from phmctl.nn.embedding import PHMEmbedding
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
+    from phmctl.nn.parametrization import Kronecker
     from phmctl.nn.saving import from_pretrained, load_into, save
     from phmctl.nn.tuning import parameter_groups, tune
     from phmctl.verbs import evaluate, load, prepare, train
@@ -55,8 +60,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "PHMLSTM": "nn.lstm",
     "Classified": "decoding.model",
-    "Kronecker": "nn.convert",
+    "Kronecker": "nn.parametrization",
     "Model": "decoding.model",
+    "PHMConv1d": "nn.convolution",
+    "PHMConv2d": "nn.convolution",
+    "PHMConv3d": "nn.convolution",
     "PHMEmbedding": "nn.embedding",
     "PHMLinear": "nn.linear",
     "Translation": "decoding.translator",

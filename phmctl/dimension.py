@@ -1,6 +1,7 @@
 """The dimension n of a layer: the n of each algebra, and the n that divide a layer's sizes."""
 
 import math
+from collections.abc import Sequence
 
 from phmctl.errors import DimensionError
 
@@ -10,6 +11,13 @@ TWO_FACTORS = (LOW_RANK, MONARCH)  # two thin maps in sequence, for comparison; 
 WITH_N = ("phm", MONARCH)  # choices that need n; for monarch n is the number of blocks
 WITH_FACTORS = ("complex", "quaternion")  # fixed algebras whose exact factors are known
 FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
+
+
+def check_channels(n: int, inputs: int, outputs: int, kernel: Sequence[int], groups: int = 1) -> None:
+    """Check that n divides the inputs and outputs of each group of a weight, as :func:`check_divides`."""
+    unit = "channels" if kernel else "features"
+    of_group = f" / {groups} groups" if groups > 1 else ""
+    check_divides(n, **{f"in_{unit}{of_group}": inputs, f"out_{unit}{of_group}": outputs})
 
 
 def check_divides(n: int, **dimensions: int) -> None:

@@ -75,3 +75,13 @@ def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, ta
 def compare_runs(names: Sequence[str | Path] = (), **options: Any) -> Comparison:
     """Return the comparison of runs on the first split; see :func:`compare`."""
     return compare(names, **options)[0]
+
+
+def convolution_reference(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
+    """Return the weight of a convolution in float64, from a sum of ``torch.kron`` for each group and position."""
+    components = S.double().unflatten(1, (groups, -1)).flatten(4)  # (n, g, s, t, positions)
+    weights = [
+        torch.stack([kronecker_sum_reference(A, part) for part in group.unbind(-1)], -1)  # (k/g, d/g, positions)
+        for group in components.unbind(1)
+    ]
+    return torch.cat(weights).unflatten(2, S.shape[3:])

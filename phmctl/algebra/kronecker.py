@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.dimension import FIXED_DIMENSION, check_divides
+from phmctl.dimension import FIXED_DIMENSION, check_channels
 from phmctl.errors import DimensionError, UserError, check_known
 
 LEARNED = "phm"
@@ -45,56 +45,63 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
     return A + 0.0  # turns −0 into 0
 
 
-def kronecker_sum(A: Tensor, S: Tensor) -> Tensor:
+def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
     """Return H from one matrix product and one permutation, without an n×k×d temporary.
 
-    ``H[a·k/n + s, b·d/n + t] = Σᵢ A[i, a, b] · S[i, s, t]`` (Zhang et al. 2021, eq. 3.3). The operations are plain
-    torch, so that autograd, autocast, compilers, exporters, ``torch.func`` and operation counters work unchanged.
+    ``H[a·k/n + s, b·d/n + t, …] = Σᵢ A[i, a, b] · S[i, s, t, …]`` (Zhang et al. 2021, eq. 3.3; Grassucci et al. 2022
+    for the further axes, a convolution's kernel). The operations are plain torch, so that autograd, autocast,
+    compilers, exporters, ``torch.func`` and operation counters work unchanged.
 
     Args:
         A: (n, n, n), the rule.
-        S: (n, k/n, d/n), the components.
+        S: (n, k/n, d/n, ...), the components.
+        groups: number of sums that H stacks, all with the rule A. The rows of S are those of the groups in turn.
 
     Returns:
-        H, (k, d); under autocast, in autocast's dtype.
+        H, (k, d, ...); under autocast, in autocast's dtype.
     """
-    n, rows, columns = S.shape
-    blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns)  # (a b, s t)
-    return blocks.view(n, n, rows, columns).transpose(1, 2).reshape(n * rows, n * columns)  # (a s, b t)
+    n, rows, columns, *kernel = S.shape
+    blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns * math.prod(kernel))  # (a b, g s t …)
+    split = blocks.view(n, n, groups, rows // groups, columns * math.prod(kernel))
+    return split.permute(2, 0, 3, 1, 4).reshape(n * rows, n * columns, *kernel)  # (g a s, b t, …)
 
 
 class NearestSum(NamedTuple):
     """The rule and components of the nearest sum of Kronecker products, and its error."""
 
     A: Tensor  # (n, n, n)
-    S: Tensor  # (n, k/n, d/n)
+    S: Tensor  # (n, k/n, d/n, ...)
     relative_error: float  # ‖W − H‖ / ‖W‖, Frobenius norms
 
 
 @torch.no_grad()
-def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED) -> NearestSum:
-    """Return the sum of n Kronecker products nearest to a matrix in the Frobenius norm, computed in float64.
+def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED, groups: int = 1) -> NearestSum:
+    """Return the sum of n Kronecker products nearest to a weight in the Frobenius norm, computed in float64.
 
     If the matrix is rearranged so that each block is a row, a Kronecker product becomes a matrix of rank one, and the
     nearest sum is a truncated singular value decomposition (Van Loan and Pitsianis 1993). The rule is scaled so that
     its fibres have unit length on average, as at initialisation. For a fixed algebra, least squares gives S.
 
     Args:
-        weight: (k, d).
+        weight: (k, d, ...).
         n: the number of terms, and of blocks in each direction.
         algebra: ``phm``, or a fixed algebra of dimension n.
+        groups: number of sums that the weight stacks; see :func:`kronecker_sum`.
 
     Raises:
-        DimensionError: n does not divide k and d.
-        UserError: the weight is on the meta device, or not finite.
+        DimensionError: n does not divide d and the rows of a group.
+        UserError: the weight is not real and floating-point, on the meta device, or not finite.
     """
-    k, d = weight.shape
-    check_divides(n, in_features=d, out_features=k)
+    k, d, *kernel = weight.shape
+    check_channels(n, d, k // groups, kernel, groups)
+    if not weight.is_floating_point():
+        raise UserError(f"the weight has dtype {weight.dtype}; A and S are real floating-point numbers")
     if weight.is_meta:
         raise UserError("the weight is on the meta device; load its values first")
     if not weight.isfinite().all():
         raise UserError("the weight has NaN or infinite entries, which no sum of Kronecker products approximates")
-    blocks = weight.double().reshape(n, k // n, n, d // n).transpose(1, 2).reshape(n * n, -1)  # (a b, s t)
+    split = weight.double().reshape(groups, n, k // (groups * n), n, -1)  # (g, a, s, b, t …)
+    blocks = split.permute(1, 3, 0, 2, 4).reshape(n * n, -1)  # (a b, g s t …)
     norm = blocks.norm().item()
     if algebra != LEARNED:
         A = fixed_rule(algebra, device=weight.device, dtype=torch.float64)
@@ -112,4 +119,4 @@ def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED) -> NearestSum:
         S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(n)
         residual = singular[terms:].norm().item()
     error = residual / norm if norm else 0.0
-    return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n).to(weight.dtype), error)
+    return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n, *kernel).to(weight.dtype), error)

@@ -5,90 +5,35 @@ module keeps its class, hooks and forward, and its attribute ``weight`` is H.
 """
 
 import copy
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.kronecker import LEARNED, check_algebra
 from phmctl.algebra.modes import without_autocast
 from phmctl.console import Table
 from phmctl.dimension import FIXED_DIMENSION
-from phmctl.errors import DimensionError, PhmctlError, UserError
+from phmctl.errors import PhmctlError, UserError
+from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
-from phmctl.nn.structures import KroneckerSum
+from phmctl.nn.parametrization import Kronecker, attach, compute_flat_weights, is_computed, restore
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_CONVERTIBLE = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, *_TABLES)
+_COUNTED = _NOT_SELECTED, _VECTOR = "not selected", "its weight is a vector"  # reasons whose modules are counted only
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
-
-
-class Kronecker(nn.Module):
-    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``.
-
-    ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d) by the nearest A
-    (n, n, n) and S (n, k/n, d/n); under a fixed algebra S is the only parameter. With `parts` the weight is a stack of
-    equal parts, each with its own rule: A (parts, n, n, n), S (parts, n, k/(parts·n), d/n).
-    ``parametrize.cached()`` keeps H within its scope.
-
-    Args:
-        n: the PHM hyperparameter.
-        algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
-        parts: number of maps that the weight stacks; 4 for an LSTM.
-        zero_row: a row of H that is zero, such as the padding row of a table.
-
-    Raises:
-        DimensionError: n is not the algebra's dimension; or, at registration, does not divide the weight.
-        UserError: unknown algebra.
-    """
-
-    # Patterns of the names of tied tensors, for save_pretrained of transformers, which keeps one of the names.
-    _tied_weights_keys: ClassVar = {r"$|\.original\d$": None}
-
-    def __init__(self, n: int, *, algebra: str = LEARNED, parts: int = 1, zero_row: int | None = None) -> None:
-        super().__init__()
-        check_algebra(algebra, n)
-        self.structure = KroneckerSum(n, algebra)
-        self.parts, self.zero_row = parts, zero_row
-        self.arguments = {"n": n, "algebra": algebra, "parts": parts, "zero_row": zero_row}
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        """Return H (k, d), from A and S, or from S alone under a fixed algebra."""
-        with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
-            if self.parts == 1:
-                H = self._dense(*tensors)
-            else:
-                H = torch.cat([self._dense(*part) for part in zip(*tensors, strict=True)])  # (k, d)
-        if self.zero_row is None:
-            return H
-        return H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
-
-    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return the A and S nearest to a weight (k, d), or the nearest S under a fixed rule."""
-        # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
-        nearest = [self.structure.nearest(part) or {} for part in weight.chunk(self.parts)]
-        if self.parts == 1:
-            return tuple(nearest[0].values())
-        return tuple(torch.stack([tensors[name] for tensors in nearest]) for name in nearest[0])
-
-    def _refuse_qconfig(self, qconfig: object) -> None:
-        if qconfig is not None:
-            raise UserError("torch.ao cannot quantise a weight that is computed from A and S; quantise to_dense(model)")
-
-    qconfig = property(fset=_refuse_qconfig)  # torch.ao sets it in each module that it quantises
-
-    def extra_repr(self) -> str:
-        """Return the arguments, for ``repr``."""
-        parts = f", parts={self.parts}" if self.parts > 1 else ""
-        return f"n={self.structure.n}, algebra={self.structure.algebra!r}{parts}"
-
-    def _dense(self, *tensors: Tensor) -> Tensor:
-        names = (*self.structure.rule_names, "S")
-        return self.structure.dense(dict(zip(names, tensors, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +42,7 @@ class Converted:
 
     name: str  # in the model
     kind: str  # its class
-    shape: tuple[int, ...]  # (k, d) of its first weight
+    shape: tuple[int, ...]  # of its first weight
     before: int  # parameters of its weights
     after: int  # parameters of A and S; equal to `before` if it was skipped
     error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None if it was skipped
@@ -109,18 +54,27 @@ class Conversion:
     """The report of :func:`convert`; ``print(report)`` is a table."""
 
     rows: list[Converted]  # a row for each selected module
+    others: list[Converted]  # the other modules that have a weight, with the reason why it is unchanged
     before: int  # parameters of the model, shared ones counted once
     after: int
 
     def __str__(self) -> str:
         cells = []
-        for row in self.rows:
-            shape = "×".join(map(str, row.shape))
-            error = f"{row.error:.4f}" if row.error is not None else f"skipped: {row.skipped}"
-            cells.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
-        total = f"{self.before:,} → {self.after:,} parameters ({self.after / max(self.before, 1):.1%})"
+        for row in (*self.rows, *self.others):
+            if row.skipped not in _COUNTED:
+                shape = "×".join(map(str, row.shape))
+                error = f"{row.error:.4f}" if row.error is not None else f"skipped: {row.skipped}"
+                cells.append((row.name, row.kind, shape, f"{row.before:,}", f"{row.after:,}", error))
+        below = [f"{self.before:,} → {self.after:,} parameters ({self.after / max(self.before, 1):.1%})"]
+        for reason in _COUNTED:
+            kinds = _counted(row.kind for row in self.others if row.skipped == reason)
+            below += [f"unchanged, {reason}: {kinds}"] if kinds else []
         columns = ("module", "kind", "shape", "before", "after", "error")
-        return Table("", columns, cells, text=(1, 2, 5), below=[total]).drawn().rstrip()
+        return Table("", columns, cells, text=(1, 2, 5), below=below).drawn().rstrip()
+
+
+def _counted(kinds: Iterable[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).most_common())
 
 
 @torch.no_grad()
@@ -129,9 +83,10 @@ def convert(
 ) -> tuple[nn.Module, Conversion]:
     """Replace the weights of any model by the nearest sums of Kronecker products; :func:`phmctl.to_dense` goes back.
 
-    The weights of ``nn.Linear`` (and ``Conv1D`` of `transformers`), ``nn.Embedding``, ``nn.LSTM`` (a rule for each
-    gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization; classes, hooks and forwards stay.
-    Shared weights stay shared. A module that cannot be converted stays unchanged; the report has the reason.
+    The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
+    each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization; classes, hooks and forwards stay.
+    Shared weights stay shared. A module that cannot be converted stays unchanged. The report names every module that
+    has a weight, with the reason if it is unchanged.
 
     Args:
         model: any module, also a single layer.
@@ -146,23 +101,47 @@ def convert(
 
     Raises:
         DimensionError: n is not the algebra's dimension.
-        UserError: neither n of at least 2 nor a fixed algebra, or no module is selected.
+        UserError: neither n of at least 2 nor a fixed algebra; no module is selected, or none can be converted.
     """
     order = FIXED_DIMENSION.get(algebra, 0) if n is None else n
     check_algebra(algebra, order)
     if order < 2:
         raise UserError(f"n = {n}: convert needs n of at least 2, or a fixed algebra that implies it")
     model = _checked_copy(model, inplace)
-    selected = {name: module for name, module in _candidates(model) if _matches(select, name, module)}
+    found = dict(_modules_with_weights(model))
+    convertible = [name for name, module in found.items() if _is_convertible(module)]
+    selected = {name: found[name] for name in convertible if _matches(select, name, found[name])}
     if not selected:
-        raise UserError(f"select = {select!r} matches no module of model.named_modules() that can be converted")
+        kinds = _counted(type(module).__name__ for module in found.values()) or "none"
+        problem = f"select = {select!r} matches none of them" if convertible else "none of them can be converted"
+        raise UserError(f"modules with weights: {kinds}; {problem}, convertible names: {convertible[:3] or 'none'}")
     before = _parameter_count(model)
     converter = _Converter(model, list(selected.values()), order, algebra)
     # Tables with a padding row come first, so that maps that share their weight keep its row of zeros.
     names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
     rows = {name: converter.convert(name, selected[name]) for name in names}
+    if all(row.skipped for row in rows.values()):
+        reasons = [f"{name or type(model).__name__}: {row.skipped}" for name, row in rows.items()]
+        raise UserError(f"no module can be converted; {'; '.join(reasons[:3])}{'; …' if reasons[3:] else ''}")
+    others = [_unchanged(name, module) for name, module in found.items() if name not in selected]
     _describe_in_configs(model)
-    return model, Conversion([rows[name] for name in selected], before, _parameter_count(model))
+    return model, Conversion([rows[name] for name in selected], others, before, _parameter_count(model))
+
+
+def _unchanged(name: str, module: nn.Module) -> Converted:
+    """Return the row of a module that is not selected or not supported."""
+    shapes = [() if is_lazy(weight) else tuple(weight.shape) for weight in _weights(module)]
+    if _is_convertible(module):
+        reason = _NOT_SELECTED
+    elif isinstance(module, StructuredWeight):
+        reason = "it is a layer of phmctl"
+    elif all(len(shape) < 2 for shape in shapes):
+        reason = _VECTOR
+    else:
+        problem = "its weight has two input axes" if isinstance(module, nn.Bilinear) else "convert does not know it"
+        reason = f"{type(module).__name__} is not supported: {problem}"
+    size = sum(map(math.prod, shapes))
+    return Converted(name, type(module).__name__, max(shapes, default=(), key=len), size, size, None, reason)
 
 
 def conversions(model: nn.Module) -> list[dict[str, Any]]:
@@ -196,7 +175,7 @@ def _describe_in_configs(model: nn.Module) -> None:
 
 
 def _parameter_count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter))
 
 
 def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
@@ -221,9 +200,9 @@ class _Converter:
     def convert(self, name: str, module: nn.Module) -> Converted:
         """Parametrize all weights of a module, or none of them, and return its row of the report."""
         weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
-        before = sum(weight.numel() for weight in weights.values())
-        shape = tuple(next(iter(weights.values())).shape)
-        columns = name, type(module).__name__, shape, before
+        shapes = [() if is_lazy(weight) else tuple(weight.shape) for weight in weights.values()]
+        before = sum(map(math.prod, shapes)) if shapes[0] else 0
+        columns = name, type(module).__name__, shapes[0], before
         reason = self._obstacle(module, weights) or self._parametrize(weights)
         if reason is not None:
             return Converted(*columns, after=before, error=None, skipped=reason)
@@ -238,7 +217,7 @@ class _Converter:
                 after += parameter.numel()
             squared_error += (getattr(owner, key) - weight).norm().item() ** 2
             squared_norm += weight.norm().item() ** 2
-        if isinstance(module, nn.LSTM):
+        if isinstance(module, nn.RNNBase):
             compute_flat_weights(module)
         error = (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0
         return Converted(*columns, after=after, error=error)
@@ -248,8 +227,12 @@ class _Converter:
         if _is_special_table(module):
             return "a PHM table has no max_norm and no sparse gradient"
         if any(key not in owner._parameters for owner, key in weights):
-            return "its weight is already computed: a parametrization, a norm, a pruning"
+            return "its weight is already computed: a conversion, a parametrization, a norm, a pruning"
         for weight in weights.values():
+            if is_lazy(weight):
+                return "the shape of its weight is not known before its first input"
+            if type(weight) not in (nn.Parameter, Tensor):  # sharded, quantised
+                return f"its weight is a {type(weight).__name__}, not a plain nn.Parameter"
             for user, user_id in self.users[id(weight)]:
                 if user_id not in self.converting:
                     return f"it shares its weight with {user or 'the model'}, which is not converted with it"
@@ -259,10 +242,7 @@ class _Converter:
         """Register a parametrization for each weight; if one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                stacks_gates = key.startswith(("weight_ih", "weight_hh"))  # of an LSTM
-                parts = 4 if stacks_gates else 1
-                kronecker = Kronecker(self.n, algebra=self.algebra, parts=parts, zero_row=_zero_row(owner, weight))
-                parametrize.register_parametrization(owner, key, kronecker)
+                attach(owner, key, Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight)))
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
                 if parametrize.is_parametrized(owner, key):
@@ -271,49 +251,31 @@ class _Converter:
         return None
 
 
+def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
+    """Return the arguments of :class:`Kronecker` that say what the axes of a module's weight are."""
+    if isinstance(module, _ConvNd):
+        return {"groups": module.groups, "transposed": module.transposed}
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and not key.startswith("weight_hr"):  # a projection
+        return {"parts": len(weight) // module.hidden_size}
+    return {"zero_row": _zero_row(module, weight)}
+
+
 def _zero_row(module: nn.Module, weight: Tensor) -> int | None:
     """Return the padding row of a table if it is zero."""
-    padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+    padding = module.padding_idx if isinstance(module, _TABLES) else None
     return None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
 
 
 def _is_special_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse)
-
-
-def restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
-    """Replace a parametrized weight by a plain parameter."""
-    parametrized = type(module)  # torch removes the property from the class, which a deep copy shares with its original
-    module.__class__ = type(parametrized.__name__, parametrized.__bases__, dict(parametrized.__dict__))
-    with torch.enable_grad():
-        parametrize.remove_parametrizations(module, key)
-    module._buffers.pop(key, None)  # torch leaves a buffer if the weight needs no gradient
-    module._parameters[key] = weight
-    if isinstance(module, nn.LSTM) and not parametrize.is_parametrized(module):
-        module._init_flat_weights()
-
-
-def compute_flat_weights(lstm: nn.LSTM) -> None:
-    """Let a converted LSTM compute the list of weights that its kernel reads; torch would keep H and its graph."""
-    del lstm._flat_weights
-    parametrized: Any = type(lstm)  # the class that torch made for this module alone
-    parametrized._flat_weights = property(
-        lambda self: [getattr(self, name) for name in self._flat_weights_names],
-        lambda self, weights: None,
-    )
-    parametrized._update_flat_weights = parametrized.flatten_parameters = lambda self: None
-    parametrized.check_input = _check_width  # torch's own reads the list once more, for its dtype
-
-
-def _check_width(lstm: nn.LSTM, x: Tensor, batch_sizes: Tensor | None) -> None:
-    if x.shape[-1] != lstm.input_size:
-        raise DimensionError(f"input of shape {tuple(x.shape)}: expected {lstm.input_size} features")
+    return isinstance(module, _TABLES) and (module.max_norm is not None or module.sparse)
 
 
 def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:
     """Return where a convertible module has its weights: pairs of a module and the name of its attribute."""
-    if isinstance(module, nn.LSTM):
+    if isinstance(module, nn.RNNBase):
         return [(module, key) for key in module._flat_weights_names if key.startswith("weight")]
+    if isinstance(module, nn.RNNCellBase):
+        return [(module, "weight_ih"), (module, "weight_hh")]
     if isinstance(module, nn.MultiheadAttention):
         keys = ["in_proj_weight"] if module._qkv_same_embed_dim else [f"{part}_proj_weight" for part in "qkv"]
         return [*((module, key) for key in keys), (module.out_proj, "weight")]
@@ -326,16 +288,29 @@ def is_conv1d(module: nn.Module) -> bool:
     return any(base.__name__ == "Conv1D" and base.__module__.startswith("transformers.") for base in classes)
 
 
-def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules that could be converted; the submodules of an attention are skipped."""
-    attention_parts: set[int] = set()
+def _is_convertible(module: nn.Module) -> bool:
+    return isinstance(module, _CONVERTIBLE) or is_conv1d(module)
+
+
+def _modules_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the names and modules that have a weight; the parts of an attention and of a parametrization have none."""
+    parts: set[int] = set()
     for name, module in model.named_modules():
-        has_one_weight = isinstance(module, (nn.Linear, nn.Embedding)) or is_conv1d(module)
+        if id(module) in parts:
+            continue
         if isinstance(module, nn.MultiheadAttention):
-            attention_parts.update(map(id, module.modules()))
+            parts.update(map(id, module.modules()))
+        elif parametrize.is_parametrized(module):
+            parts.update(map(id, module.parametrizations.modules()))  # type: ignore[union-attr]
+        if _is_convertible(module) or any(True for _ in _weights(module)):
             yield name, module
-        elif id(module) not in attention_parts and (has_one_weight or isinstance(module, nn.LSTM)):
-            yield name, module
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    """Yield what a module of any type holds or computes, except its biases."""
+    computed = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
+    keys = [key for key, _ in module.named_parameters(recurse=False)]
+    return (getattr(module, key) for key in (*keys, *computed) if "bias" not in key)
 
 
 def _matches(select: Selection, name: str, module: nn.Module) -> bool:
@@ -353,10 +328,10 @@ def _matches(select: Selection, name: str, module: nn.Module) -> bool:
 def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace every PHM map of a model by a dense layer that computes the same function, to rounding.
 
-    ``PHMLinear`` becomes ``nn.Linear``, ``PHMEmbedding`` becomes ``nn.Embedding``, and modules that
-    :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps; ``PHMLSTM.to_dense``
-    makes an ``nn.LSTM``. Shared modules, weights and biases stay shared; frozen parameters stay frozen. Hooks of the
-    replaced layers and the forward of a subclass are lost.
+    ``PHMLinear`` becomes ``nn.Linear``, ``PHMConv2d`` ``nn.Conv2d``, ``PHMEmbedding`` ``nn.Embedding``, and modules
+    that :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps;
+    ``PHMLSTM.to_dense`` makes an ``nn.LSTM``. Shared modules, weights and biases stay shared; frozen parameters stay
+    frozen. Hooks of the replaced layers and the forward of a subclass are lost.
 
     Args:
         model: any module, also a single layer.
@@ -384,7 +359,7 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 @torch.no_grad()
 def _remove_kronecker(module: nn.Module, weights: dict[tuple[int, ...], nn.Parameter]) -> None:
     for key, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
-        if any(isinstance(part, Kronecker) for part in chain):
+        if is_computed(module, key):
             sources = list(chain.parameters())
             weight = nn.Parameter(getattr(module, key).clone(), any(source.requires_grad for source in sources))
             restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
@@ -397,7 +372,7 @@ def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, 
     weight = module._parameters.get("weight")
     if weight is None:  # with n = 1 the weight is a parameter and stays the same object
         with without_autocast(sources[0].device.type):
-            weight = nn.Parameter(module.weight, any(source.requires_grad for source in sources))
+            weight = nn.Parameter(module.weight.detach(), any(source.requires_grad for source in sources))
     padding = getattr(module, "padding_idx", None)
     if padding is not None:  # the PHM table returns zeros for it, whatever its row of H
         weight.data[padding] = 0
@@ -412,7 +387,11 @@ def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, 
     if bias is not None and not isinstance(bias, nn.Parameter):  # computed by a parametrization or by pruning
         trainable = any(parameter.requires_grad for name, parameter in module.named_parameters() if "bias" in name)
         bias = nn.Parameter(bias.detach(), trainable)
-    dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # draws no random numbers
+    dense: nn.Module  # made on the meta device, which draws no random numbers
+    if isinstance(module, PHMConv):
+        dense = module.on_meta()
+    else:
+        dense = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     dense.weight = weight
     dense.register_parameter("bias", bias)
     return dense.train(module.training)

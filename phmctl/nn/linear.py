@@ -17,6 +17,7 @@ from phmctl.algebra.modes import compute_dtype
 from phmctl.console import note
 from phmctl.dimension import check_divides
 from phmctl.errors import RankError, UserError, check_known
+from phmctl.nn.computed import computed
 from phmctl.nn.structures import (
     NEEDS_FACTORS,
     RULE_NAMES,
@@ -35,7 +36,10 @@ _RANK_PAYS = {"cpu": (512, 0.4), "cuda": (4096, 0.25)}
 
 
 class StructuredWeight(nn.Module):
-    """A module with a weight H of shape (rows, columns), which a structure computes from the module's parameters."""
+    """A module with a weight H, which a structure computes from the module's parameters.
+
+    H has the shape (rows, columns), or (rows, columns, *kernel) in a convolution.
+    """
 
     def __init__(
         self,
@@ -43,14 +47,18 @@ class StructuredWeight(nn.Module):
         rows: int,
         columns: int,
         *,
+        kernel: tuple[int, ...] = (),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         """Allocate the parameters; subclasses call :meth:`draw`."""
+        if dtype is not None and not dtype.is_floating_point:
+            raise UserError(f"dtype = {dtype}: the parameters are real floating-point numbers")
         super().__init__()
         self.structure = structure
-        self.rows, self.columns = rows, columns
-        shapes = structure.shapes(rows, columns)
+        self.rows, self.columns, self.kernel = rows, columns, kernel
+        self.fan_in = columns * math.prod(kernel)  # inputs of each output
+        shapes = structure.shapes(rows, columns, *kernel)
         self.tensor_names = tuple(shapes)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
@@ -62,7 +70,8 @@ class StructuredWeight(nn.Module):
     @property
     def weight(self) -> Tensor:
         """H, (rows, columns): computed at every use, unless it is a parameter itself (n = 1)."""
-        return self.structure.dense(self.tensors())
+        H = self.structure.dense(self.tensors())
+        return H if "weight" in self.tensor_names else computed(H)
 
     @weight.setter  # pruning and sharding replace a parameter by a plain attribute of the same name
     def weight(self, value: Tensor) -> None:
@@ -77,6 +86,13 @@ class StructuredWeight(nn.Module):
         """Draw the parameters, so that H has the variance of the dense scheme."""
         if not next(self.parameters()).is_meta:  # torch would import its compiler to draw nothing
             self.structure.initialise_(self.tensors(), scheme, fan_in, fan_out)
+
+    @torch.no_grad()
+    def draw_bias(self, bias: Tensor | None) -> None:
+        """Draw a bias as torch's layers do, uniformly within 1/√fan_in."""
+        if bias is not None and not bias.is_meta:
+            bound = 1 / math.sqrt(self.fan_in)
+            bias.uniform_(-bound, bound)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter; torch would refuse the names of properties, ``weight`` and ``A``."""
@@ -116,11 +132,14 @@ class KroneckerWeight(StructuredWeight):
         algebra: str,
         rank: int | None = None,
         *,
+        kernel: tuple[int, ...] = (),
+        groups: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(phm_structure(n, algebra, rank), rows, columns, device=device, dtype=dtype)
-        self.n, self.algebra = n, algebra
+        structure = phm_structure(n, algebra, rank, groups)
+        super().__init__(structure, rows, columns, kernel=kernel, device=device, dtype=dtype)
+        self.n, self.algebra, self.groups = n, algebra, groups
         self.owns_rule = True
 
     @property
@@ -152,9 +171,9 @@ class KroneckerWeight(StructuredWeight):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         weight = state.get(prefix + "weight")
-        is_dense = isinstance(weight, Tensor) and weight.shape == (self.rows, self.columns)
+        is_dense = isinstance(weight, Tensor) and weight.shape == (self.rows, self.columns, *self.kernel)
         if is_dense and self.n > 1 and self.owns_rule and prefix + "S" not in state:
-            A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra)
+            A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
             state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
             note(f"{prefix}weight: the nearest sum of {self.n} Kronecker products has a relative error of {error:.3f}")
         saved_rule = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
@@ -285,12 +304,9 @@ class PHMLinear(KroneckerWeight):
     def reset_parameters(self) -> None:
         """Draw the parameters."""
         self.draw(self.initialization, self.in_features, self.out_features // self.splits)
-        if self.bias is None or self.bias.is_meta:
-            return
         if self.initialization == "default":
-            bound = 1 / math.sqrt(self.in_features)
-            self.bias.uniform_(-bound, bound)
-        else:
+            self.draw_bias(self.bias)
+        elif self.bias is not None:
             self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
 from phmctl.errors import RunError, UserError, require
 from phmctl.files import FORMAT, read_json_object, read_seal, replacing, seal, verify
-from phmctl.nn.convert import Kronecker, compute_flat_weights, conversions, restore
+from phmctl.nn.convert import conversions
+from phmctl.nn.parametrization import Kronecker, attach, compute_flat_weights, restore
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
 _ADVICE = "save the model again with phmctl.save(model, folder)"
@@ -75,7 +75,7 @@ def load_into(model: Model, folder: Path | str) -> Model:
         for (owner, key), weight in dense_weights.items():
             restore(owner, key, weight)
         raise
-    for owner in {owner for owner, _ in dense_weights if isinstance(owner, nn.LSTM)}:
+    for owner in {owner for owner, _ in dense_weights if isinstance(owner, nn.RNNBase)}:
         compute_flat_weights(owner)
     for name, tensor in model_tensors(model).items():
         tensor.copy_(stored[name])
@@ -136,7 +136,7 @@ def _parametrize(
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})
                 weight = owner.get_parameter(key)
                 kronecker.right_inverse = lambda weight, tensors=originals: tuple(t.to(weight.device) for t in tensors)
-                parametrize.register_parametrization(owner, key, kronecker)
+                attach(owner, key, kronecker)
                 del kronecker.right_inverse
                 dense_weights[owner, key] = weight
                 parametrizations: Any = owner.parametrizations

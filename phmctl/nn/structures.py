@@ -1,4 +1,4 @@
-"""Structures of a weight: how a matrix H (k, d) is computed from parameters.
+"""Structures of a weight: how H, (k, d) or (k, d, *kernel), is computed from parameters.
 
 | structure | parameters | H |
 |---|---|---|
@@ -14,7 +14,7 @@ A structure holds sizes only. The parameters belong to a module, which passes th
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar, TypeVar
 
@@ -56,8 +56,8 @@ class Structure(ABC):
         return ()
 
     @abstractmethod
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each parameter of a weight (rows, columns). Weight decay applies to the last one."""
+    def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each parameter of a weight (rows, columns, ...). Weight decay applies to the last one."""
 
     @abstractmethod
     def dense(self, tensors: Tensors) -> Tensor:
@@ -76,7 +76,7 @@ class Structure(ABC):
         return rms(self.dense(tensors))
 
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
-        """Return the parameters whose H is nearest to a weight (k, d), or None without a closed form."""
+        """Return the parameters whose H is nearest to a weight (k, d, ...), or None without a closed form."""
         return None
 
     def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -88,8 +88,8 @@ class Structure(ABC):
 class Dense(Structure):
     """H is the parameter."""
 
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
-        return {"weight": (rows, columns)}
+    def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
+        return {"weight": (rows, columns, *kernel)}
 
     def dense(self, tensors: Tensors) -> Tensor:
         return tensors["weight"]
@@ -100,19 +100,23 @@ class Dense(Structure):
 
 @dataclass(frozen=True)
 class KroneckerSum(Structure):
-    """``H = Σᵢ kron(A[i], S[i])`` with a rule A that is a parameter, or the constant of a fixed algebra."""
+    """``H = Σᵢ kron(A[i], S[i])`` with a rule A that is a parameter, or the constant of a fixed algebra.
+
+    Further axes of S, the kernel of a convolution, are further axes of H. The `groups` of a convolution share the rule.
+    """
 
     gain = 2.0
     n: int
     algebra: str
+    groups: int = field(default=1, kw_only=True)
 
     @property
     def rule_names(self) -> tuple[str, ...]:
         return ("A",) if self.algebra == LEARNED else ()
 
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
         rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (self.n, self.n, self.n))
-        return rule | {"S": (self.n, rows // self.n, columns // self.n)}
+        return rule | {"S": (self.n, rows // self.n, columns // self.n, *kernel)}
 
     def rule(self, tensors: Tensors) -> Tensor:
         """Return A, (n, n, n)."""
@@ -123,7 +127,7 @@ class KroneckerSum(Structure):
         return _constant(fixed_factors, self.algebra, tensors["S"]) if self.algebra in WITH_FACTORS else None
 
     def dense(self, tensors: Tensors) -> Tensor:
-        return kronecker_sum(self.rule(tensors), tensors["S"])
+        return kronecker_sum(self.rule(tensors), tensors["S"], self.groups)
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
         """Multiply by R blocks. Raises RankError if the factors are not known."""
@@ -144,7 +148,7 @@ class KroneckerSum(Structure):
         return math.sqrt(self.n) * rms(self.rule(tensors)) * rms(tensors["S"])
 
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
-        A, S, _ = nearest_sum(weight, self.n, self.algebra)
+        A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups)
         return dict.fromkeys(self.rule_names, A) | {"S": S}
 
     def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -164,9 +168,9 @@ class FactorSum(KroneckerSum):
     def rule_names(self) -> tuple[str, ...]:
         return ("W", "U", "V")
 
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
         n, rank = self.n, self.rank
-        return {"W": (n, rank), "U": (n, rank), "V": (rank, n), "S": (n, rows // n, columns // n)}
+        return {"W": (n, rank), "U": (n, rank), "V": (rank, n), "S": (n, rows // n, columns // n, *kernel)}
 
     def rule(self, tensors: Tensors) -> Tensor:
         return recompose(self.factors(tensors))
@@ -198,7 +202,7 @@ class ThinFactors(Structure):
     blocks: int
     inner: int
 
-    def shapes(self, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
         blocks, width = self.blocks, self.inner // self.blocks
         return {"R": (blocks, width, columns // blocks), "L": (blocks, rows // blocks, width)}
 
@@ -226,7 +230,7 @@ class ThinFactors(Structure):
             nn.init.uniform_(factor, -bound, bound)
 
 
-def phm_structure(n: int, algebra: str, rank: int | None = None) -> Structure:
+def phm_structure(n: int, algebra: str, rank: int | None = None, groups: int = 1) -> Structure:
     """Return the structure of a PHM weight; a learned rule with a `rank` is held as factors.
 
     Raises:
@@ -240,7 +244,7 @@ def phm_structure(n: int, algebra: str, rank: int | None = None) -> Structure:
         raise UserError(f"rank = {rank}: the rank must be at least 1")
     if n == 1:
         return Dense()
-    return KroneckerSum(n, algebra) if rank is None else FactorSum(n, algebra, rank)
+    return KroneckerSum(n, algebra, groups=groups) if rank is None else FactorSum(n, algebra, rank, groups=groups)
 
 
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:

@@ -24,14 +24,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from phmctl.errors import UserError
-from phmctl.nn.convert import Kronecker, is_conv1d
+from phmctl.nn.convert import is_conv1d
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import DENSE, RANK, PHMLinear, StructuredWeight
+from phmctl.nn.parametrization import Kronecker
 from phmctl.nn.structures import rms
 from phmctl.timing import alternate
 
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 _BASE_WIDTH = 64  # inputs of the widest dense map that has the model's rate
 
 
@@ -43,7 +47,7 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     H decays as fast as a dense weight.
 
     Args:
-        model: a model with its initial weights, whose scales set the rates.
+        model: a model with its initial weights, whose scales set the rates. Lazy parameters get `lr`.
         lr: rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
         weight_decay: weight decay of AdamW. Each group has its own, which overrides the optimiser's argument.
 
@@ -82,8 +86,10 @@ def groups_by_rate(
     decays: dict[Tensor, float] = {}  # of each factor in a step, as a multiple of lr · weight_decay
     for weight in _weights(model):
         decay = 1.0 if one_rate else weight.rate
+        for factor in weight.undecayed:
+            decays.setdefault(factor, 0.0)
         for factor in weight.factors:
-            decays.setdefault(factor, decay if factor is weight.factors[-1] else 0.0)
+            decays.setdefault(factor, decay)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -103,12 +109,13 @@ def dense_rate(fan_in: int) -> float:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight H and its factors; a dense weight is its only factor."""
+    """A weight H and its factors; a dense weight is its only factor. A reparametrized factor is several parameters."""
 
     scale: float  # root mean square of the entries of H; 0 if the only factor is H
     rate: float  # rate of the dense weight as a multiple of the model's
     gain: float  # c
-    factors: Sequence[nn.Parameter]  # weight decay applies to the last
+    factors: Sequence[nn.Parameter]  # of the shape of a factor
+    undecayed: Sequence[nn.Parameter] = ()  # of all factors but the last, also those of another shape
 
 
 @torch.no_grad()
@@ -118,12 +125,8 @@ def _weights(model: nn.Module) -> list[_Weight]:
     for module in model.modules():
         if isinstance(module, StructuredWeight):
             weights.append(_structured(module))
-        elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            converted = any(isinstance(part, Kronecker) for part in module.modules())
-            scale = rms(module.weight) if converted else 0.0
-            weights.append(_Weight(scale, 1.0, 1.0, list(module.parameters())))
-        elif not hasattr(module, "normalized_shape"):  # the weight of a norm may have several axes
-            named = module.named_parameters(recurse=False)
+        elif not hasattr(module, "normalized_shape") and not isinstance(module, parametrize.ParametrizationList):
+            named = module.named_parameters(recurse=False)  # the weight of a norm may have several axes
             weights += _dense(module, [parameter for name, parameter in named if "weight" in name])
             weights += _parametrized(module)
     return sorted(weights, key=lambda weight: weight.rate != 1.0)
@@ -131,16 +134,31 @@ def _weights(model: nn.Module) -> list[_Weight]:
 
 def _structured(module: StructuredWeight) -> _Weight:
     structure, tensors = module.structure, module.tensors()
-    parameters = [module._parameters.get(name) for name in tensors]
-    factors = [parameter for parameter in parameters if parameter is not None]
-    if isinstance(module, PHMEmbedding):
-        return _Weight(structure.scale(tensors), 1.0, 1.0, factors)
-    return _Weight(structure.scale(tensors), dense_rate(module.columns), structure.gain, factors)
+    is_table = isinstance(module, PHMEmbedding)
+    rate, gain = (1.0, 1.0) if is_table else (dense_rate(module.fan_in), structure.gain)
+    return _product(module, tensors, structure.scale(tensors), rate, gain)
+
+
+def _product(module: nn.Module, tensors: Mapping[str, Tensor], scale: float, rate: float, gain: float) -> _Weight:
+    """Return the weight that a module computes from tensors, by the names of the module's attributes."""
+    behind = {name: _parameters_behind(module, name) for name in tensors}
+    factors = [parameter for name in tensors for parameter in behind[name] if parameter.shape == tensors[name].shape]
+    return _Weight(scale, rate, gain, factors, [parameter for name in [*tensors][:-1] for parameter in behind[name]])
+
+
+def _parameters_behind(module: nn.Module, name: str) -> list[nn.Parameter]:
+    """Return the parameter of this name, or those from which a parametrization, a norm or a pruning computes it."""
+    parameter, chains = module._parameters.get(name), getattr(module, "parametrizations", {})
+    if parameter is not None:
+        return [parameter]
+    if name in chains:
+        return list(chains[name].parameters())
+    return [parameter for key, parameter in module.named_parameters(recurse=False) if key.startswith(f"{name}_")]
 
 
 def _dense(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Weight]:
-    """Return a weight for each parameter of at least two axes."""
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    """Return a weight for each parameter of at least two axes, if its shape is known."""
+    matrices = [parameter for parameter in parameters if not is_lazy(parameter) and parameter.dim() > 1]
     return [_Weight(0.0, _rate(module, parameter), 1.0, [parameter]) for parameter in matrices]
 
 
@@ -151,7 +169,9 @@ def _parametrized(module: nn.Module) -> list[_Weight]:
     for name, chain in parametrizations.items():
         H = getattr(module, name)
         if isinstance(chain[0], Kronecker):
-            weights.append(_Weight(rms(H), _rate(module, H), chain[0].structure.gain, list(chain.parameters())))
+            tensors = {f"original{index}": getattr(chain, f"original{index}") for index in range(chain.ntensors)}
+            gain = 1.0 if isinstance(module, _TABLES) else chain[0].structure.gain
+            weights.append(_product(chain, tensors, rms(H), _rate(module, H), gain))
         else:  # one of torch's, such as spectral_norm
             weights += _dense(module, [parameter for parameter in chain.parameters() if parameter.shape == H.shape])
     return weights
@@ -159,6 +179,8 @@ def _parametrized(module: nn.Module) -> list[_Weight]:
 
 def _rate(module: nn.Module, weight: Tensor) -> float:
     """Return the rate of a dense weight (outputs, inputs, ...); further axes are a convolution's kernel."""
+    if isinstance(module, _TABLES):
+        return 1.0
     inputs_first = is_conv1d(module) or getattr(module, "transposed", False)  # weight (inputs, outputs, ...)
     inputs = len(weight) // getattr(module, "groups", 1) if inputs_first else weight.shape[1]
     return dense_rate(inputs * math.prod(weight.shape[2:]))

@@ -1,0 +1,166 @@
+"""A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and its removal."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from phmctl.algebra.kronecker import LEARNED, check_algebra
+from phmctl.algebra.modes import without_autocast
+from phmctl.errors import DimensionError, UserError
+from phmctl.nn.computed import computed
+from phmctl.nn.convolution import without_memory_format
+from phmctl.nn.structures import KroneckerSum
+
+
+class Kronecker(nn.Module):
+    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``.
+
+    ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d), or (k, d,
+    *kernel), by the nearest A (n, n, n) and S (n, k/n, d/n, *kernel); under a fixed algebra S is the only parameter.
+    With `parts` the weight is a stack of equal parts, each with its own rule: A (parts, n, n, n), S (parts, n,
+    k/(parts·n), d/n).
+    ``parametrize.cached()`` keeps H within its scope.
+
+    Args:
+        n: the PHM hyperparameter.
+        algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
+        parts: number of maps that the weight stacks; 4 for an LSTM, 3 for a GRU.
+        groups: the groups of a convolution. They share the rule, and n divides the channels of each.
+        transposed: the weight is (d, k, ...), as in ``nn.ConvTranspose2d``.
+        zero_row: a row of H that is zero, such as the padding row of a table.
+
+    Raises:
+        DimensionError: n is not the algebra's dimension; or, at registration, does not divide the weight.
+        UserError: unknown algebra.
+    """
+
+    # Patterns of the names of tied tensors, for save_pretrained of transformers, which keeps one of the names.
+    _tied_weights_keys: ClassVar = {r"$|\.original\d$": None}
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        algebra: str = LEARNED,
+        parts: int = 1,
+        groups: int = 1,
+        transposed: bool = False,
+        zero_row: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_algebra(algebra, n)
+        self.structure = KroneckerSum(n, algebra, groups=groups)
+        self.parts, self.transposed, self.zero_row = parts, transposed, zero_row
+        layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row}
+        self.arguments = {"n": n, "algebra": algebra, **layout}
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Return H (k, d, ...), from A and S, or from S alone under a fixed algebra."""
+        with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
+            if self.parts == 1:
+                H = self._dense(*tensors)
+            else:
+                H = torch.cat([self._dense(*part) for part in zip(*tensors, strict=True)])  # (k, d)
+        if self.transposed:
+            H = self._swapped(H)
+        if self.zero_row is not None:
+            H = H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
+        return computed(H)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Return the A and S nearest to a weight (k, d, ...), or the nearest S under a fixed rule."""
+        # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
+        weight = self._swapped(weight) if self.transposed else weight
+        nearest = [self.structure.nearest(part) or {} for part in weight.chunk(self.parts)]
+        if self.parts == 1:
+            return tuple(nearest[0].values())
+        return tuple(torch.stack([tensors[name] for tensors in nearest]) for name in nearest[0])
+
+    def _refuse_qconfig(self, qconfig: object) -> None:
+        if qconfig is not None:
+            raise UserError("torch.ao cannot quantise a weight that is computed from A and S; quantise to_dense(model)")
+
+    qconfig = property(fset=_refuse_qconfig)  # torch.ao sets it in each module that it quantises
+
+    def extra_repr(self) -> str:
+        """Return the arguments, for ``repr``."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+
+    def _dense(self, *tensors: Tensor) -> Tensor:
+        names = (*self.structure.rule_names, "S")
+        return self.structure.dense(dict(zip(names, tensors, strict=True)))
+
+    def _swapped(self, weight: Tensor) -> Tensor:
+        """Swap inputs and outputs of each group. (k, d/groups, ...) -> (d, k/groups, ...), and back."""
+        return weight.unflatten(0, (self.structure.groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
+class _Sources(parametrize.ParametrizationList):
+    """The A and S of a converted weight, which keep their memory format."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Sources":
+        return super()._apply(without_memory_format(fn), recurse)  # type: ignore[return-value]
+
+
+def attach(module: nn.Module, key: str, kronecker: Kronecker) -> None:
+    """Replace a weight by the nearest A and S.
+
+    Raises:
+        DimensionError: n does not divide the weight.
+        UserError: the weight has no values, or values that are not real and finite.
+    """
+    parametrize.register_parametrization(module, key, kronecker)
+    sources: Any = module.parametrizations
+    sources[key].__class__ = _Sources
+
+
+def is_computed(module: nn.Module, key: str) -> bool:
+    """Return whether a weight is computed from A and S."""
+    chains: Any = getattr(module, "parametrizations", {})
+    return key in chains and any(isinstance(part, Kronecker) for part in chains[key])
+
+
+def restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
+    """Replace a weight that is computed from A and S by a plain parameter."""
+    chains: Any = module.parametrizations
+    del chains[key]
+    if not chains:
+        del module.parametrizations
+    module.__class__ = _without(type(module), key, last=not chains)
+    module._parameters[key] = weight
+    if isinstance(module, nn.RNNBase) and not chains:
+        module._init_flat_weights()
+
+
+def _without(kind: type, key: str, *, last: bool) -> type:
+    """Return a module's class without the property that torch added for a weight; copies share the class.
+
+    The class with the property may have subclasses, such as those of ``fully_shard``. Without its `last` property it
+    becomes the original class.
+    """
+    if key not in vars(kind):
+        bases = [_without(base, key, last=last) if hasattr(base, key) else base for base in kind.__bases__]
+        return type(kind.__name__, tuple(bases), dict(vars(kind)))
+    members = {name: member for name, member in vars(kind).items() if name != key}
+    return kind.__bases__[0] if last else type(kind.__name__, kind.__bases__, members)
+
+
+def compute_flat_weights(rnn: nn.RNNBase) -> None:
+    """Let a converted RNN compute the list of weights that its kernel reads; torch would keep H and its graph."""
+    del rnn._flat_weights
+    parametrized: Any = type(rnn)  # the class that torch made for this module alone
+    parametrized._flat_weights = property(
+        lambda self: [getattr(self, name) for name in self._flat_weights_names],
+        lambda self, weights: None,
+    )
+    parametrized.__setattr__ = nn.Module.__setattr__  # torch's own writes biases into the list
+    parametrized._update_flat_weights = parametrized.flatten_parameters = lambda self: None
+    parametrized.check_input = _check_width  # torch's own reads the list once more, for its dtype
+
+
+def _check_width(rnn: nn.RNNBase, x: Tensor, batch_sizes: Tensor | None) -> None:
+    if x.shape[-1] != rnn.input_size:
+        raise DimensionError(f"input of shape {tuple(x.shape)}: expected {rnn.input_size} features")
