@@ -21,7 +21,7 @@ class ComputedWeight(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """The values without their graph."""
         return Tensor.data.__get__(self).as_subclass(ComputedWeight)  # type: ignore[attr-defined, no-any-return]
 
@@ -39,7 +39,7 @@ class ComputedWeight(Tensor):
         return self.as_subclass(Tensor).__deepcopy__(memo)  # type: ignore[no-untyped-call, no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def refuse_write(*_: object, **__: object) -> NoReturn:

@@ -228,9 +228,9 @@ class _Converter:
             return "a PHM table has no max_norm and no sparse gradient"
         if any(key not in owner._parameters for owner, key in weights):
             return "its weight is already computed: a conversion, a parametrization, a norm, a pruning"
+        if any(map(is_lazy, weights.values())):
+            return "the shape of its weight is not known before its first input"
         for weight in weights.values():
-            if is_lazy(weight):
-                return "the shape of its weight is not known before its first input"
             if type(weight) not in (nn.Parameter, Tensor):  # sharded, quantised
                 return f"its weight is a {type(weight).__name__}, not a plain nn.Parameter"
             for user, user_id in self.users[id(weight)]:
@@ -301,7 +301,7 @@ def _modules_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, nn.MultiheadAttention):
             parts.update(map(id, module.modules()))
         elif parametrize.is_parametrized(module):
-            parts.update(map(id, module.parametrizations.modules()))  # type: ignore[union-attr]
+            parts.update(map(id, module.parametrizations.modules()))
         if _is_convertible(module) or any(True for _ in _weights(module)):
             yield name, module
 

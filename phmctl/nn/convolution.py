@@ -83,10 +83,10 @@ class PHMConv(KroneckerWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (B, d, ...) to (B, k, ...)."""
-        return self.dense_type._conv_forward(self, x, self.weight, self.bias)  # type: ignore[arg-type]
+        return self.dense_type._conv_forward(self, x, self.weight, self.bias)  # type: ignore[arg-type, no-any-return]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PHMConv":
-        return super()._apply(without_memory_format(fn), recurse)
+        return super()._apply(without_memory_format(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def on_meta(self) -> Dense:
         """Return torch's layer of the same arguments on the meta device, without values."""
@@ -94,7 +94,8 @@ class PHMConv(KroneckerWeight):
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
-        return f"{self.on_meta().extra_repr()}, n={self.n}, algebra={self.algebra!r}"
+        arguments: nn.Module = self.on_meta()
+        return f"{arguments.extra_repr()}, n={self.n}, algebra={self.algebra!r}"
 
 
 class PHMConv1d(PHMConv):

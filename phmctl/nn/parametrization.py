@@ -95,14 +95,14 @@ class Kronecker(nn.Module):
 
     def _swapped(self, weight: Tensor) -> Tensor:
         """Swap inputs and outputs of each group. (k, d/groups, ...) -> (d, k/groups, ...), and back."""
-        return weight.unflatten(0, (self.structure.groups, -1)).transpose(1, 2).flatten(0, 1)
+        return weight.reshape(self.structure.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
 class _Sources(parametrize.ParametrizationList):
     """The A and S of a converted weight, which keep their memory format."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Sources":
-        return super()._apply(without_memory_format(fn), recurse)  # type: ignore[return-value]
+        return super()._apply(without_memory_format(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def attach(module: nn.Module, key: str, kronecker: Kronecker) -> None:

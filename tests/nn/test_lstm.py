@@ -157,7 +157,7 @@ def test_padding_is_never_read(content) -> None:
 
 def test_h_is_built_once_a_forward(monkeypatch) -> None:
     built, kronecker_sum = [], structures.kronecker_sum
-    monkeypatch.setattr(structures, "kronecker_sum", lambda A, S: built.append(1) or kronecker_sum(A, S))
+    monkeypatch.setattr(structures, "kronecker_sum", lambda A, S, groups: built.append(1) or kronecker_sum(A, S))
     PHMLSTM(8, 4, n=2)(torch.randn(3, 6, 8))
     assert len(built) == 8  # one a map, whatever the steps
 
