@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from phmctl.errors import PhmctlError, RunError, UserError, lack_of_memory
+from phmctl.errors import PhmctlError, RunError, UserError, lack_of_memory, nearest
 from phmctl.files import FORMAT, read_seal, sha256_text, verify
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
@@ -26,10 +26,16 @@ from phmctl.runs.run import Loaded, read_recipe
 
 CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # formats that phmctl can run
+COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
+STORED = {  # the types of the stored numbers; CTranslate2's depend on the machine
+    ONNX: ("float32", "float16", "int8"),
+    SAFETENSORS: ("float32", "float16", "int8", "int4"),
+    HUGGINGFACE: ("float32",),
+}
 EXACT = "float32"  # the quantisation that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
 # The files that phmctl reads; the manifest has to list each of them.
-_READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "phm.json", f"{MODEL}/*", "tokenizer/*")
+_READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "weights.bin", f"{MODEL}/*", "tokenizer/*")
 _ADVICE = "copy the export again, or export the run again"
 
 
@@ -70,7 +76,7 @@ class Export(Run):
 
     @property
     def quantize(self) -> str | None:
-        """CTranslate2's type of the weights; None for other formats."""
+        """The type of the stored numbers; None for float32, except in CTranslate2's format."""
         quantize: str | None = self.manifest.get("quantize")
         return quantize
 
@@ -139,6 +145,13 @@ def open_run_or_export(path: Path | str) -> Run:
 
 
 def check_quantize(to: str, quantize: str | None) -> None:
-    """Raise UserError if a quantisation is given for another format than CTranslate2."""
-    if quantize is not None and to != CTRANSLATE2:
-        raise UserError(f"--quantize {quantize}: only ctranslate2 has it, not {to}; leave it out")
+    """Raise UserError if a format cannot store its numbers in this type; CTranslate2's types depend on the machine."""
+    if quantize is None or to == CTRANSLATE2:
+        return
+    if to not in STORED:
+        raise UserError(f"--quantize {quantize}: {to} computes with the run's numbers; leave it out")
+    if quantize not in STORED[to]:
+        others = " (onnxruntime does not fold 4 bits into constants)" if quantize == "int4" and to == ONNX else ""
+        raise UserError(
+            f"--quantize {quantize}: {to} stores {', '.join(STORED[to])}{nearest(quantize, STORED[to])}{others}"
+        )

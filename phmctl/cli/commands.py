@@ -282,6 +282,7 @@ def export(
     to: str,
     output: Annotated[Path, typer.Option("--output", "-o")],
     checkpoint: Checkpoint = "auto",
+    weights: str | None = None,
     quantize: str | None = None,
     texts: Annotated[int | None, typer.Option(min=1)] = None,
     force: bool = False,
@@ -297,7 +298,8 @@ def export(
         run: Run, or folder of versions (its newest run is used).
         to: ctranslate2, onnx, safetensors or huggingface.
         output: Folder to write.
-        quantize: CTranslate2's type: float32, int8, int8_float32, bfloat16, … (default: float32).
+        weights: phm: A and S of each map (the default of onnx and safetensors); or dense.
+        quantize: Type of the stored numbers: float32, float16, int8, int4 (safetensors only); or a type of CTranslate2.
         texts: Number of validation texts to compare (default: all).
         force: Replace an export in the folder.
     """
@@ -306,5 +308,7 @@ def export(
 
     set_threads(threads)
     opened = Run.open(run)
-    exported = export_run(opened, to, output, checkpoint=checkpoint, quantize=quantize, force=force, texts=texts)
+    exported = export_run(
+        opened, to, output, checkpoint=checkpoint, weights=weights, quantize=quantize, force=force, texts=texts
+    )
     return Shown(exported.as_json(), exported.tables())

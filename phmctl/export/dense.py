@@ -6,26 +6,20 @@ tables without the rows that make n divide them. :mod:`phmctl.models.plain` is t
 """
 
 import copy
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import save_tensors
 from phmctl.errors import UserError
-from phmctl.files import write_json
-from phmctl.models import plain
 from phmctl.nn.convert import to_dense
-from phmctl.nn.linear import KroneckerWeight
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, StackSection
 
 # Table -> key of the number of its token types; fused map -> the projections that it stacks.
 _TABLES = {"source_embedding": "source", "target_embedding": "target", "generator": "target", "embedding": "vocabulary"}
-_FUSED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
+FUSED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
     tensors: dict[str, Tensor] = {}
     for name, tensor in exact.state_dict().items():
         layer, fused, parameter = ("", "", *name.rsplit(".", 2))[-3:]
-        projections = _FUSED.get(fused, (fused,))
+        projections = FUSED.get(fused, (fused,))
         for projection, rows in zip(projections, tensor.chunk(len(projections)), strict=True):
             tensors[".".join(filter(None, (layer, projection, parameter)))] = rows
     if pairs and not section.bias:
@@ -65,26 +59,6 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
         token_types = sizes.get(_TABLES.get(name.rsplit(".", 1)[0], ""))
         unshared[name] = tensor[:token_types].float().contiguous().clone()
     return DenseForm(config, unshared)
-
-
-def phm_form(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a description of the PHM maps of a model, and its tensors with A and S of each PHM map.
-
-    A is written for each map that uses it, also a fixed rule and a rule held as factors.
-    """
-    tensors: dict[str, Tensor] = {}
-    maps: dict[str, dict[str, Any]] = {}
-    inside: set[str] = set()  # names of the parameters of these maps
-    for name, module in model.named_modules(remove_duplicate=True):
-        if isinstance(module, KroneckerWeight) and module.n > 1:
-            maps[name] = {"n": module.n, "algebra": module.algebra, "shape": [module.rows, module.columns]}
-            tensors |= {f"{name}.A": module.A, f"{name}.S": module.S}
-            inside.update(f"{name}.{parameter}" for parameter in module.tensor_names)
-    for name, tensor in model.named_parameters():  # a shared table has its first name
-        if name not in inside:
-            tensors[name] = tensor
-    description = {"weight": "H = sum over i of kron(A[i], S[i])", "maps": maps}
-    return description, {name: tensor.detach().cpu().float().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -115,17 +89,3 @@ def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     for side in ("source", "target"):
         config[f"{side}_vocabulary"] = sizes[side]
     return config | {"tied": tied, "shared": shared}
-
-
-def write_plain(form: DenseForm, model: nn.Module | None, folder: Path) -> None:
-    """Write the format ``safetensors``: ``config.json``, the weights, and the code that reads them.
-
-    With a model, also write A and S of each map, for other PHM code: ``phm.json`` and ``phm.safetensors``.
-    """
-    write_json(folder / "config.json", form.config)
-    shutil.copyfile(plain.__file__, folder / "plain.py")
-    save_tensors(folder / "model.safetensors", form.tensors)
-    if model is not None:
-        description, tensors = phm_form(model)
-        write_json(folder / "phm.json", description)
-        save_tensors(folder / "phm.safetensors", tensors)

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from phmctl.data.special import EOS
 from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
 from phmctl.errors import require
+from phmctl.export.compact import CompactForm
 from phmctl.export.dense import DenseForm
+from phmctl.export.onnx_weights import compact_graphs
+from phmctl.exports import EXACT
 from phmctl.models import plain
 
 _TEXT_AXES = {0: "B", 1: "S"}
@@ -30,8 +33,8 @@ _DYNAMIC_AXES = {
 }
 
 
-def write_onnx(form: DenseForm, folder: Path) -> None:
-    """Write the graphs of a model. Raises MissingExtraError."""
+def write_onnx(form: DenseForm, compact: CompactForm, quantize: str, folder: Path) -> None:
+    """Write the graphs of a model: dense, or with the weights of a compact form. Raises MissingExtraError."""
     for module in ("onnx", "onnxruntime"):
         require(module, "onnx")
     model = plain.MODELS[form.config["kind"]](form.config)
@@ -43,7 +46,13 @@ def write_onnx(form: DenseForm, folder: Path) -> None:
         if isinstance(model, plain.PairClassifier):
             inputs["second"] = ids[:, :4].contiguous()
         _export(model, folder / CLASSIFIER, inputs, ["logits"])
-        return
+    else:
+        _export_steps(model, ids, folder)
+    if compact.rows or quantize != EXACT:
+        compact_graphs(sorted(folder.glob("*.onnx")), form.tensors, compact, quantize)
+
+
+def _export_steps(model: plain.Transformer, ids: Tensor, folder: Path) -> None:
     encoder = _Encoder(model)
     with torch.no_grad():
         memory = encoder(ids)

@@ -10,20 +10,22 @@ from typing import Any
 
 from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for
-from phmctl.console import Table
+from phmctl.checkpoints import save_tensors
+from phmctl.console import Table, note
 from phmctl.data.card import load_card
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
 from phmctl.devices import torch_defaults
-from phmctl.dimension import LOW_RANK, TWO_FACTORS
+from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
+from phmctl.export.compact import CompactForm, compact_form
 from phmctl.export.ctranslate2 import write_ctranslate2
-from phmctl.export.dense import write_plain
 from phmctl.export.huggingface import verify_huggingface, write_huggingface
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import IDS, ExportSource, Verification, open_source, verify_classifier, verify_translator
-from phmctl.exports import CTRANSLATE2, EXACT, FORMATS, HUGGINGFACE, ONNX, Export, check_quantize
-from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, writing
+from phmctl.exports import COMPACT, CTRANSLATE2, EXACT, FORMATS, HUGGINGFACE, MODEL, ONNX, Export, check_quantize
+from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
+from phmctl.models import plain
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
@@ -35,6 +37,12 @@ _USAGE = {
     "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.decoding.onnx_engine` describes inputs and outputs",
     "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which needs torch only",
     "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`",
+}
+
+
+_CONTENT = {
+    "phm": "the file holds A and S (or other factors) of each map, from which its weight is computed on loading",
+    "dense": "each map is exported as a plain matrix",
 }
 
 
@@ -50,7 +58,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
     model = "encoder-decoder Transformer" if source.translates else f"classifier ({section.kind})"
     ledger = ledger_for(kind_of(recipe), section, source.sizes)
     totals, inner = ledger.totals, ledger.without_embeddings
-    content = "each map is exported as a plain matrix"
+    content = _CONTENT[description["weights"]]
     usage = _USAGE[description["to"]]
     if verification.compared == IDS:
         content = "only its tokenizer is exported"
@@ -65,6 +73,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
             f"{model}, trained with {maps} by phmctl; {content}",
             f"format: {target_format}",
             f"from: run `{description['run']}`, checkpoint {description['checkpoint']}, by phmctl {__version__}",
+            f"size of the weights: {size_words(description['bytes'])}",
             f"use: {usage}",
             f"parameters as trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",
             f"parameters of its dense twin: {totals.dense:,}; without embeddings {inner.dense:,}",
@@ -99,6 +108,13 @@ def _scores(run: Run) -> Iterator[str]:
             yield f"{result.split}: {metric.name} {value:.2f}{signature}, {', '.join(settings)}"
 
 
+def size_words(sizes: Mapping[str, int]) -> str:
+    """Return the bytes of an export beside its run's and the dense twin's: ``0.96 MB, 20 % of the dense ...``."""
+    weights, run, dense = (sizes[name] / 1e6 for name in ("weights", "run_float32", "dense_float32"))
+    share = f"{weights / dense:.0%} of the dense float32 model ({dense:.2f} MB)"
+    return f"{weights:.2f} MB, {share}; the run's parameters: {run:.2f} MB"
+
+
 @dataclass(frozen=True)
 class Exported:
     """A written export and its verification."""
@@ -115,6 +131,7 @@ class Exported:
         rows = [
             ("from", f"{manifest['run']}, {manifest['checkpoint']}"),
             ("files", f"{len(manifest['files'])}, {size / 1e6:.1f} MB"),
+            ("weights", size_words(manifest["bytes"])),
             ("verified", str(self.verification)),
             *(("greedy", line) for line in self.verification.score_lines),
         ]
@@ -128,6 +145,7 @@ def export(
     output: Path,
     *,
     checkpoint: str = "auto",
+    weights: str | None = None,
     quantize: str | None = None,
     force: bool = False,
     texts: int | None = None,
@@ -137,7 +155,8 @@ def export(
     Args:
         to: a format of :data:`phmctl.exports.FORMATS`.
         output: a new or empty folder, or with `force` an export, which is replaced.
-        quantize: CTranslate2's type; None: float32.
+        weights: ``phm``, A and S of each map, the default of the formats that can hold them; or ``dense``.
+        quantize: the type of the stored numbers, :data:`phmctl.exports.STORED`; None: float32.
         texts: number of validation texts to verify the export on; None: all.
 
     Raises:
@@ -147,14 +166,24 @@ def export(
     """
     check_known("format", to, FORMATS)
     check_quantize(to, quantize)
+    weights = weights or ("phm" if to in COMPACT else "dense")
+    check_known("form of the weights", weights, ("phm", "dense"))
+    if weights == "phm" and to not in COMPACT:
+        raise UserError(
+            f"--weights phm: {to} has no place for A and S, only {' and '.join(COMPACT)} have; use --weights dense"
+        )
     target = output.resolve()
     restore_replaced(target)
     _check_output(output, force=force)
     source = open_source(run, checkpoint)
     weight_type = quantize or EXACT
+    compact = compact_form(source.model, source.form, structured=weights == "phm") if to in COMPACT else None
+    if compact is not None and not compact.rows and weights == "phm":
+        note("the model is dense, so its export with --weights phm is the one with --weights dense")
+        weights = "dense"
     with writing(output), replacing(target, EXPORT) as folder:
         _copy_run(run, folder)
-        _write(source, to, weight_type, folder)
+        _write(source, to, compact, weight_type, folder)
         verification = _verify(source, to, folder, weight_type, texts)
         description = {
             "to": to,
@@ -162,9 +191,11 @@ def export(
             "run": run.name,
             "checkpoint": source.weights.name,
             "checkpoint_sha256": source.weights.sha256,
+            "weights": weights,
+            "bytes": _sizes(source, folder),
             "verification": verification.as_json(),
         }
-        if to == CTRANSLATE2:
+        if to == CTRANSLATE2 or weight_type != EXACT:
             description["quantize"] = weight_type
         write_atomic(folder / "README.md", model_card(source, description, verification))
         seal(folder, EXPORT, {"format": FORMAT, "phmctl": __version__, **description})
@@ -193,19 +224,32 @@ def _check_output(folder: Path, *, force: bool) -> None:
         )
 
 
-def _write(source: ExportSource, to: str, quantize: str, folder: Path) -> None:
+def _write(source: ExportSource, to: str, compact: CompactForm | None, quantize: str, folder: Path) -> None:
     """Write the weights in a format; raise UserError if it cannot express the model."""
-    if to == CTRANSLATE2:
+    if to == HUGGINGFACE:
+        write_huggingface(source, folder)
+    elif compact is None:
         if not source.translates:
             raise UserError("CTranslate2 cannot run this classifier; export it --to onnx or safetensors")
         write_ctranslate2(source.form, source.tokenizers, quantize, source.max_positions, folder)
     elif to == ONNX:
-        write_onnx(source.form, folder)
-    elif to == HUGGINGFACE:
-        write_huggingface(source, folder)
+        write_onnx(source.form, compact, quantize, folder)
     else:
-        has_rules = source.section.n > 1 and source.section.algebra not in TWO_FACTORS
-        write_plain(source.form, source.model if has_rules else None, folder)
+        config, tensors = compact.rounded(quantize)
+        write_json(folder / "config.json", config)
+        shutil.copyfile(plain.__file__, folder / "plain.py")
+        save_tensors(folder / "model.safetensors", tensors)
+
+
+def _sizes(source: ExportSource, folder: Path) -> dict[str, int]:
+    """Return the bytes of the weights in a folder, of the run's parameters and of its dense twin in float32."""
+    patterns = ("*.onnx", "*.bin", "*.safetensors", f"{MODEL}/model.bin")
+    files = [path for pattern in patterns for path in folder.glob(pattern)]
+    return {
+        "weights": sum(path.stat().st_size for path in files),
+        "run_float32": 4 * sum(parameter.numel() for parameter in source.model.parameters()),
+        "dense_float32": 4 * sum(tensor.numel() for tensor in source.form.tensors.values()),
+    }
 
 
 def _copy_run(run: Run, folder: Path) -> None:
@@ -231,7 +275,7 @@ def _verify(source: ExportSource, to: str, folder: Path, quantize: str, texts: i
         exported = copy(predictor)
         exported.model = exported_model(to, folder, device="cpu")
         verification = verify_classifier(source, exported, texts)
-    if verification.different and (to != CTRANSLATE2 or quantize == EXACT):
+    if verification.different and quantize == EXACT:
         raise PhmctlError(
             f"the export to {to} was not written: its answers to {verification.different} of {verification.texts} "
             f"texts of {verification.split} differ from the run's by more than a tie. This is a fault of phmctl or of "

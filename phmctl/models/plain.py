@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PAD = 0
+FACTORS = (".A", ".S", ".R", ".L", ".table.weight", ".map.weight")  # ends of names of factors of a weight
 
 
 def positions(start: int, stop: int, width: int) -> Tensor:
@@ -222,12 +223,53 @@ MODELS: dict[str, type[nn.Module]] = {
 }
 
 
+def numbers(tensors: dict[str, Tensor], name: str, columns: dict[str, int]) -> Tensor:
+    """Return a stored tensor in float32: float16, or integers with a scale for each row, of 4 bits two in a byte."""
+    tensor = tensors[name]
+    if name not in columns:
+        return tensor.float()
+    scale = tensors[f"{name}.scale"]
+    if tensor.dtype == torch.uint8:
+        tensor = torch.stack([tensor & 15, tensor >> 4], dim=-1).flatten(-2)[..., : columns[name]].float() - 8
+    if tensor.shape[-1] != columns[name] or scale.shape != (*tensor.shape[:-1], 1) or not scale.isfinite().all():
+        raise ValueError(f"the numbers or the scales of {name} are damaged")
+    return tensor.float() * scale
+
+
+def block_diagonal(blocks: Tensor) -> Tensor:
+    """Return the matrix with these blocks (N, p, q) on its diagonal, (Np, Nq)."""
+    identity = torch.eye(len(blocks))[:, None, :, None]  # (N, 1, N, 1)
+    return (blocks[:, :, None] * identity).flatten(2).flatten(0, 1)
+
+
+def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
+    """Return H (k, d) = sum over i of kron(A[i], S[i]); L P R; or the product of a table and a map."""
+    if f"{name}.S" in tensors:
+        H = torch.einsum("iab,ist->asbt", tensors[f"{name}.A"], tensors[f"{name}.S"])  # (n, k / n, n, d / n)
+        return H.flatten(2).flatten(0, 1)
+    if f"{name}.R" in tensors:
+        blocks = len(tensors[f"{name}.R"])
+        R = block_diagonal(tensors[f"{name}.R"])  # (m, d)
+        R = R.view(blocks, -1, R.shape[1]).transpose(0, 1).flatten(0, 1)  # row j of block i becomes row j * blocks + i
+        return block_diagonal(tensors[f"{name}.L"]) @ R
+    if f"{name}.weight" in tensors:
+        return tensors[f"{name}.weight"]
+    return matrix(tensors, f"{name}.table") @ matrix(tensors, f"{name}.map").T
+
+
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the tensors of an export; a shared table is stored only once."""
+    """Return the config and the dense tensors of an export, computed from what it stores; a shared table once."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config, load_file(folder / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
+    columns, rows = config.get("columns", {}), config.get("rows", {})
+    factors = {name: numbers(stored, name, columns) for name in stored if not name.endswith(".scale")}
+    computed = {
+        name: torch.cat([matrix(factors, part)[first:last] for part, first, last in parts])
+        for name, parts in rows.items()
+    }
+    return config, {name: tensor for name, tensor in factors.items() if not name.endswith(FACTORS)} | computed
 
 
 def load(folder: str | Path) -> nn.Module:

@@ -5,7 +5,7 @@ import torch
 
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import UserError
-from phmctl.export.dense import dense_form, phm_form
+from phmctl.export.dense import dense_form
 from phmctl.models.plain import MODELS
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
@@ -101,23 +101,3 @@ def test_a_classifiers_logits_are_those_of_its_plain_twin(name):
     texts = [ids(3, 7, 42)] if settings.kind == "encoder" else [ids(3, 7, 42), ids(3, 5, 42, seed=2)]
     texts[0][2] = 0  # a text without tokens
     torch.testing.assert_close(plain(*texts), model(*texts), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["phm", "factors", "shared-rule", "quaternion-separate", "phm-generator"])
-def test_the_phm_form_has_A_and_S_of_each_map(name):
-    model = transformer(TRANSFORMERS[name])
-    described, tensors = phm_form(model)
-    for key, entry in described["maps"].items():
-        H = sum(torch.kron(a, s) for a, s in zip(tensors[f"{key}.A"], tensors[f"{key}.S"], strict=True))
-        torch.testing.assert_close(H, model.get_submodule(key).weight, rtol=1e-4, atol=1e-5)
-        assert list(H.shape) == entry["shape"]
-    names = {key.rsplit(".", 1)[-1] for key in tensors}
-    assert names <= {"A", "S", "weight", "bias"}
-    assert len(described["maps"]) > 10
-
-
-def test_the_model_is_not_changed():
-    model = transformer(TRANSFORMERS["phm"]).train()
-    dense_form(model, section(TRANSFORMERS["phm"]), {"source": 42, "target": 42})
-    assert model.training
-    assert next(model.parameters()).dtype == torch.float32

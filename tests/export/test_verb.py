@@ -72,9 +72,8 @@ def test_the_plain_form_needs_only_its_own_code(tiny_run: Run, tmp_path: Path) -
     theirs, model = torch.load(tmp_path / "logits.pt"), load_translator(tiny_run, device="cpu").engine.model
     ours = model.logits(model(torch.tensor(source), torch.tensor(target)))
     torch.testing.assert_close(theirs, ours[..., : theirs.shape[-1]], rtol=1e-4, atol=1e-4)
-    assert (folder / "phm.safetensors").is_file()
-    described = json.loads((folder / "phm.json").read_text())
-    assert described["maps"]["encoder.0.attention.query_key_value"]["n"] == 4
+    rows = json.loads((folder / "config.json").read_text())["rows"]
+    assert rows["encoder.0.attention.key.weight"][0][0] == "encoder.0.attention.query_key_value"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +83,8 @@ def test_the_plain_form_needs_only_its_own_code(tiny_run: Run, tmp_path: Path) -
         ({"algebra": "low-rank", "rank": 8}, "low-rank maps with rank 8"),
     ],
 )
-def test_maps_of_two_factors_have_no_phm_form(tmp_path: Path, maps: dict[str, object], description: str) -> None:
+def test_the_card_names_maps_of_two_factors(tmp_path: Path, maps: dict[str, object], description: str) -> None:
     folder = export(make_run(tmp_path, maps=maps), exports.SAFETENSORS, tmp_path / "export").export.folder
-    assert not list(folder.glob("phm.*"))
     assert description in (folder / "README.md").read_text(encoding="utf-8")
 
 

@@ -1,0 +1,44 @@
+"""Round matrices for storage: float16, or integers of 8 or 4 bits with one scale for each row."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phmctl.errors import RunError
+
+QUANTIZATIONS = ("float32", "float16", "int8", "int4")
+SCALE = ".scale"  # follows the name of a rounded tensor in the name of its scales
+_LARGEST = {"int8": 127, "int4": 7}
+
+
+def quantise(tensor: Tensor, form: str) -> tuple[Tensor, Tensor | None]:
+    """Return a tensor (..., d) in a form for storage, and the scale of each row, (..., 1), for integers.
+
+    Integers are rounded to the nearest and symmetric about zero. ``int4`` packs two columns into a byte, the first one
+    into its low half, as numbers from 1 to 15 (8 is zero): (..., (d + 1) // 2).
+    """
+    if form not in _LARGEST:
+        return tensor.to(getattr(torch, form)), None
+    largest = _LARGEST[form]
+    scale = tensor.abs().amax(-1, keepdim=True) / largest
+    numbers = (tensor / scale.clamp(min=torch.finfo(scale.dtype).tiny)).round().clamp(-largest, largest)
+    if form == "int8":
+        return numbers.to(torch.int8), scale
+    numbers = F.pad(numbers + 8, (0, numbers.shape[-1] % 2)).to(torch.uint8)
+    return numbers[..., ::2] | numbers[..., 1::2] << 4, scale
+
+
+def dequantise(stored: Mapping[str, Tensor], name: str, columns: int) -> Tensor:
+    """Return a stored tensor in float32, (..., columns). Raises RunError if its numbers or scales are damaged."""
+    tensor, scale = stored[name], stored.get(name + SCALE)
+    if scale is None:
+        return tensor.float()
+    packed = tensor.dtype == torch.uint8
+    width = (columns + 1) // 2 if packed else columns
+    if tensor.shape[-1] != width or scale.shape != (*tensor.shape[:-1], 1) or not scale.isfinite().all():
+        raise RunError(f"the numbers or the scales of {name} are damaged: {tuple(tensor.shape)}, {tuple(scale.shape)}")
+    if packed:
+        tensor = torch.stack([tensor & 15, tensor >> 4], dim=-1).flatten(-2)[..., :columns].float() - 8
+    return tensor.float() * scale

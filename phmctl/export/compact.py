@@ -1,0 +1,106 @@
+"""The stored form of a trained model: A and S of each PHM map, and rounded numbers.
+
+A compact form has the tensors from which :mod:`phmctl.models.plain` computes the tensors of the dense form. `rows` in
+its config names, for each computed tensor, the matrices whose rows it stacks: a part of a fused map, a table without
+its last rows, or the gates of an LSTM. A matrix has A and S, R and L, or a table and a map, each of these by its name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from phmctl.algebra.quantise import SCALE, quantise
+from phmctl.export.dense import FUSED, DenseForm
+from phmctl.nn.embedding import NarrowEmbedding
+from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
+from phmctl.nn.lstm import GATES, PHMLSTM, TORCH_GATES
+
+Rows = tuple[str, int, int]  # a matrix, its first row, and the row after its last one
+RULE = ".A"  # the end of the name of a rule, which is never rounded
+
+
+@dataclass(frozen=True)
+class CompactForm:
+    config: dict[str, Any]  # of the dense form, and `rows`
+    tensors: dict[str, Tensor]  # float32 on the CPU, by name
+
+    @property
+    def rows(self) -> dict[str, list[Rows]]:
+        return self.config["rows"]  # type: ignore[no-any-return]
+
+    def rounded(self, form: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return config and tensors with all matrices but the rules in a form of :mod:`phmctl.algebra.quantise`."""
+        stored: dict[str, Tensor] = {}
+        columns = {}
+        for name, tensor in self.tensors.items():
+            is_matrix = tensor.dim() > 1 and not name.endswith(RULE)
+            stored[name], scale = quantise(tensor, form if is_matrix else "float32")
+            if scale is not None:
+                stored[name + SCALE] = scale
+                columns[name] = tensor.shape[-1]
+        return self.config | ({"columns": columns} if columns else {}), stored
+
+
+def compact_form(model: nn.Module, dense: DenseForm, *, structured: bool) -> CompactForm:
+    """Return the compact form of a trained model with this dense form; without `structured`, its dense matrices."""
+    rows: dict[str, list[Rows]] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in dense.tensors.items():
+        parts = list(_rows(model, name, len(tensor))) if structured and name.endswith(_WEIGHTS) else []
+        if parts:
+            rows[name] = parts
+            for path, _, _ in parts:
+                tensors |= _factors(model, path)
+        else:
+            tensors[name] = tensor
+    return CompactForm(dense.config | {"rows": rows}, tensors)
+
+
+_WEIGHTS = (".weight", ".weight_ih_l0", ".weight_hh_l0")
+
+
+def _rows(model: nn.Module, name: str, count: int) -> Iterator[Rows]:
+    """Yield the rows of the matrices that make a dense weight of `count` rows, if they have a structure."""
+    modules = dict(model.named_modules())
+    path, _, parameter = name.rpartition(".")
+    if isinstance(modules.get(path), PHMLSTM):
+        part = {"weight_ih_l0": "from_input", "weight_hh_l0": "from_hidden"}[parameter]
+        path, height = f"{path}.layers.0.{part}", count // len(GATES)
+        for gate in TORCH_GATES:
+            if f"{path}.gates" in modules:
+                first = GATES.index(gate) * height
+                yield from _if_structured(modules, f"{path}.gates", first, first + height)
+            else:
+                yield from _if_structured(modules, f"{path}.{gate}", 0, height)
+        return
+    if path in modules:
+        yield from _if_structured(modules, path, 0, count)
+        return
+    parent, _, projection = path.rpartition(".")
+    for fused, projections in FUSED.items():
+        if projection in projections and f"{parent}.{fused}" in modules:
+            first = projections.index(projection) * count
+            yield from _if_structured(modules, f"{parent}.{fused}", first, first + count)
+
+
+def _if_structured(modules: dict[str, nn.Module], path: str, first: int, last: int) -> Iterator[Rows]:
+    module = modules[path]
+    has_rule = isinstance(module, KroneckerWeight) and module.n > 1
+    if has_rule or isinstance(module, (TwoFactorLinear, NarrowEmbedding)):
+        yield path, first, last
+
+
+def _factors(model: nn.Module, path: str) -> dict[str, Tensor]:
+    """Return the factors of a matrix by name: A and S, R and L, those of a table and a map, or the weight itself."""
+    module: Any = model.get_submodule(path)
+    if isinstance(module, NarrowEmbedding):
+        return _factors(model, f"{path}.table") | _factors(model, f"{path}.map")
+    names = ["weight"]
+    if isinstance(module, TwoFactorLinear):
+        names = ["R", "L"]
+    elif module.n > 1:
+        names = ["A", "S"]
+    tensors = {f"{path}.{name}": getattr(module, name) for name in names}
+    return {name: tensor.detach().cpu().float().contiguous().clone() for name, tensor in tensors.items()}

@@ -1,0 +1,223 @@
+"""Replace the dense matrices of ONNX graphs by nodes that compute them from a compact form.
+
+onnxruntime folds these nodes into constants when a session opens, so a graph computes as fast as a dense one. The
+graphs of a folder share one file of weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from phmctl.algebra.quantise import SCALE
+from phmctl.errors import require
+from phmctl.export.compact import CompactForm, Rows
+from phmctl.files import writing
+
+WEIGHTS = "weights.bin"
+_LSTM_ORDER = (0, 3, 1, 2)  # torch's gates i, f, g, o in ONNX's order i, o, f, c
+
+Array = npt.NDArray[Any]
+
+
+def compact_graphs(paths: list[Path], dense: Mapping[str, Tensor], compact: CompactForm, form: str) -> None:
+    """Rewrite the graphs with the weights of a compact form, rounded to `form`, in one file beside them.
+
+    Args:
+        dense: the dense form's tensors, by which the matrices of the graphs are found.
+    """
+    onnx = require("onnx", "onnx")
+    _, stored = compact.rounded(form)
+    targets: dict[tuple[tuple[int, ...], bytes], tuple[str, str]] = {}
+    for name, tensor in dense.items():
+        if tensor.dim() > 1:
+            for layout, array in _layouts(name, tensor.numpy()):
+                targets.setdefault(_key(array), (name, layout))
+    file = _WeightFile(stored)
+    for path in paths:
+        model = onnx.load(str(path))
+        _rewrite(onnx, model.graph, targets, compact, file)
+        onnx.save(model, str(path))
+    with writing(paths[0].parent / WEIGHTS):
+        (paths[0].parent / WEIGHTS).write_bytes(file.content)
+
+
+def _layouts(name: str, array: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays that a graph can hold for a dense matrix, each with the name of its layout."""
+    yield "", array
+    yield "transposed", array.T
+    if ".weight_" in name:  # of an LSTM
+        gates = array.reshape(4, -1, array.shape[1])
+        yield "gates", gates[list(_LSTM_ORDER)].reshape(1, *array.shape)
+
+
+def _key(array: Array) -> tuple[tuple[int, ...], bytes]:
+    return array.shape, np.ascontiguousarray(array).tobytes()
+
+
+class _WeightFile:
+    """The bytes of all stored tensors that graphs use, each once."""
+
+    def __init__(self, stored: Mapping[str, Tensor]) -> None:
+        self.stored = stored
+        self.content = b""
+        self._places: dict[str, tuple[int, int]] = {}
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the offset and the length of a tensor in the file."""
+        if name not in self._places:
+            data = self.stored[name].contiguous().numpy().tobytes()
+            self._places[name] = len(self.content), len(data)
+            self.content += data
+        return self._places[name]
+
+
+def _rewrite(
+    onnx: Any, graph: Any, targets: Mapping[Any, tuple[str, str]], compact: CompactForm, file: _WeightFile
+) -> None:
+    """Replace each initializer that is a dense matrix by the nodes that compute it."""
+    builder = _Nodes(onnx, compact, file)
+    kept = []
+    for initializer in graph.initializer:
+        array = onnx.numpy_helper.to_array(initializer)
+        target = targets.get(_key(array)) if array.ndim > 1 else None
+        if target is None:
+            kept.append(initializer)
+        else:
+            builder.write(initializer.name, *target)
+    nodes = [*builder.nodes, *graph.node]
+    del graph.initializer[:], graph.node[:]
+    graph.initializer.extend([*kept, *builder.initializers])
+    graph.node.extend(nodes)
+
+
+class _Nodes:
+    """Nodes and initializers that compute matrices, each matrix once."""
+
+    def __init__(self, onnx: Any, compact: CompactForm, file: _WeightFile) -> None:
+        self._onnx, self._compact, self._file = onnx, compact, file
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self._made: set[str] = set()
+
+    def write(self, output: str, name: str, layout: str) -> None:
+        """Add the nodes of a dense tensor in a layout of the graph."""
+        shape = self._dense_shape(name)
+        value = self._dense(name)
+        if layout == "transposed":
+            self._node("Transpose", [value], perm=[1, 0], output=output)
+        elif layout == "gates":
+            gates = self._reshaped(value, (4, -1, shape[1]))
+            ordered = self._node("Gather", [gates, self._constant(np.array(_LSTM_ORDER))], axis=0)
+            self._node("Reshape", [ordered, self._constant(np.array([1, *shape]))], output=output)
+        else:
+            self._node("Identity", [value], output=output)
+
+    def _dense_shape(self, name: str) -> tuple[int, int]:
+        rows = self._compact.rows.get(name)
+        if rows is None:
+            height, width = self._compact.tensors[name].shape
+            return height, width
+        return sum(last - first for _, first, last in rows), self._shape(rows[0][0])[1]
+
+    def _dense(self, name: str) -> str:
+        rows = self._compact.rows.get(name)
+        if rows is None:
+            return self._numbers(name)
+        parts = [self._slice(row) for row in rows]
+        return parts[0] if len(parts) == 1 else self._node("Concat", parts, axis=0)
+
+    def _slice(self, row: Rows) -> str:
+        path, first, last = row
+        value = self._matrix(path)
+        if (first, last) == (0, self._shape(path)[0]):
+            return value
+        bounds = [self._constant(np.array([bound])) for bound in (first, last, 0)]
+        return self._node("Slice", [value, *bounds])
+
+    def _shape(self, path: str) -> tuple[int, int]:
+        """Return rows and columns of a matrix."""
+        tensors = self._compact.tensors
+        if f"{path}.S" in tensors:
+            n, height, width = tensors[f"{path}.S"].shape
+            return n * height, n * width
+        if f"{path}.R" in tensors:
+            left, right = tensors[f"{path}.L"], tensors[f"{path}.R"]
+            return left.shape[0] * left.shape[1], right.shape[0] * right.shape[2]
+        if f"{path}.weight" in tensors:
+            height, width = tensors[f"{path}.weight"].shape
+            return height, width
+        return self._shape(f"{path}.table")[0], self._shape(f"{path}.map")[0]
+
+    def _matrix(self, path: str) -> str:
+        """Add the nodes of a matrix; see :func:`phmctl.models.plain.matrix`."""
+        tensors = self._compact.tensors
+        if f"{path}/H" in self._made:
+            return f"{path}/H"
+        self._made.add(f"{path}/H")
+        if f"{path}.S" in tensors:
+            n, height, width = tensors[f"{path}.S"].shape
+            rule = self._reshaped(self._transposed(self._numbers(f"{path}.A"), (1, 2, 0)), (n * n, n))  # (ab, i)
+            components = self._reshaped(self._numbers(f"{path}.S"), (n, height * width))  # (i, st)
+            product = self._reshaped(self._node("MatMul", [rule, components]), (n, n, height, width))  # (a, b, s, t)
+            return self._reshaped(self._transposed(product, (0, 2, 1, 3)), (n * height, n * width), f"{path}/H")
+        if f"{path}.R" in tensors:
+            right = self._block_diagonal(f"{path}.R", interleaved=True)
+            left = self._block_diagonal(f"{path}.L", interleaved=False)
+            return self._node("MatMul", [left, right], output=f"{path}/H")
+        if f"{path}.weight" in tensors:
+            return self._node("Identity", [self._numbers(f"{path}.weight")], output=f"{path}/H")
+        table, map_ = self._matrix(f"{path}.table"), self._matrix(f"{path}.map")
+        return self._node("MatMul", [table, self._transposed(map_, (1, 0))], output=f"{path}/H")
+
+    def _block_diagonal(self, name: str, *, interleaved: bool) -> str:
+        """Return the matrix with N blocks (N, p, q) on its diagonal; interleaved, row j of block i is row jN + i."""
+        blocks, height, width = self._compact.tensors[name].shape
+        values = self._reshaped(self._numbers(name), (blocks, height, 1, width))
+        identity = self._constant(np.eye(blocks, dtype=np.float32).reshape(blocks, 1, blocks, 1))
+        spread = self._node("Mul", [values, identity])  # (N, p, N, q)
+        if interleaved:
+            spread = self._transposed(spread, (1, 0, 2, 3))
+        return self._reshaped(spread, (blocks * height, blocks * width))
+
+    def _numbers(self, name: str) -> str:
+        """Return the name of a stored tensor in float32."""
+        if name in self._made:
+            return f"{name}/float32"
+        self._made.add(name)
+        value = self._external(name)
+        if name + SCALE in self._file.stored:
+            number = self._node("Cast", [value], to=self._onnx.TensorProto.FLOAT)
+            return self._node("Mul", [number, self._external(name + SCALE)], output=f"{name}/float32")
+        return self._node("Cast", [value], to=self._onnx.TensorProto.FLOAT, output=f"{name}/float32")
+
+    def _external(self, name: str) -> str:
+        """Add an initializer that lies in the file of weights."""
+        tensor = self._file.stored[name]
+        offset, length = self._file.place(name)
+        dtype = self._onnx.helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype)
+        proto = self._onnx.TensorProto(name=f"{name}/stored", data_type=dtype, dims=tensor.shape)
+        proto.data_location = self._onnx.TensorProto.EXTERNAL
+        for key, value in (("location", WEIGHTS), ("offset", offset), ("length", length)):
+            proto.external_data.add(key=key, value=str(value))
+        self.initializers.append(proto)
+        return f"{name}/stored"
+
+    def _constant(self, array: Array) -> str:
+        name = f"constant/{len(self.initializers)}"
+        self.initializers.append(self._onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def _reshaped(self, value: str, shape: tuple[int, ...], output: str | None = None) -> str:
+        return self._node("Reshape", [value, self._constant(np.array(shape))], output=output)
+
+    def _transposed(self, value: str, axes: tuple[int, ...]) -> str:
+        return self._node("Transpose", [value], perm=list(axes))
+
+    def _node(self, operator: str, inputs: list[str], *, output: str | None = None, **attributes: Any) -> str:
+        output = output or f"weight/{len(self.nodes)}"
+        self.nodes.append(self._onnx.helper.make_node(operator, inputs, [output], **attributes))
+        return output

@@ -1,0 +1,201 @@
+"""Compact exports: A and S, rounded numbers, and the ONNX graphs that compute the weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from phmctl.algebra.quantise import SCALE, dequantise, quantise
+from phmctl.assembly import build_classifier
+from phmctl.errors import RunError, UserError
+from phmctl.export.compact import CompactForm, compact_form
+from phmctl.export.dense import DenseForm, dense_form
+from phmctl.export.onnx import write_onnx
+from phmctl.export.verb import export
+from phmctl.exports import HUGGINGFACE, ONNX, SAFETENSORS, Export
+from phmctl.models import plain
+from phmctl.runs import Run
+from tests.export.test_dense import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer
+from tests.tasks.translation.runs import make_run
+
+STRUCTURES = {
+    "low-rank": {"algebra": "low-rank", "rank": 8},
+    "monarch": {"algebra": "monarch", "n": 4},
+    "narrow-phm-tables": {"algebra": "phm", "n": 4, "embedding_width": 16, "embeddings": "phm"},
+}
+NAMES = [*TRANSFORMERS, *STRUCTURES, *CLASSIFIERS]
+
+
+def forms(name: str) -> tuple[DenseForm, CompactForm]:
+    """Return both forms of a random model."""
+    if name in CLASSIFIERS:
+        torch.manual_seed(1)
+        recipe, sizes = CLASSIFIERS[name], {"vocabulary": 42}
+        model = scattered(build_classifier(recipe, 42, 3))
+    else:
+        recipe = section((TRANSFORMERS | STRUCTURES)[name])
+        target = 42 if recipe.share_embeddings else 39
+        model, sizes = transformer((TRANSFORMERS | STRUCTURES)[name], 42, target), {"source": 42, "target": target}
+    dense = dense_form(model, recipe, sizes)
+    return dense, compact_form(model, dense, structured=True)
+
+
+def write(compact: CompactForm, quantize: str, folder: Path) -> Path:
+    config, tensors = compact.rounded(quantize)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**31), st.sampled_from(["int8", "int4", "float16"]))
+def test_rounding_errs_by_half_a_step(rows: int, columns: int, seed: int, form: str) -> None:
+    tensor = torch.randn(2, rows, columns, generator=torch.Generator().manual_seed(seed))
+    stored, scale = quantise(tensor, form)
+    named = {"S": stored} if scale is None else {"S": stored, "S" + SCALE: scale}
+    step = 2.0**-10 * tensor.abs() if scale is None else scale
+    assert ((dequantise(named, "S", columns) - tensor).abs() <= step / 2 * 1.001).all()
+    if form == "int4":
+        assert stored.shape == (2, rows, (columns + 1) // 2)
+        torch.testing.assert_close(plain.numbers(named, "S", {"S": columns}), dequantise(named, "S", columns))
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    stored, scale = quantise(torch.zeros(2, 3), "int8")
+    assert dequantise({"S": stored, "S" + SCALE: scale}, "S", 3).eq(0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_dense_form_is_computed_from_the_compact_one(name: str, tmp_path: Path) -> None:
+    dense, compact = forms(name)
+    has_structure = not name.startswith(("real", "no-final", "dense-gen", "own-tables", "encoder-mean", "pair-unb"))
+    assert bool(compact.rows) == has_structure
+    _, tensors = plain.read(write(compact, "float32", tmp_path))
+    assert tensors.keys() == dense.tensors.keys()
+    for key, tensor in dense.tensors.items():
+        torch.testing.assert_close(tensors[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+GRAPHS = [(name, "float32") for name in NAMES]
+GRAPHS += [(name, form) for name in ("phm", "pair", "monarch", "real") for form in ("float16", "int8")]
+
+
+@pytest.mark.parametrize(("name", "quantize"), GRAPHS)
+@torch.no_grad()
+def test_onnx_graphs_compute_their_weights(name: str, quantize: str, tmp_path: Path) -> None:
+    """Each dense matrix is replaced, and the outputs are those of the same rounded numbers in plain torch."""
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    dense, compact = forms(name)
+    write_onnx(dense, compact, quantize, tmp_path)
+    if quantize == "float32" and not compact.rows:
+        assert not (tmp_path / "weights.bin").exists()
+        return
+    for path in tmp_path.glob("*.onnx"):
+        graph = onnx.load(str(path), load_external_data=False).graph
+        inside = [tensor for tensor in graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
+        assert max(len(tensor.raw_data) for tensor in inside) <= 4 * 4 * max(64, 2 * 64)
+    model = plain.load(write(compact, quantize, tmp_path))
+    if name in CLASSIFIERS:
+        texts = [ids(3, 7, 42)] if CLASSIFIERS[name].kind == "encoder" else [ids(3, 7, 42), ids(3, 5, 42, seed=2)]
+        session = runtime.InferenceSession(str(tmp_path / "classifier.onnx"), providers=["CPUExecutionProvider"])
+        names = [graph_input.name for graph_input in session.get_inputs()]
+        (theirs,) = session.run(None, dict(zip(names, (text.numpy() for text in texts), strict=True)))
+        ours = model(*texts)
+    else:
+        source = ids(3, 9, 42)
+        session = runtime.InferenceSession(str(tmp_path / "encoder.onnx"), providers=["CPUExecutionProvider"])
+        (theirs,) = session.run(None, {"source": source.numpy()})
+        layer: Any = model
+        states, _ = layer.encode(source)
+        attention = layer.decoder[1].cross_attention
+        theirs, ours = theirs[1, 1], attention.split(attention.value(states))
+        runtime.InferenceSession(str(tmp_path / "decoder.onnx"), providers=["CPUExecutionProvider"])
+    torch.testing.assert_close(torch.from_numpy(theirs), ours, rtol=1e-3, atol=1e-4)
+
+
+MAPS = {"algebra": "phm", "n": 4, "embeddings": "phm"}
+
+
+@pytest.fixture(scope="module")
+def phm_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs"), maps=MAPS)
+
+
+@pytest.mark.parametrize(("to", "quantize"), [(SAFETENSORS, None), (SAFETENSORS, "int4"), (ONNX, None), (ONNX, "int8")])
+def test_an_export_holds_less_than_its_dense_twin(phm_run: Run, to: str, quantize: str | None, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    result = export(phm_run, to, tmp_path / "out", quantize=quantize)
+    manifest = result.export.manifest
+    sizes = manifest["bytes"]
+    assert manifest["weights"] == "phm"
+    assert (manifest.get("quantize"), result.export.quantize) == (quantize, quantize)
+    stored = sum(
+        path.stat().st_size for path in (tmp_path / "out").glob("*.*") if path.suffix in (".bin", ".safetensors")
+    )
+    assert 0 < stored <= sizes["weights"]
+    assert stored < sizes["dense_float32"] / (5 if quantize else 2)
+    if quantize is None:
+        assert result.verification.different == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"{sizes['weights'] / 1e6:.2f} MB" in card
+    assert Export.open(tmp_path / "out").name.endswith(f"-{quantize}" if quantize else to)
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        (ONNX, {"quantize": "int4"}),
+        (SAFETENSORS, {"quantize": "int5"}),
+        (HUGGINGFACE, {"quantize": "int8"}),
+        (HUGGINGFACE, {"weights": "phm"}),
+        ("ctranslate2", {"weights": "phm"}),
+        (SAFETENSORS, {"weights": "sparse"}),
+    ],
+)
+def test_a_form_that_the_format_lacks_is_refused(
+    phm_run: Run, to: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=next(iter(options.values()))):
+        export(phm_run, to, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dense_run_has_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    first = export(run, SAFETENSORS, tmp_path / "phm", weights="phm").export
+    assert "dense" in capsys.readouterr().err
+    second = export(run, SAFETENSORS, tmp_path / "dense", weights="dense").export
+    for name in ("model.safetensors", "config.json"):
+        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+
+
+def _nan_scale(tensors: dict[str, Tensor], name: str) -> None:
+    tensors[name + SCALE][0] = float("nan")
+
+
+def _short_scale(tensors: dict[str, Tensor], name: str) -> None:
+    tensors[name + SCALE] = tensors[name + SCALE][..., :1, :].clone()
+
+
+def _short_numbers(tensors: dict[str, Tensor], name: str) -> None:
+    tensors[name] = tensors[name][..., 1:].clone()
+
+
+@pytest.mark.parametrize("damage", [_nan_scale, _short_scale, _short_numbers])
+def test_damaged_numbers_are_named(phm_run: Run, damage: Any, tmp_path: Path) -> None:
+    folder = export(phm_run, SAFETENSORS, tmp_path / "out", quantize="int4").export.folder
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.uint8)
+    columns = json.loads((folder / "config.json").read_text())["columns"][name]
+    damage(tensors, name)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=name):
+        plain.read(folder)
+    with pytest.raises(RunError, match=name):
+        dequantise(tensors, name, columns)
