@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from phmctl.data.copies import load_tokenizers, read_text
+from phmctl.data.special import EOS
 from phmctl.decoding.beam import pad
 from phmctl.decoding.onnx_engine import ENCODER, session
 from phmctl.export.verb import export
@@ -41,8 +42,7 @@ def main() -> None:
                 seconds.append(time.perf_counter() - began)
             graphs[f"{weights}, {form}"] = opened, median(seconds), made.export.manifest["bytes"]["weights"]
         lines = read_text(run, "test", "source")[:32]
-        encode = load_tokenizers(run).source.encode
-        source = pad([[*encode(line), 3] for line in lines]).numpy()
+        source = pad([[*ids, EOS] for ids in load_tokenizers(run).source.encode(lines)]).numpy()
         times: dict[str, list[float]] = {name: [] for name in graphs}
         outputs = {}
         for _ in range(ROUNDS):

@@ -59,10 +59,7 @@ class Attention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """Return the attention output (B, T, d) of split queries, keys and values.
-
-        The mask (B, 1, 1, S) is true where a query may attend to a key.
-        """
+        """Return the output (B, T, d) of split queries, keys and values; the mask (B, 1, 1, S) is true for real keys."""
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
@@ -236,12 +233,6 @@ def numbers(tensors: dict[str, Tensor], name: str, columns: dict[str, int]) -> T
     return tensor.float() * scale
 
 
-def block_diagonal(blocks: Tensor) -> Tensor:
-    """Return the matrix with these blocks (N, p, q) on its diagonal, (Np, Nq)."""
-    identity = torch.eye(len(blocks))[:, None, :, None]  # (N, 1, N, 1)
-    return (blocks[:, :, None] * identity).flatten(2).flatten(0, 1)
-
-
 def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
     """Return H (k, d) = sum over i of kron(A[i], S[i]); L P R; or the product of a table and a map."""
     if f"{name}.S" in tensors:
@@ -249,9 +240,9 @@ def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
         return H.flatten(2).flatten(0, 1)
     if f"{name}.R" in tensors:
         blocks = len(tensors[f"{name}.R"])
-        R = block_diagonal(tensors[f"{name}.R"])  # (m, d)
+        R, L = (torch.block_diag(*tensors[f"{name}.{key}"]) for key in "RL")  # type: ignore[no-untyped-call]
         R = R.view(blocks, -1, R.shape[1]).transpose(0, 1).flatten(0, 1)  # row j of block i becomes row j * blocks + i
-        return block_diagonal(tensors[f"{name}.L"]) @ R
+        return L @ R
     if f"{name}.weight" in tensors:
         return tensors[f"{name}.weight"]
     return matrix(tensors, f"{name}.table") @ matrix(tensors, f"{name}.map").T
