@@ -59,7 +59,7 @@ class Attention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """Return the output (B, T, d) of split queries, keys and values; the mask (B, 1, 1, S) is true for real keys."""
+        """Return the output (B, T, d) of split queries, keys and values; mask (B, 1, 1, S): true for real keys."""
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
