@@ -247,7 +247,7 @@ def by_bytes() -> str:
         [
             f"**The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
             f"times smaller than the dense model in float32, and {beside(tables.mean - dense.mean)} it after "
-            f"{int(number):,} steps.**",
+            f"{int(number):,} steps ({tables.count} seed{'s' * (tables.count > 1)} against {dense.count}).**",
             picture("bytes", f"BLEU over megabytes of the file: {ends}"),
             table(["steps", "model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"], rows),
         ]

@@ -16,9 +16,14 @@ Row = dict[str, str]
 
 @cache
 def trainings() -> tuple[Row, ...]:
-    """Return the rows of the table: a training and a checkpoint each, or the mean of several seeds (``1-3``)."""
+    """Return the rows of the table: a training and a checkpoint each, or the mean of several seeds (``1-3``).
+
+    A training with the size of its file is also a row of ``bytes``, whose forms are float32, int8 and int4.
+    """
     with (ROOT / "docs" / "lab" / "results.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    stored = [row | {"table": "bytes", "form": "float32"} for row in rows if row["megabytes"] and not row["form"]]
+    return (*rows, *stored)
 
 
 def select(table: str, **values: str) -> list[Row]:
