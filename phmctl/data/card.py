@@ -124,6 +124,12 @@ class Layout(Section):
     parts: dict[SplitName, str] = Field(default_factory=dict)  # split → its value in the column `rows.split`
     odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # function in `phmctl.data.rows`
 
+    @property
+    def required(self) -> list[str]:
+        """Names of the files without which a folder does not have this layout."""
+        splits = [files for split, files in self.splits.items() if split in ("train", "valid", "test")]
+        return list(dict.fromkeys(name for files in splits for name in files.names))
+
 
 class Hub(Section):
     id: Annotated[str, Field(pattern=r"^[^/.][^/]*/[^/.][^/]*$")]  # owner/name

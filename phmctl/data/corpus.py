@@ -246,10 +246,9 @@ def find_files(card: Card, folder: Path) -> Match:
         column_error = column_error or error
     if column_error is not None:
         raise column_error
-    layouts = [f"{layout.name} ({next(iter(layout.splits.values())).names[0]}, ...)" for layout in card.local]
-    if not card.labelled:
-        layouts.append("plain text, .gz or .tsv")
-    searched = f"searched {folder} and its subfolders for: {'; '.join(layouts)}"
+    layouts = [f"{layout.name}: {' '.join(layout.required)}" for layout in [*card.local, *_generic_layouts(card)[:2]]]
+    searched = f"searched {folder} and its subfolders for all files of one line (each may also end in .gz):"
+    searched = "\n  ".join([searched, *layouts])
     if partial is None:
         raise DataError(f"{folder} holds no files of {card.id!r}\n{searched}")
     missing = ", ".join(dict.fromkeys(partial.missing))

@@ -294,8 +294,24 @@ def test_missing_files_are_named(tmp_path):
         find_files(load_card("iwslt17-en-id"), tmp_path)  # its test set is not taken from train
 
 
+@pytest.mark.parametrize("name", ["iwslt14-de-en", "multi30k-de-en", "snli", "agreement", "wmt14-en-fr"])
+def test_the_error_of_an_empty_folder_names_every_file(tmp_path, name):
+    card = load_card(name)
+    with pytest.raises(DataError) as raised:
+        find_files(card, tmp_path)
+    lines = [set(line.split(": ")[-1].split()) for line in str(raised.value).splitlines()]
+    for layout in card.local:
+        needed = {
+            file
+            for split in ("train", "valid", "test")
+            if split in layout.splits
+            for file in layout.splits[split].names
+        }
+        assert needed in lines
+
+
 def test_an_empty_and_an_absent_folder(tmp_path):
-    with pytest.raises(DataError, match=r"'shakespeare'\n.*NLTK-tokenised files"):
+    with pytest.raises(DataError, match=r"'shakespeare'\n.*\n  NLTK-tokenised files"):
         find_files(load_card("shakespeare"), tmp_path)
     with pytest.raises(DataError, match="absent"):
         find_files(load_card("shakespeare"), tmp_path / "absent")
