@@ -76,7 +76,7 @@ def commands() -> str:
 def command_table() -> str:
     """Return a table of the commands: their arguments, and the first sentence of their help."""
     command = typer.main.get_command(app)
-    return _rows(("command", "what it does"), list(_commands(command, typer.Context(command, info_name="phmctl"))))
+    return _rows(("command", "effect"), list(_commands(command, typer.Context(command, info_name="phmctl"))))
 
 
 def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]:
@@ -90,12 +90,12 @@ def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]
 
 
 def name_table(names: list[str]) -> str:
-    """Return a table of functions and classes, those of a module instead of the module: call and first sentence."""
+    """Return a table of functions and classes (for a module, of its own): the call and the first sentence."""
     rows: list[tuple[str, str]] = []
     for name in names:
         value = _find(name)
         rows += _members(value, name.rpartition(".")[2])
-    return _rows(("name", "what it is"), rows)
+    return _rows(("name", "meaning"), rows)
 
 
 def _find(name: str) -> Any:
