@@ -13,7 +13,7 @@
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -40,10 +40,19 @@ _ADVICE = "copy the export again, or export the run again"
 
 
 @dataclass(frozen=True)
+class MemoryModel:
+    """A CTranslate2 model that was made in memory from an export to safetensors."""
+
+    quantize: str  # CTranslate2's type
+    files: Mapping[str, bytes]  # by name
+
+
+@dataclass(frozen=True)
 class Export(Run):
     """The folder of an export, its recipe and its manifest."""
 
     manifest: dict[str, Any]
+    memory: MemoryModel | None = None  # runs the export with CTranslate2
     checkpoint_alias: str = AUTO  # another accepted checkpoint name: --checkpoint with which --engine made this export
 
     @classmethod
@@ -72,6 +81,8 @@ class Export(Run):
     @property
     def engine(self) -> str:
         """The engine that runs it: ``torch``, ``ctranslate2`` or ``onnx``."""
+        if self.memory is not None:
+            return CTRANSLATE2
         return "torch" if self.to == SAFETENSORS else self.to
 
     @property
@@ -84,6 +95,8 @@ class Export(Run):
     def name(self) -> str:
         """The run's name and the format: ``multi30k-de-en/phm-n4/v001@ctranslate2-int8``."""
         suffix = f"-{self.quantize}" if self.quantize else ""
+        if self.memory is not None:
+            suffix += f"+{CTRANSLATE2}-{self.memory.quantize}"
         return f"{self.manifest['run']}@{self.to}{suffix}"
 
     def verify(self) -> None:
@@ -130,7 +143,11 @@ class Export(Run):
     def weights(self, name: str = "best") -> Weights:
         self.checkpoint(name)
         digests = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
-        return Weights(f"{self.manifest['checkpoint']} ({self.to})", sha256_text([json.dumps(digests)]))
+        engine = self.to
+        if self.memory is not None:
+            engine += f", {CTRANSLATE2} {self.memory.quantize}"
+            digests.append([CTRANSLATE2, self.memory.quantize])
+        return Weights(f"{self.manifest['checkpoint']} ({engine})", sha256_text([json.dumps(digests)]))
 
 
 def decoding_of_export(section: DecodingSection) -> DecodingSection:

@@ -6,6 +6,7 @@ in another, and the sinusoidal positions as a table.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,16 @@ def write_ctranslate2(
     spec.optimize(quantization=None if quantize == "float32" else quantize)
     (folder / MODEL).mkdir()
     spec.save(str(folder / MODEL))
+
+
+def ctranslate2_files(
+    form: DenseForm, tokenizers: TokenizerPair, quantize: str, max_positions: int
+) -> dict[str, bytes]:
+    """Return the files of a Transformer's CTranslate2 model by name; see :func:`write_ctranslate2`."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        write_ctranslate2(form, tokenizers, quantize, max_positions, Path(folder))
+        return {path.name: path.read_bytes() for path in (Path(folder) / MODEL).iterdir()}
 
 
 def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:

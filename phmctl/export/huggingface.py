@@ -23,7 +23,16 @@ from phmctl.decoding.search import plan
 from phmctl.decoding.translator import Translator
 from phmctl.errors import PhmctlError, require
 from phmctl.export.dense import DenseForm
-from phmctl.export.verify import IDS, LOGITS, TIE, ExportSource, Verification
+from phmctl.export.verify import (
+    IDS,
+    LOGITS,
+    TIE,
+    ExportSource,
+    Verification,
+    longest_output,
+    longest_source,
+    max_positions,
+)
 from phmctl.files import temporary_folder, write_atomic, write_json
 from phmctl.nn.layers import sinusoids
 from phmctl.recipe.schema import TranslationRecipe
@@ -56,7 +65,7 @@ def write_huggingface(source: ExportSource, folder: Path) -> None:
     tokenizers = source.tokenizers
     keep = "start" if source.translates else load_cleaning(source.run).keep
     limits: dict[str, int | str] = {
-        "model_max_length": source.longest_source,
+        "model_max_length": longest_source(source.run),
         "truncation_side": {"start": "right", "end": "left"}[keep],
     }
     write_tokenizer(tokenizers.source, folder, limits)
@@ -68,13 +77,13 @@ def write_huggingface(source: ExportSource, folder: Path) -> None:
             "shared embeddings, without upsize (Pegasus). Marian, for post-norm, does not save the positions of a model"
         )
         return
-    form, length = source.form, source.max_positions
+    form, length = source.form, max_positions(source.run)
     write_json(folder / "config.json", _config(form, length))
     decoding = source.run.recipe_of(TranslationRecipe).decoding
     generation = {
         "num_beams": decoding.beam,
         "length_penalty": decoding.alpha,  # the library divides by length ** alpha, so its scores differ from ours
-        "max_length": source.longest_output,
+        "max_length": longest_output(source.run),
         **_TOKEN_IDS,
         "bad_words_ids": [[PAD], [UNK], [BOS]],
     }
@@ -169,7 +178,7 @@ def verify_huggingface(source: ExportSource, folder: Path, count: int | None = N
         return Verification(split, len(texts), len(texts), compared=IDS)
     with silence():
         sources, _ = translator.token_ids(texts)
-    targets = [[BOS, *ids][: source.max_positions] for ids in source.tokenizers.target.encode(references)]
+    targets = [[BOS, *ids][: max_positions(source.run)] for ids in source.tokenizers.target.encode(references)]
     with _quiet(library.logging), temporary_folder(folder / "again") as again:
         library.AutoModelForSeq2SeqLM.from_pretrained(str(folder), local_files_only=True).save_pretrained(str(again))
         exported = library.AutoModelForSeq2SeqLM.from_pretrained(str(again), local_files_only=True).eval()

@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,41 @@ from phmctl.accounting.ledger import ledger_for
 from phmctl.checkpoints import save_tensors
 from phmctl.console import Table, note
 from phmctl.data.card import load_card
+from phmctl.data.copies import load_tokenizers
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
 from phmctl.devices import torch_defaults
 from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
 from phmctl.export.compact import CompactForm, compact_form
-from phmctl.export.ctranslate2 import write_ctranslate2
+from phmctl.export.ctranslate2 import ctranslate2_files, write_ctranslate2
+from phmctl.export.dense import DenseForm
 from phmctl.export.huggingface import verify_huggingface, write_huggingface
 from phmctl.export.onnx import write_onnx
-from phmctl.export.verify import IDS, ExportSource, Verification, open_source, verify_classifier, verify_translator
-from phmctl.exports import COMPACT, CTRANSLATE2, EXACT, FORMATS, HUGGINGFACE, MODEL, ONNX, Export, check_quantize
+from phmctl.export.verify import (
+    IDS,
+    ExportSource,
+    Verification,
+    max_positions,
+    open_source,
+    verify_classifier,
+    verify_translator,
+)
+from phmctl.exports import (
+    COMPACT,
+    CTRANSLATE2,
+    EXACT,
+    FORMATS,
+    HUGGINGFACE,
+    MODEL,
+    ONNX,
+    Export,
+    MemoryModel,
+    check_quantize,
+)
 from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.models import plain
-from phmctl.runs import DATA, EXPORT, RECIPE, Run
+from phmctl.runs import AUTO, DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
 from phmctl.tasks.registry import kind_of, trained_kind
@@ -203,6 +224,14 @@ def export(
     return Exported(Export.open(output), verification)
 
 
+def in_memory(made: Export, quantize: str) -> Export:
+    """Return an export to safetensors with its CTranslate2 model, made in memory. Raises RunError, UserError."""
+    made.verify()
+    form = made.load_checkpoint(AUTO, lambda _: DenseForm(*plain.read(made.folder)))
+    files = ctranslate2_files(form, load_tokenizers(made), quantize, max_positions(made))
+    return replace(made, memory=MemoryModel(quantize, files))
+
+
 def _check_output(folder: Path, *, force: bool) -> None:
     """Raise OutputError unless the folder is missing, empty, or with `force` an export without foreign files."""
     if folder.exists() and not folder.is_dir():
@@ -231,7 +260,7 @@ def _write(source: ExportSource, to: str, compact: CompactForm | None, quantize:
     elif compact is None:
         if not source.translates:
             raise UserError("CTranslate2 cannot run this classifier; export it --to onnx or safetensors")
-        write_ctranslate2(source.form, source.tokenizers, quantize, source.max_positions, folder)
+        write_ctranslate2(source.form, source.tokenizers, quantize, max_positions(source.run), folder)
     elif to == ONNX:
         write_onnx(source.form, compact, quantize, folder)
     else:

@@ -25,6 +25,25 @@ from phmctl.tasks.classification.examples import read_examples
 from phmctl.tasks.registry import answering_kind
 from phmctl.tasks.translation.text import bleu_tokenizer
 
+CTRANSLATE2_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
+
+
+def longest_source(run: Run) -> int:
+    """Return the length of the longest text that is not truncated, in tokens with EOS."""
+    data: Any = run.recipe.data
+    return int(data.max_tokens) + 1
+
+
+def longest_output(run: Run) -> int:
+    """Return the length of the longest output of decoding, in tokens with BOS and EOS."""
+    recipe = run.recipe_of(TranslationRecipe)
+    return int(recipe.decoding.max_ratio * recipe.data.max_tokens) + recipe.decoding.max_extra + 2
+
+
+def max_positions(run: Run) -> int:
+    """Return the rows of a stored table of positions: for every text of decoding and for CTranslate2's defaults."""
+    return max(longest_source(run), longest_output(run), CTRANSLATE2_INPUT)
+
 
 @dataclass(frozen=True)
 class ExportSource:
@@ -44,23 +63,6 @@ class ExportSource:
     @property
     def translates(self) -> bool:
         return isinstance(self.predictor, Translator)
-
-    @property
-    def longest_source(self) -> int:
-        """Length of the longest text that is not truncated, in tokens with EOS."""
-        data: Any = self.run.recipe.data
-        return int(data.max_tokens) + 1
-
-    @property
-    def longest_output(self) -> int:
-        """Length of the longest output of decoding, in tokens with BOS and EOS."""
-        recipe = self.run.recipe_of(TranslationRecipe)
-        return int(recipe.decoding.max_ratio * recipe.data.max_tokens) + recipe.decoding.max_extra + 2
-
-    @property
-    def max_positions(self) -> int:
-        """Rows of a stored table of positions: enough for every text of decoding and for CTranslate2's defaults."""
-        return max(self.longest_source, self.longest_output, CTRANSLATE2_INPUT)
 
     @cached_property
     def form(self) -> DenseForm:
@@ -103,7 +105,6 @@ def open_source(run: Run, checkpoint: str) -> ExportSource:
     return run.load_checkpoint(checkpoint, load)
 
 
-CTRANSLATE2_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
 ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # outputs that are compared
 TIE = 1e-3  # nats; log-probabilities that differ by less are a tie
 

@@ -1,7 +1,7 @@
 """Open a run or an export: check the options, make the export that an engine needs, and load the model."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from phmctl.console import note
 from phmctl.decoding.model import Model
 from phmctl.decoding.search import ENGINES, TORCH
 from phmctl.errors import RunError, UserError, check_known
-from phmctl.exports import CTRANSLATE2, EXACT, Export, check_quantize
+from phmctl.exports import CTRANSLATE2, EXACT, SAFETENSORS, Export, check_quantize
 from phmctl.files import lock, writing
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import AUTO, Run, Weights
 from phmctl.tasks.base import Report, check_options
 from phmctl.tasks.registry import answering_kind, trained_kind
@@ -122,13 +123,17 @@ def check_scorable(run: Run) -> None:
 def with_engine(run: Run, options: ModelOptions) -> Run:
     """Return the run itself for torch, else its export for the engine.
 
-    The export is made once, in the run's folder ``exports/``, and again when the checkpoint has changed.
+    The export is made once, in the run's folder ``exports/``, and again when the checkpoint has changed. CTranslate2's
+    model of an export to safetensors is made in memory.
     """
     if options.engine is None and options.quantize is None:
         return run
     engine = options.engine or engine_of(run)
     check_known("engine", engine, ENGINES)
     if isinstance(run, Export):
+        if run.to == SAFETENSORS and engine == CTRANSLATE2 and isinstance(run.recipe, TranslationRecipe):
+            _, in_memory = _exporting()
+            return in_memory(run, options.quantize or EXACT)
         if engine != run.engine or options.quantize not in (None, run.quantize):
             raise UserError(
                 f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
@@ -146,6 +151,13 @@ def engine_of(run: Run) -> str:
     return run.engine if isinstance(run, Export) else TORCH
 
 
+def _exporting() -> tuple[Callable[..., Any], Callable[[Export, str], Export]]:
+    """Return the functions that export a run, and that make CTranslate2's model in memory. They import torch."""
+    from phmctl.export.verb import export, in_memory
+
+    return export, in_memory
+
+
 def _engine_export(run: Run, engine: str, options: ModelOptions) -> Export:
     weights = run.weights(options.checkpoint)
     quantize = options.quantize or EXACT
@@ -153,12 +165,11 @@ def _engine_export(run: Run, engine: str, options: ModelOptions) -> Export:
     folder = run.folder / "exports" / name
     export = _valid_export(folder, weights)
     if export is None:
-        from phmctl.export.verb import export as export_run
-
         with lock(folder.parent / f".{name}.lock", remove=True):
             export = _valid_export(folder, weights)  # another process may have made it meanwhile
             if export is None:
                 note(f"exporting to {engine}; the export is kept in {folder}")
+                export_run, _ = _exporting()
                 made = export_run(
                     run,
                     engine,

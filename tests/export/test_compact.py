@@ -13,16 +13,18 @@ from torch import Tensor
 
 from phmctl.algebra.quantise import SCALE, dequantise, quantise
 from phmctl.assembly import build_classifier
+from phmctl.decoding.loading import load_translator
 from phmctl.errors import RunError, UserError
 from phmctl.export.compact import CompactForm, compact_form
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verb import export
 from phmctl.exports import HUGGINGFACE, ONNX, SAFETENSORS, Export
+from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.models import plain
 from phmctl.runs import Run
 from tests.export.test_dense import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer
-from tests.tasks.translation.runs import make_run
+from tests.tasks.translation.runs import SOURCES, make_run
 
 STRUCTURES = {
     "low-rank": {"algebra": "low-rank", "rank": 8},
@@ -173,6 +175,23 @@ def test_a_dense_run_has_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[
     second = export(run, SAFETENSORS, tmp_path / "dense", weights="dense").export
     for name in ("model.safetensors", "config.json"):
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_ctranslate2_runs_an_export_to_safetensors(phm_run: Run, quantize: str | None, tmp_path: Path) -> None:
+    """Its model is made in memory, and no file is added to the export."""
+    pytest.importorskip("ctranslate2")
+    made = export(phm_run, SAFETENSORS, tmp_path / "out").export
+    files = sorted(tmp_path.rglob("*"))
+    fast = with_engine(made, ModelOptions(engine="ctranslate2", quantize=quantize))
+    assert isinstance(fast, Export)
+    assert fast.engine == "ctranslate2"
+    assert fast.weights() != made.weights()
+    assert sorted(tmp_path.rglob("*")) == files
+    ours = load_translator(made, device="cpu").translate(SOURCES, beam=1)
+    theirs = load_translator(fast, device="cpu").translate(SOURCES, beam=1)
+    equal = [a[0].text == b[0].text for a, b in zip(ours, theirs, strict=True)]
+    assert all(equal) if quantize is None else any(equal)
 
 
 def _nan_scale(tensors: dict[str, Tensor], name: str) -> None:
