@@ -40,6 +40,7 @@ M = TypeVar("M", bound=nn.Module)
 def trained(model: M, run: Run, checkpoint: str, device: torch.device) -> M:
     """Load a checkpoint into a model built on ``meta``, and return it in evaluation mode. Raises RunError."""
     folder = run.checkpoint(checkpoint)
+    run.check_model(folder)
     load_model(model, read_checkpoint(folder, ("model",)).tensors["model"], folder, device)
     return model.eval()
 

@@ -6,7 +6,7 @@ A checkpoint is a folder::
         model.safetensors       one file per group of tensors
         optimizer.safetensors
         state.json              counters and scores
-        manifest.json           sizes and SHA-256 of the other files, written last
+        manifest.json           sizes and SHA-256 of the other files and the recipe's model section, written last
 
 It is written under a temporary name, flushed to the disk and renamed, so that a crash leaves the old checkpoint or the
 new one, never a part. A replaced checkpoint has another name for a moment; if the writer dies then, the next writer
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.errors import RunError
-from phmctl.files import clear, discard, read_json_object, read_seal, replacing, seal, verify, writing
+from phmctl.files import clear, damage, discard, read_json_object, read_seal, replacing, seal, verify, writing
 
 if TYPE_CHECKING:
     import torch
@@ -76,22 +76,28 @@ def newest_whole_step(folder: Path) -> int | None:
     return next((step for step in reversed(saved_steps(folder)) if _is_whole(folder / step_name(step))), None)
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, *, hashed: bool = False) -> bool:
     try:
-        return all((folder / entry["name"]).stat().st_size == entry["bytes"] for entry in _file_entries(folder))
-    except (RunError, OSError, ValueError):  # ValueError: an impossible file name in a damaged manifest
+        entries = read_seal(folder / MANIFEST, RunError, "")["files"]
+        return not any(damage(folder, entry, hashed=hashed) for entry in entries)
+    except (RunError, OSError):
         return False
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, "Tensor"]], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint, replacing one of the same name. Raises OutputError."""
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, "Tensor"]],
+    state: Mapping[str, Any],
+    model: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint, replacing one of the same name; `model` is the recipe's model section. Raises OutputError."""
     with writing(folder):
         clear(folder.with_name("*"))
         with replacing(folder, MANIFEST, STATE) as temporary:
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)
-            seal(temporary, MANIFEST, {})
+            seal(temporary, MANIFEST, {"model": dict(model or {})})
 
 
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
@@ -113,11 +119,11 @@ def prune(folder: Path, keep: set[int]) -> None:
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     """Return the state and the given groups of tensors of a checkpoint. Raises RunError if a file is damaged."""
     verify_checkpoint(folder, groups)
-    tensors = {group: read_tensors(folder / f"{group}.safetensors", _advice(folder)) for group in groups}
+    tensors = {group: read_tensors(folder / f"{group}.safetensors", _Advice(folder)) for group in groups}
     return Checkpoint(tensors, read_state(folder))
 
 
-def read_tensors(path: Path, advice: str) -> dict[str, "Tensor"]:
+def read_tensors(path: Path, advice: object) -> dict[str, "Tensor"]:
     """Return the tensors of a safetensors file by name. Raises RunError, which ends with `advice`, if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -130,37 +136,42 @@ def read_tensors(path: Path, advice: str) -> dict[str, "Tensor"]:
 
 def checkpoint_digest(folder: Path, group: str) -> str:
     """Return the SHA-256 of a group's file that the manifest records. Raises RunError."""
-    return next(str(entry["sha256"]) for entry in _file_entries(folder) if entry["name"] == f"{group}.safetensors")
+    name = f"{group}.safetensors"
+    return next(str(entry["sha256"]) for entry in read_manifest(folder)["files"] if entry["name"] == name)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Return the state of a checkpoint without verifying it. Raises RunError if it is missing or no JSON object."""
-    return read_json_object(folder / STATE, RunError, _advice(folder))
+    return read_json_object(folder / STATE, RunError, _Advice(folder))
 
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
     """Check the sizes and SHA-256 of a checkpoint's state and the given groups. Raises RunError."""
-    entries = {entry["name"]: entry for entry in _file_entries(folder)}
+    entries = {entry["name"]: entry for entry in read_manifest(folder)["files"]}
     for name in [STATE, *(f"{group}.safetensors" for group in groups)]:
         if name not in entries:
-            raise RunError(f"{folder / name} is missing; {_advice(folder)}")
-        verify(folder, [entries[name]], RunError, _advice(folder))
+            raise RunError(f"{folder / name} is missing; {_Advice(folder)}")
+        verify(folder, [entries[name]], RunError, _Advice(folder))
 
 
-def _file_entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the manifest's file entries. Raises RunError if the manifest is missing or damaged."""
-    return list(read_seal(folder / MANIFEST, RunError, _advice(folder))["files"])
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint. Raises RunError if it is missing or damaged."""
+    return read_seal(folder / MANIFEST, RunError, _Advice(folder))
 
 
-def _advice(folder: Path) -> str:
-    """Return the advice of an error about a checkpoint: the other checkpoints of the run."""
-    names = [step_name(step) for step in saved_steps(folder.parent)]
-    if (folder.parent / AVERAGE).is_dir():
-        names.append(AVERAGE)
-    alternatives = [name for name in names if name != folder.name]
-    if not alternatives:
-        return "there is no other checkpoint; copy the run again or train again"
-    return f"use another one: --checkpoint {alternatives[-1]} (there are: {', '.join(alternatives)})"
+@dataclass(frozen=True)
+class _Advice:
+    """The advice of an error about a checkpoint. Formatting it reads which other checkpoints are undamaged."""
+
+    folder: Path
+
+    def __str__(self) -> str:
+        names = [AVERAGE, *map(step_name, saved_steps(self.folder.parent))]  # training continues from a step only
+        others = [self.folder.with_name(name) for name in names if name != self.folder.name]
+        undamaged = [other.name for other in others if _is_whole(other, hashed=True)]
+        if not undamaged:
+            return "there is no other undamaged checkpoint; copy the run again or train again"
+        return f"use another one: --checkpoint {undamaged[-1]} (undamaged: {', '.join(undamaged)})"
 
 
 def model_tensors(model: "nn.Module") -> dict[str, "Tensor"]:

@@ -4,7 +4,7 @@ A file or folder is written under a hidden temporary name, flushed to the disk a
 its temporary behind; the next writer of the same name removes temporaries that are more than a day old.
 
 Prepared data, checkpoints and exports are sealed folders: a manifest, written last, lists the name, size and SHA-256 of
-every file, so that a reader can detect damage.
+every file, so that a reader can detect damage. The records of a run are sealed texts, which end with their own SHA-256.
 """
 
 import errno
@@ -19,7 +19,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -37,6 +37,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 _REPLACED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.old")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _BUSY_SECONDS = 0.5  # `phmctl runs` holds the lock of each run for a moment
+_SEAL = b'"sha256": "'  # precedes the digest of a sealed text
 _FILE_ENTRY = {"name": str, "bytes": int, "sha256": str}
 
 
@@ -80,6 +81,30 @@ def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> 
             with suppress(OSError):
                 path.unlink()
         file_lock.release()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[Callable[[], Path | None]]:
+    """Hold a folder open; yield a function that returns its present path, or None without one.
+
+    The path is `folder` while that is still the same folder. Linux knows the new path of a moved folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def find() -> Path | None:
+        paths = [folder]
+        with suppress(OSError):
+            paths.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        for path in paths:
+            with suppress(OSError):
+                if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return path
+        return None
+
+    try:
+        yield find
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool | None:
@@ -144,7 +169,34 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json_object(path: Path, error_type: type[UserError], advice: str) -> dict[str, Any]:
+def sealed(text: str) -> bytes:
+    """Return a text that ends with ``"sha256": ""`` in UTF-8, with the SHA-256 of the bytes before it filled in."""
+    content, key, end = text.encode("utf-8", "backslashreplace").rpartition(_SEAL)
+    return b"".join((content, key, hashlib.sha256(content).hexdigest().encode(), end))
+
+
+def is_sealed(text: bytes) -> bool:
+    """Return whether a text of :func:`sealed` is complete and unchanged."""
+    content, _, end = text.rpartition(_SEAL)
+    closing = b"".join(end[64:].split())
+    return end[:64] == hashlib.sha256(content).hexdigest().encode() and closing in (b'"', b'"}')
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON whose last key is its own SHA-256, atomically."""
+    write_atomic(path, sealed(json.dumps({**content, "sha256": ""}, indent=2, ensure_ascii=False) + "\n"))
+
+
+def read_sealed(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
+    """Return the content of :func:`write_sealed`; raise `error_type` if the file is missing, damaged or changed."""
+    value = read_json_object(path, error_type, advice)
+    if not is_sealed(path.read_bytes()):
+        raise error_type(f"{path} was changed: its SHA-256 is not the one at its end; {advice}")
+    del value["sha256"]
+    return value
+
+
+def read_json_object(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
     """Return the JSON object in a file; otherwise raise `error_type` with a message that ends with `advice`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
@@ -328,7 +380,7 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-def read_seal(path: Path, error_type: type[UserError], advice: str) -> dict[str, Any]:
+def read_seal(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
     """Return a manifest; raise `error_type` if it is missing or does not list its files, each once."""
     manifest = read_json_object(path, error_type, advice)
     if not manifest.get("files") or not are_file_entries(manifest["files"]):
@@ -336,8 +388,8 @@ def read_seal(path: Path, error_type: type[UserError], advice: str) -> dict[str,
     return manifest
 
 
-def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
-    """Return "is missing" or "is damaged: …" if a file differs from its manifest entry, otherwise None."""
+def damage(folder: Path, entry: Mapping[str, Any], *, hashed: bool = True) -> str | None:
+    """Return "is missing" or "is damaged: …" if a file's size or, if `hashed`, digest is not its entry's, else None."""
     path = folder / entry["name"]
     try:
         exists = path.is_file()
@@ -345,7 +397,7 @@ def damage(folder: Path, entry: Mapping[str, Any]) -> str | None:
         exists = False
     if not exists:
         return "is missing"
-    if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+    if path.stat().st_size != entry["bytes"] or (hashed and sha256(path) != entry["sha256"]):
         return "is damaged: its SHA-256 is not the one recorded"
     return None
 
@@ -354,7 +406,7 @@ def verify(
     folder: Path,
     entries: Sequence[Mapping[str, Any]],
     error_type: type[UserError],
-    advice: str,
+    advice: object,
     names: Collection[str] | None = None,
 ) -> None:
     """Raise `error_type` if a file differs from its manifest entry.

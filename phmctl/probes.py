@@ -34,7 +34,7 @@ from phmctl.decoding.search import change_decoding, plan
 from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
-from phmctl.files import read_json_object, sha256_text, write_json
+from phmctl.files import read_sealed, sha256_text, write_sealed
 from phmctl.inference.opening import check_scorable
 from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
@@ -90,7 +90,7 @@ def probe(
             scores[task] = _scores(prepared, predictions)
     pooling = next(iter(recipes.values())).model.pooling
     report = ProbingReport(names[0], encoders[0].weights.name, scores, names[1] if against else None, pooling)
-    write_json(encoders[0].run.results_folder / "probing.json", report.as_json())
+    write_sealed(encoders[0].run.results_folder / "probing.json", report.as_json())
     return report
 
 
@@ -178,7 +178,7 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
     path = root / "probes" / prepared.folder.parent.name / f"{sha256_text([json.dumps(key)])[:16]}.json"
     with suppress(DataError):
         if path.is_file():
-            cached = read_json_object(path, DataError, "")
+            cached = read_sealed(path, DataError, "")
             if cached.get("of") == key:
                 return dict(cached["answers"])
     device = pick_device(training.device)
@@ -193,7 +193,7 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
             model = fit_probe(recipe, splits, len(prepared.labels), device)
         with torch.inference_mode():
             predictions[name] = model(vectors["test"][name].to(device)).argmax(1).tolist()
-    write_json(path, {"of": key, "run": encoder.run.name, "answers": predictions})
+    write_sealed(path, {"of": key, "run": encoder.run.name, "answers": predictions})
     return predictions
 
 

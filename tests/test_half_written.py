@@ -1,6 +1,5 @@
 """A run of which a piece is missing or cut off: each a run error that names the file, and nothing is written."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -9,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from phmctl import verbs
+from phmctl.data.copies import record_copies
 from phmctl.errors import RunError
-from phmctl.files import file_entry, write_atomic
+from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
@@ -106,9 +106,8 @@ def test_references_are_a_piece_of_a_score(run: Path) -> None:
 
 
 def change_data(run: Path, **changed: object) -> None:
-    data = json.loads((run / "data.json").read_text())
-    data["copies"] = [file_entry(run, entry["name"]) for entry in data["copies"]]
-    (run / "data.json").write_text(json.dumps({**data, **changed}))
+    opened = Run.open(run)
+    record_copies(opened, {**opened.data(), **changed})
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

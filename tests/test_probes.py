@@ -14,6 +14,7 @@ from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import EOS
 from phmctl.errors import DataError, NonFiniteError, RecipeError, RunError
+from phmctl.files import read_sealed
 from phmctl.metrics.classification import accuracy
 from phmctl.probes import Encoder, ProbingReport, TaskScores, fit_probe, predict, probe
 from phmctl.recipe.loading import expect, load_recipe
@@ -207,7 +208,7 @@ def test_one_command_probes_the_prepared_tasks_and_fits_no_probe_twice(
     assert [*first["tasks"]] == ["probe-subj-number"]
     cached = {path: path.stat().st_mtime_ns for path in copied_data.rglob("probes/*/*")}
     assert len(cached) == 1
-    assert json.loads((copied_run.results_folder / "probing.json").read_text()) == first
+    assert read_sealed(copied_run.results_folder / "probing.json", RunError, "") == first
     assert json.loads(call(*command, "--set", "data.card=probing-subj-number").stdout) == first
     assert {path: path.stat().st_mtime_ns for path in cached} == cached
     report = probe(copied_run.folder, against=tiny_run.folder, data=copied_data, settings=BRIEF)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.files import are_file_entries, file_entry, verify, write_json
+from phmctl.files import are_file_entries, file_entry, verify, write_sealed
 from phmctl.runs import DATA, Run
 
 if TYPE_CHECKING:  # an export answers without numpy
@@ -25,7 +25,7 @@ def record_copies(run: Run, manifest: Mapping[str, Any], *extra_files: Path) -> 
     """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of tokenizers, text and extra files."""
     paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
     entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in (*paths, *extra_files)]
-    write_json(run.folder / DATA, {**manifest, _COPIES: entries})
+    write_sealed(run.folder / DATA, {**manifest, _COPIES: entries})
 
 
 def load_tokenizers(run: Run) -> TokenizerPair:
@@ -65,7 +65,7 @@ def refuse_damaged_copy(run: Run, path: Path) -> None:
     if not are_file_entries(entries):
         raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} must be a list of files; {ADVICE}")
     name = str(path.relative_to(run.folder))
-    verify(run.folder, [entry for entry in entries if entry["name"] == name], RunError, ADVICE)
+    verify(run.folder, entries, RunError, ADVICE, [name])
 
 
 def check_same_vocabulary(run: Run, prepared: "PreparedData", key: str = "training.initialise_from") -> None:

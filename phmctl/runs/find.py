@@ -22,6 +22,7 @@ LOCK = ".lock"
 POINTERS = ("last", "best")
 AUTO = "auto"  # the checkpoint that the run's recipe selects
 
+_TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}")
 _VERSION = re.compile(r"v(\d{3,})")
 KILLED = "the process ended without an error message, perhaps because it was killed"
 _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
@@ -148,13 +149,14 @@ def _nearest_run(path: Path, root: Path) -> str:
 
 def check_tag(tag: str | None) -> None:
     """Raise UserError unless a tag is a plain name; it can be given instead of a path."""
-    if tag is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", tag):
+    if tag is not None and not _TAG.fullmatch(tag):
         raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
 
 
 def read_tag(run: Path) -> str | None:
     """Return the tag of a run (``train --tag``), or None."""
-    return _read_text(run / ENVIRONMENT, "tag")
+    tag = _read_text(run / ENVIRONMENT, "tag")
+    return tag if tag and _TAG.fullmatch(tag) else None
 
 
 def read_failure(run: Path) -> str | None:

@@ -6,10 +6,11 @@ Each scoring writes two files: a JSON report and the scored answers::
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     the scored answers
 
 The file name contains the split, the checkpoint, the main settings, and a digest of the weights and all settings, so
-that another beam size or further training never overwrites an earlier result. The report stores the SHA-256 of the
-answers: if they have changed since, a warning is printed, and no comparison uses them.
+that another beam size or further training never overwrites an earlier result. The report ends with its own SHA-256 and
+contains that of the answers: a warning names a changed report, which is skipped, and changed or missing answers, which
+no comparison uses.
 
-The log has a JSON object for each logged interval, validation, early stop and average.
+The log has a JSON object for each logged interval, validation, early stop and average, each with its own SHA-256.
 """
 
 import json
@@ -23,10 +24,11 @@ from typing import Any, Self
 from phmctl import __version__
 from phmctl.console import warn
 from phmctl.errors import RunError
-from phmctl.files import FORMAT, sha256, sha256_text, write_json
+from phmctl.files import FORMAT, is_sealed, read_sealed, sealed, sha256, sha256_text, write_sealed
 from phmctl.runs.run import Run, Weights, git_revision
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
+_ADVICE = "its result is skipped: remove it and score the run again"
 _ORIGIN_TYPES = {"split": str, "checkpoint": str, "settings": dict, "scores": dict}
 
 
@@ -101,7 +103,7 @@ def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: 
         "date": datetime.now(UTC).date().isoformat(),
     }
     path = key.path(run, "json")
-    write_json(path, {"made": origin, **report})
+    write_sealed(path, {"made": origin, **report})
     return path
 
 
@@ -111,9 +113,10 @@ def read_results(run: Run) -> list[Result]:
     for path in sorted(run.results_folder.glob("*.json")):
         try:
             result = _read_result(path)
-        except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-            reason = " ".join(str(error).split()) if isinstance(error, OSError | ValueError) else "not written by eval"
-            warn(f"{path} is damaged ({reason}); its result is skipped: remove it and score the run again")
+        except RunError as error:
+            warn(str(error))
+        except (ValueError, AttributeError, KeyError, TypeError):
+            warn(f"{path} is damaged; {_ADVICE}")
         else:
             if result is not None:
                 results.append(result)
@@ -121,12 +124,12 @@ def read_results(run: Run) -> list[Result]:
 
 
 def _read_result(path: Path) -> Result | None:
-    """Return the result in a file, or None if the file is no result or has another format.
+    """Return the result in a file, or None if the file is another record or has another format.
 
-    Raises various errors if it is damaged: OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError.
+    Raises RunError if it was changed, and various errors if it was never valid: AttributeError, KeyError, TypeError.
     """
-    report = json.loads(path.read_text(encoding="utf-8"))
-    origin = report.pop("made", None) if isinstance(report, dict) else None
+    report = read_sealed(path, RunError, _ADVICE)
+    origin = report.pop("made", None)
     if origin is None:
         return None
     if origin["format"] != FORMAT:
@@ -140,16 +143,15 @@ def _read_result(path: Path) -> Result | None:
 
 
 def _unchanged_answers(path: Path, origin: Mapping[str, Any]) -> Path | None:
-    """Return the file of the scored answers; warn and return None if it has changed since."""
+    """Return the file of the scored answers; warn and return None if it is missing or has changed since."""
     if origin["answers"] is None:
         return None
     answers = path.with_name(origin["answers"])
-    if not answers.is_file():
-        return None
-    if origin["answers_sha256"] not in (None, sha256(answers)):
-        warn(f"{answers} has changed since it was scored, so no test uses it; score the run again")
-        return None
-    return answers
+    if answers.is_file() and sha256(answers) == origin["answers_sha256"]:
+        return answers
+    problem = "has changed since it was scored" if answers.is_file() else "is missing"
+    warn(f"{answers} {problem}, so no test uses it; score the run again")
+    return None
 
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
@@ -174,6 +176,11 @@ def significance_tests(report: Mapping[str, Any]) -> list[tuple[str, float, floa
     return tests
 
 
+def log_line(entry: Mapping[str, Any]) -> bytes:
+    """Return the line of an entry in a training log."""
+    return sealed(json.dumps({**entry, "sha256": ""})) + b"\n"
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a training log; an empty list if the file is missing. Raises RunError."""
     return [entry for _, entry in read_log_lines(path)]
@@ -182,7 +189,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the lines of a training log with their entries; warn about damaged lines and skip them.
 
-    A last line without a line break, which a crash may leave, is skipped without a warning.
+    The beginning of a line at the end of the file, which a kill may leave, is skipped without a warning.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -195,23 +202,22 @@ def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         entry = parse_entry(line)
         if entry is not None:
             valid.append((line, entry))
-        elif number < len(lines):
+        elif number < len(lines) or not re.fullmatch(rb"(\{[^\0]*)?", line):
             damaged.append(number)
     if damaged:
-        warn(
-            f"{path}, line {damaged[0]}: no JSON object with a step; damaged lines are skipped ({len(damaged)} in all)"
-        )
+        warn(f"{path}, line {damaged[0]}: damaged or changed; such lines are skipped ({len(damaged)} in all)")
     return valid
 
 
 def parse_entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry in a line: an object with an integer `step` and, if present, numeric `seconds`; else None."""
+    """Return the entry in a line of :func:`log_line`; None if it was changed, or lacks a step or a numeric time."""
     try:
-        entry = json.loads(line)
+        entry = json.loads(line) if is_sealed(line) else None
     except (ValueError, RecursionError):  # ValueError includes invalid UTF-8
         return None
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
+    del entry["sha256"]
     return entry if isinstance(entry.get("seconds", 0.0), (int, float)) else None
 
 

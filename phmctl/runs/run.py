@@ -19,8 +19,8 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -30,6 +30,7 @@ from phmctl.checkpoints import (
     AVERAGE,
     MANIFEST,
     folder_name,
+    read_manifest,
     saved_steps,
     step_name,
     step_of,
@@ -39,18 +40,22 @@ from phmctl.console import note
 from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
+    held,
+    is_sealed,
     lock,
-    read_json_object,
+    read_sealed,
     refuse_pipes,
     remove_abandoned,
+    sealed,
     sha256,
     temporary_folder,
     write_atomic,
     write_json,
+    write_sealed,
     writing,
 )
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.loading import dump_recipe, validate_recipe
+from phmctl.recipe.loading import differences, dump_recipe, validate_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import (
     ATTEMPT,
@@ -88,6 +93,9 @@ class Run:
 
     folder: Path
     recipe: Recipe
+    find: Callable[[], Path | None] | None = field(
+        default=None, kw_only=True, repr=False, compare=False
+    )  # see `claimed`
 
     @classmethod
     def create(
@@ -111,7 +119,7 @@ class Run:
                     fill(cls(temporary, recipe))
                 for name in (CHECKPOINTS, "results"):
                     (temporary / name).mkdir()
-                write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
+                write_sealed(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
                 write_recipe(temporary, recipe)
                 return cls(claim_version(temporary, parent), recipe)
 
@@ -195,7 +203,7 @@ class Run:
         return self._read_record(DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
 
     def _read_record(self, name: str, types: Mapping[str, type]) -> dict[str, Any]:
-        record = read_json_object(self.folder / name, RunError, _ADVICE)
+        record = read_sealed(self.folder / name, RunError, _ADVICE)
         for key, value_type in types.items():
             if key in record and not isinstance(record[key], value_type):
                 raise RunError(f"{self.folder / name} is damaged: {key!r} must be a {value_type.__name__}; {_ADVICE}")
@@ -300,13 +308,49 @@ class Run:
         """The command that continues this run, quoted for a shell."""
         return shlex.join(["phmctl", "train", "--resume", str(self.folder)])
 
-    def claimed(self) -> AbstractContextManager[None]:
-        """Prevent other processes from training this run. Raises RunError if one already does."""
+    @contextmanager
+    def claimed(self) -> Iterator[Self]:
+        """Prevent other processes from training this run; yield it with `find`, which follows a moved folder.
+
+        Raises RunError if another process trains it, and at the end if the folder was moved or removed.
+        """
         busy = RunError(
             f"another process is training this run: {self.folder}; wait for it or stop it, "
             "or leave --resume out to start a new run"
         )
-        return lock(self.folder / LOCK, busy=busy)
+        with lock(self.folder / LOCK, busy=busy), held(self.folder) as find:
+            claimed = replace(self, find=find)
+            yield claimed
+            claimed.check_place()
+
+    def place(self) -> Path | None:
+        """Return the present path of the folder; None if the run is claimed and its folder was removed."""
+        place = self.folder if self.find is None else self.find()
+        return place if place and (self.find is None or (place / RECIPE).is_file()) else None
+
+    def followed(self) -> Self:
+        """Return the run at the present path of its folder. Raises RunError if the folder was removed."""
+        place = self.place()
+        if place is None:
+            raise RunError(
+                f"{self.folder} was removed while it was trained, or moved to another disk; what was trained since its "
+                "last checkpoint is lost\ncontinue the moved run with: phmctl train --resume FOLDER, or train again"
+            )
+        return replace(self, folder=place)
+
+    def check_place(self) -> None:
+        """Raise RunError if the folder of a claimed run was moved or removed."""
+        run = self.followed()
+        if run.folder != self.folder:
+            places = f"{self.folder} was moved to {run.folder} while it was trained"
+            raise RunError(f"{places}; its last checkpoint is there, continue with: {run.resume_command}")
+
+    def check_model(self, checkpoint: Path) -> None:
+        """Raise RunError if a checkpoint was trained with another model section than the recipe's."""
+        trained, section = read_manifest(checkpoint).get("model"), self.recipe.model.model_dump(mode="json")
+        for key, (before, now) in differences(trained if isinstance(trained, dict) else {}, section).items():
+            place = f"{checkpoint} was trained with model.{key} = {before!r}"
+            raise RunError(f"{place}, but {self.folder / RECIPE} has {now!r}; {_ADVICE}")
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
@@ -314,9 +358,8 @@ class Run:
 
         A killed process leaves a record without an error. A record that cannot be written does not stop the training.
         """
-        path = self.folder / ATTEMPT
         with suppress(OutputError):
-            write_json(path, {"started": datetime.now(UTC).isoformat(timespec="seconds")})
+            write_json(self.folder / ATTEMPT, {"started": datetime.now(UTC).isoformat(timespec="seconds")})
         failure = None
         try:
             yield
@@ -325,11 +368,12 @@ class Run:
                 failure = str(error).split("\n")[0] or type(error).__name__
             raise
         finally:
+            place = self.place()
             with suppress(OSError, OutputError):
-                if failure is None:
-                    path.unlink(missing_ok=True)
-                else:
-                    write_json(path, {"error": failure})
+                if place and failure is None:
+                    (place / ATTEMPT).unlink(missing_ok=True)
+                elif place:
+                    write_json(place / ATTEMPT, {"error": failure})
 
 
 def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
@@ -344,26 +388,23 @@ def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe of a run."""
-    write_atomic(folder / RECIPE, dump_recipe(recipe))
+    """Write the recipe of a run, with its SHA-256 in a comment at the end."""
+    write_atomic(folder / RECIPE, sealed(f'{dump_recipe(recipe)}# of the lines above: "sha256": ""\n'))
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe of a run. Raises RunError if the file is damaged or its folder contains a pipe or device.
-
-    Every key must be present: in a truncated file a default could replace a setting of the run.
-    """
+    """Return the recipe of a run. Raises RunError if it was changed, or its folder contains a pipe or device."""
     refuse_pipes(path.parent, RunError)
     try:
-        document = read_document(path, RecipeError)
-        recipe = validate_recipe(document)
+        recipe = validate_recipe(read_document(path, RecipeError))
     except RecipeError as error:
         place = "" if str(error).startswith(str(path)) else f"{path} cannot be used: "
         raise RunError(f"{place}{error}\n{_ADVICE}") from error
-    missing = [key for key in type(recipe).model_fields if key not in document.content]
-    if missing or not path.read_bytes().endswith(b"\n"):
-        place = f" before {missing[0]!r}" if missing else ""
-        raise RunError(f"{path} is damaged: it is truncated{place}; {_ADVICE}")
+    if not is_sealed(path.read_bytes()):
+        raise RunError(
+            f"{path} was changed or truncated: its SHA-256 is not the one in its last line; copy the run again\n"
+            f"to train with changed values, start a new run: phmctl train {shlex.quote(str(path))}"
+        )
     return recipe
 
 

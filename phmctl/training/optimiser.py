@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
+from phmctl.checkpoints import saved_steps
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
-from phmctl.files import read_json_object, write_json
+from phmctl.files import read_sealed, write_sealed
 from phmctl.nn.convert import to_dense
 from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.models import MOST
@@ -204,11 +205,11 @@ def choose_rates(model: nn.Module, run: Run) -> dict[str, float]:
     rates = build_rates(model, settings)
     if settings.rates == "one":
         return rates
-    path = run.folder / RATES
-    if not path.exists():
-        write_json(path, rates)
+    path = run.followed().folder / RATES
+    if not path.exists() and not saved_steps(run.checkpoints_folder):
+        write_sealed(path, rates)
         return rates
-    stored = read_json_object(path, RunError, "copy the run again")
+    stored = read_sealed(path, RunError, "copy the run again")
     # The same seed gives nearly these rates on any device; the tensors of another run cannot be compared any more.
     tolerance = math.inf if settings.initialise_from else 0.2
     valid = stored.keys() == rates.keys() and all(

@@ -1,6 +1,5 @@
 """Report a training: its speed, a progress line on stderr, ``metrics.jsonl``, and optionally TensorBoard's log."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from phmctl.console import note, people, printable
 from phmctl.errors import RecipeError
 from phmctl.files import open_without_links, write_atomic, writing
-from phmctl.runs.results import read_log_lines
+from phmctl.runs.results import log_line, read_log_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -150,7 +149,7 @@ class MetricsLog:
         """Append an entry. After OutputError (a full disk) the incomplete line is dropped when training is resumed."""
         if self._path is None:
             return
-        line = json.dumps({"event": event, "step": step, **values}).encode() + b"\n"
+        line = log_line({"event": event, "step": step, **values})
         with writing(self._path):
             while line:
                 line = line[self._file.write(line) :]

@@ -22,6 +22,7 @@ from phmctl.checkpoints import (
     Checkpoint,
     prune,
     read_checkpoint,
+    read_manifest,
     read_state,
     saved_steps,
     step_name,
@@ -30,8 +31,9 @@ from phmctl.checkpoints import (
     whole_steps,
     write_checkpoint,
 )
+from phmctl.console import warn
 from phmctl.errors import OutputError, RecipeError, RunError
-from phmctl.files import FORMAT, clear, discard, remove_abandoned, write_json, writing
+from phmctl.files import FORMAT, clear, discard, remove_abandoned, write_sealed, writing
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe, TrainingSection
@@ -103,10 +105,31 @@ class TrainingState(BaseModel):
 def scheduled_steps(folder: Path, save_every: int, final: int | None) -> list[int]:
     """Return the complete checkpoints at the save interval, and the final one, in ascending order.
 
-    Checkpoints written by an interruption or for a new best score are excluded, so that the kept and averaged
-    checkpoints do not depend on interruptions.
+    Checkpoints written by an interruption or for a new best score are excluded, so that the kept checkpoints do not
+    depend on interruptions.
     """
-    return [step for step in whole_steps(folder) if step % save_every == 0 or step == final]
+    return [step for step in whole_steps(folder) if step == final or (step and step % save_every == 0)]
+
+
+def steps_to_average(settings: TrainingSection, final: int) -> list[int]:
+    """Return the steps of the last ``training.average`` checkpoints of a training that ends at step `final`."""
+    earlier = range(settings.save_every, final, settings.save_every)
+    return [*earlier[max(len(earlier) + 1 - settings.average, 0) :], final]
+
+
+def undamaged_steps(folder: Path, steps: Sequence[int]) -> list[int]:
+    """Return the steps with undamaged weights; a warning names the others. Raises RunError if there is none."""
+    undamaged: list[int] = []
+    for step in steps:
+        try:
+            verify_checkpoint(folder / step_name(step), ["model"])
+        except RunError:
+            if step == steps[-1] and not undamaged:
+                raise
+            warn(f"{folder / step_name(step)} is missing or damaged, so the average leaves it out")
+        else:
+            undamaged.append(step)
+    return undamaged
 
 
 def update_pointers(run: Run, settings: TrainingSection) -> None:
@@ -150,7 +173,8 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
                 sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
     means = {name: (total / len(steps)).to(newest[name].dtype) for name, total in sums.items()}
     averaged = {name: means.get(name, tensor) for name, tensor in newest.items()}
-    write_checkpoint(folder / AVERAGE, {"model": averaged}, {"steps": list(steps)})
+    section = read_manifest(folder / step_name(steps[-1])).get("model")
+    write_checkpoint(folder / AVERAGE, {"model": averaged}, {"steps": list(steps)}, section)
     return averaged
 
 
@@ -237,6 +261,7 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
     if step_of(path.name) is None:
         raise RunError(f"{path} contains weights only; resume from last, best or a step")
     checkpoint = read_checkpoint(path, ["model", MOMENTS])
+    run.check_model(path)
     state = TrainingState.from_json(checkpoint.state, path)
     return Checkpoint(checkpoint.tensors, state.model_dump())
 
@@ -266,7 +291,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
     if isinstance(unmodified, dict):
         for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
-    write_json(run.folder / ENVIRONMENT, record)
+    write_sealed(run.folder / ENVIRONMENT, record)
     write_recipe(run.folder, recipe)
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +31,8 @@ from phmctl.training.saving import (
     data_of,
     read_to_resume,
     run_to_resume,
-    scheduled_steps,
+    steps_to_average,
+    undamaged_steps,
 )
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
@@ -173,11 +174,11 @@ def train_task(
             nonlocal trainer
             environment = _environment(recipe, device, processes, data, start)
             run = old or Run.create(root, recipe, environment=environment | dict(record or {}), fill=task.furnish)
-            stack.enter_context(run.claimed())
+            run = stack.enter_context(replace(run, recipe=recipe).claimed())
             resumed = None if old is None else read_to_resume(task, old, checkpoint)
-            run = Run(run.folder, recipe)
             initial = start.tensors if start else None
             trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=resumed, quiet=quiet)
+            run.check_place()  # building a large model takes a while
             if start is not None:
                 trainer.progress.say(start.summary())
             unfinished = not trainer.finished
@@ -186,7 +187,7 @@ def train_task(
             elif old is not None:
                 unfinished = complete_run(old, recipe, trainer.state.step)
             stack.enter_context(run.attempted())
-            return Plan(run, resumed.state if resumed else None, trainer.rates, unfinished)
+            return Plan(Run(run.folder, recipe), resumed.state if resumed else None, trainer.rates, unfinished)
 
         plan = processes.from_leader(make_plan)
         if trainer is None:
@@ -281,17 +282,22 @@ def _average(trainer: Trainer) -> None:
     if not trainer.log.has(AVERAGE, step):
         trainer.log.add(AVERAGE, step, {**metrics, "checkpoints": len(steps)})
     scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    trainer.progress.say(f"average of {len(steps)} checkpoints: validation {scores}")
+    trainer.progress.say(f"average of the checkpoints of steps {', '.join(map(str, steps))}: validation {scores}")
 
 
 def _update_average(trainer: Trainer) -> list[int]:
     """Write the average and load it into the model; return its steps, or an empty list if nothing is to be done."""
-    settings, step, folder = trainer.settings, trainer.state.step, trainer.run.checkpoints_folder
-    if not settings.average:
+    step, folder = trainer.state.step, trainer.run.followed().checkpoints_folder
+    if not trainer.settings.average:
         return []
-    steps = scheduled_steps(folder, settings.save_every, step)[-settings.average :]
-    if averaged_steps(folder) == steps and trainer.log.has(AVERAGE, step):
+    steps, before = steps_to_average(trainer.settings, step), averaged_steps(folder)
+    logged = trainer.log.has(AVERAGE, step)
+    if logged and before == steps:
+        return []
+    steps = undamaged_steps(folder, steps)
+    if logged and before == steps:
         return []
     averaged = average_checkpoints(folder, steps)
+    trainer.run.check_place()
     copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
     return steps

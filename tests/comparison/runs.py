@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
-from phmctl.files import write_atomic, write_json
+from phmctl.data.copies import record_copies
+from phmctl.files import write_atomic
 from phmctl.metrics.text import all_scores
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.results import ScoringKey, write_result
+from phmctl.runs.results import ScoringKey, log_line, write_result
 from phmctl.tasks.registry import trained_kind
 
 REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
@@ -47,9 +48,9 @@ def make_run(
     loaded = load_recipe(recipe, [*settings, f"training.seed={seed}"])
 
     def fill(run: Run) -> None:
-        write_json(run.folder / "data.json", {"sources": [{"name": "train", "sha256": data}], "splits": {}})
         for side, lines in (("source", SOURCES[: len(references)]), ("target", references)):
             write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
+        record_copies(run, {"sources": [{"name": "train", "sha256": data}], "splits": {}})
 
     run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate, loss)
     if hypotheses is not None:
@@ -71,8 +72,8 @@ def make_classifier(
     examples = [{"texts": [f"text {row}"], "label": "VBZ", "attractors": row % 3} for row in range(len(right))]
 
     def fill(run: Run) -> None:
-        write_json(run.folder / "data.json", {"sources": []})
         write_atomic(run.text_folder / f"{split}.jsonl", "".join(json.dumps(example) + "\n" for example in examples))
+        record_copies(run, {"sources": []})
 
     run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
     setting = ScoringKey(split, run.weights("best"))
@@ -91,7 +92,7 @@ def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
         figures = {"loss": 5 - step / steps, "tokens_per_second": rate, "seconds": 60 * step / steps}
         entries.append({"event": "train", "step": step, **figures})
     entries.append({"event": "validation", "step": steps, "loss": loss, "seconds": 60.0})
-    write_atomic(run.metrics_path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    write_atomic(run.metrics_path, b"".join(map(log_line, entries)))
     state = {"step": steps, "best_step": steps, "best_score": -loss, "stale": 0}
     write_checkpoint(run.checkpoints_folder / f"step-{steps:06d}", {"model": tensors_of(run.recipe)}, state)
     for pointer in ("last", "best"):

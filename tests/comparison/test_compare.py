@@ -13,6 +13,7 @@ import pytest
 from phmctl.comparison.compare import OVER_SEEDS, POOLED
 from phmctl.comparison.variants import conditions, mean_and_spread
 from phmctl.console import Table
+from phmctl.data.copies import record_copies
 from phmctl.errors import RunError
 from phmctl.metrics.text import bleu, paired_bootstrap
 from phmctl.runs import Run
@@ -359,6 +360,7 @@ def test_named_test_sets_are_compared_without_a_plain_one(tmp_path: Path) -> Non
     for side in ("source", "target"):
         text = (run.text_folder / f"test.{side}").rename(run.text_folder / f"test_a.{side}")
         shutil.copy(text, run.text_folder / f"test_b.{side}")
+    record_copies(run, run.data())
     printed = [line for line in call("compare", run.folder).stderr.split("\n") if line.startswith("phmctl")]
     assert printed == [f"phmctl eval {run.folder} --split test_{name}" for name in "ab"]
     assert call(*printed[0].split()[1:]).exit_code == 0

@@ -11,7 +11,7 @@ from phmctl.comparison.papers import Cell, compare_papers
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.runs import Weights
-from phmctl.runs.results import ScoringKey, read_results, write_result
+from phmctl.runs.results import ScoringKey, log_line, read_results, write_result
 from phmctl.shipped import shipped_names
 from tests.calls import call
 from tests.comparison.runs import REFERENCES, make_classifier, make_run, worse
@@ -120,7 +120,7 @@ def test_times_of_table_3_are_read_from_result_and_log(tmp_path: Path) -> None:
     entries = [
         {"event": "train", "step": step, "seconds_per_step": seconds} for step, seconds in enumerate((0.5, 0.2, 0.1))
     ]
-    run.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    run.metrics_path.write_bytes(b"".join(map(log_line, entries)))
     (comparison,) = compare_papers("table3", root=tmp_path)
     cell = cell_of(comparison.cells, "Transformer", "inference s")
     assert (cell.values, cell.command) == ([41.5], None)

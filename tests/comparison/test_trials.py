@@ -1,12 +1,12 @@
 """``--best-of``, ``--budget`` and ``--margin``."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from phmctl.errors import RecipeError, RunError
+from phmctl.files import write_sealed
 from tests.comparison.runs import REFERENCES, make_run, worse
 from tests.references import compare_runs
 
@@ -65,7 +65,7 @@ def test_trainings_limited_to_the_same_minutes_are_one_model(tmp_path: Path) -> 
     for steps, seed in ((100, 1), (90, 2)):
         run = make_run(tmp_path, settings=[*SMALL, f"training.steps={steps}"], seed=seed)
         environment = run.environment() | {"minutes": 5.0, "steps": steps}
-        (run.folder / "environment.json").write_text(json.dumps(environment))
+        write_sealed(run.folder / "environment.json", environment)
     [variant] = compare_runs(recipe="miniature", runs=tmp_path).variants
     assert len(variant.runs) == 2
     make_run(tmp_path, settings=[*SMALL, "training.steps=80"])

@@ -1,6 +1,5 @@
 """The transformers library gives the ids, the text and, if an architecture fits, the logits of the run."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.tokenizer import train_tokenizer
 from phmctl.decoding.loading import load_translator
+from phmctl.errors import RunError
 from phmctl.export.huggingface import write_tokenizer
 from phmctl.export.verb import export
 from phmctl.export.verify import IDS, LOGITS
-from phmctl.files import write_json
+from phmctl.files import read_sealed, write_sealed
 from phmctl.runs import Run
 from tests.decoding.conftest import TEXT
 from tests.export.test_dense import scattered
@@ -41,7 +41,8 @@ def run_of(root: Path, settings: dict[str, object]) -> Run:
     run, size = make_run(root / "runs", maps=settings), train_tokenizer(TEXT, "bpe", 320).size
     torch.manual_seed(1)
     model = scattered(build_transformer(run.recipe.model, size, size))
-    write_checkpoint(run.checkpoints_folder / "step-000003", {"model": model_tensors(model)}, {"step": 3})
+    section = run.recipe.model.model_dump(mode="json")
+    write_checkpoint(run.checkpoints_folder / "step-000003", {"model": model_tensors(model)}, {"step": 3}, section)
     run.set_pointer("best", 3)
     return run
 
@@ -95,9 +96,9 @@ def test_long_texts_with_the_librarys_own_defaults(tmp_path: Path) -> None:
 
 def test_a_classifiers_tokenizer_truncates_at_its_side(tmp_path: Path, runs: dict[str, Run]) -> None:
     folder = shutil.copytree(runs["encoder"].folder, tmp_path / "run")
-    data = json.loads((folder / "data.json").read_text())
+    data = read_sealed(folder / "data.json", RunError, "")
     data["settings"]["cleaning"]["keep"] = "end"
-    write_json(folder / "data.json", data)
+    write_sealed(folder / "data.json", data)
     run = Run.open(folder)
     export(run, exports.HUGGINGFACE, tmp_path / "out")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

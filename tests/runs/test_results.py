@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from phmctl import __version__
+from phmctl.files import sealed, write_sealed
 from phmctl.runs import Run, Weights
 from phmctl.runs.results import ScoringKey, read_results, write_result
 from tests.training.fake import make_recipe
 
 WEIGHTS = Weights("step-000010", "a" * 64)
 SETTING = ScoringKey("test", WEIGHTS, {"beam": 4}, "beam-4")
+RESEALED = ('{"made": {}, "sha256": ""}', '{"made": 3, "sha256": ""}')
 REPORT = {"scores": [{"name": "BLEU", "value": 1.5}]}
 
 
@@ -28,8 +30,6 @@ def test_what_is_written_is_read_and_found_while_it_and_its_answers_are_whole(ru
     assert (result.path, result.answers) == (path, answers)
     assert (result.settings, result.scores, result.report) == ({"beam": 4}, {"BLEU": 1.5}, REPORT)
     assert (result.checkpoint_sha256, result.seed, result.phmctl) == ("a" * 64, 7, __version__)
-    answers.unlink()
-    assert read_results(run)[0].answers is None
 
 
 def test_what_decides_a_result_decides_its_name_which_is_a_plain_file_name(run: Run) -> None:
@@ -57,24 +57,40 @@ def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.Ca
     assert str(answers) in capsys.readouterr().err
     kept = path.read_text()
     for old, new in {'"BLEU": 1.5': '"BLEU": "x"', '"test"': "[]", '"format": 1': '"format": 2'}.items():
-        path.write_text(kept.replace(old, new))
-        assert read_results(run) == []
-        assert str(path) in capsys.readouterr().err
+        changed = kept.replace(old, new).rpartition('"sha256": "')[0]
+        for text in (kept.replace(old, new), sealed(f'{changed}"sha256": ""\n}}').decode()):
+            path.write_text(text)
+            assert read_results(run) == []
+            assert str(path) in capsys.readouterr().err
 
 
 def test_what_is_no_result_is_left_out(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for content in (b"[1]", b'{"split": "test"}'):
-        (run.results_folder / "test.json").write_bytes(content)
-        assert read_results(run) == []
-    (run.results_folder / "test.json").unlink()
+    write_sealed(run.results_folder / "probing.json", {"split": "test"})
+    assert read_results(run) == []
+    (run.results_folder / "probing.json").unlink()
     run.results_folder.rmdir()
     assert read_results(run) == []
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b'{"made": {}}', b'{"made": 3}', b"{" * 9999])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[1]", b'{"a": 1}', *map(sealed, RESEALED), b"{" * 9999, b"\0" * 99]
+)
 def test_a_damaged_file_is_said(run: Run, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     path = run.results_folder / "test.json"
     path.write_bytes(content)
     assert read_results(run) == []
-    assert capsys.readouterr().err.startswith(f"warning: {path} is damaged (")
+    assert capsys.readouterr().err.startswith(f"warning: {path} ")
+
+
+def test_a_changed_figure_and_missing_answers_are_said(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = SETTING.path(run, "hyp")
+    answers.write_text("a\n")
+    path = write_result(run, SETTING, REPORT, answers)
+    answers.unlink()
+    assert [(result.scores, result.answers) for result in read_results(run)] == [({"BLEU": 1.5}, None)]
+    assert str(answers) in capsys.readouterr().err
+    for old, new in (("1.5", "40.02"), ('"beam": 4', '"beam": 5'), ("test", "valid"), ("}\n", "}\n\n{}")):
+        path.write_text(path.read_text().replace(old, new))
+        assert read_results(run) == []
+        assert str(path) in capsys.readouterr().err

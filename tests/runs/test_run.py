@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from phmctl.checkpoints import write_checkpoint
+from phmctl.data.copies import record_copies
 from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.files import discard
+from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
-from phmctl.runs.find import runs_root
+from phmctl.runs.find import read_tag, runs_root
 from phmctl.runs.summary import list_runs
 from tests.calls import call
 from tests.training.fake import make_recipe
@@ -61,6 +63,41 @@ def test_recipe_and_environment_survive(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(written["libraries"]) >= {"torch", "tokenizers", "sacrebleu"}
     assert {"phmctl", "git", "python", "platform", "started"} <= set(written)
     assert "hush" not in str(written)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("heads: 8", "heads: 4"),
+        ("label_smoothing: 0.1", "label_smoothing: 0.2"),
+        ("format: 1", "format: 1\n"),
+    ],
+)
+def test_a_recipe_that_was_changed_is_refused_and_trains_a_new_run(tmp_path: Path, old: str, new: str) -> None:
+    path = Run.create(tmp_path, make_recipe()).folder / "recipe.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(RunError) as caught:
+        Run.open(path.parent)
+    command, name, copy = shlex.split(str(caught.value).rpartition(": ")[2])
+    assert (command, name) == ("phmctl", "train")
+    assert load_recipe(copy).name == "fake"
+    assert [*Run.versions(tmp_path, make_recipe())] == []
+    assert not (path.parent / "recipe.json").exists()
+
+
+@pytest.mark.parametrize("name", ["environment.json", "data.json"])
+def test_a_record_that_was_changed_is_refused(tmp_path: Path, name: str) -> None:
+    run = Run.create(tmp_path, make_recipe(), fill=lambda run: record_copies(run, {"labels": ["a", "b"], "seed": 1}))
+    read = {"environment.json": run.environment, "data.json": run.data}[name]
+    assert read()["seed"] == 1
+    (run.folder / name).write_text((run.folder / name).read_text().replace('"seed": 1', '"seed": 2'))
+    with pytest.raises(RunError, match=name):
+        read()
+
+
+def test_a_tag_of_any_other_form_is_none(tmp_path: Path) -> None:
+    for tag in ("x " * 9, "a/b", "", 5, None):
+        assert read_tag(Run.create(tmp_path, make_recipe(), environment={"tag": tag}).folder) is None
 
 
 def test_a_folder_and_a_note_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What a run is, from its files: its state, what was changed, its best score, its size."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
-from phmctl.runs.results import read_metrics, series
+from phmctl.runs.results import log_line, read_metrics, series
 from phmctl.runs.summary import count_stored, list_runs, summarise
 from phmctl.tasks.registry import trained_kind
 from tests.training.fake import make_recipe
@@ -106,7 +105,7 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
     log = ""
     for step, loss, share in ((2, 0.5, 0.7), (4, 0.6, 0.8)):
         entry = {"event": "validation", "step": step, "loss": loss, "accuracy": share, "seconds": 60.0 * step}
-        log += json.dumps(entry) + "\n"
+        log += log_line(entry).decode()
     run = make(tmp_path, {"step": 4, "stale": 0, "best_step": 4, "best_score": 0.8}, log + "torn", steps=10)
     summary = summarise(run.folder)
     assert summary.best is not None

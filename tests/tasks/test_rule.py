@@ -148,7 +148,8 @@ def planted(root: Path, A: torch.Tensor, S: torch.Tensor, *settings: str) -> Rul
     """Evaluate a run whose weights are the ones given."""
     run = furnished(root, RuleTask(rule_recipe("hamilton", *settings)))
     tensors = {"product.A": A.float().contiguous(), "product.S": S.float().contiguous()}
-    write_checkpoint(run.checkpoints_folder / step_name(1), {"model": tensors}, {"step": 1})
+    section = run.recipe.model.model_dump(mode="json")
+    write_checkpoint(run.checkpoints_folder / step_name(1), {"model": tensors}, {"step": 1}, section)
     run.set_pointer("best", 1)
     return evaluate_rule(run)
 

@@ -89,8 +89,23 @@ def test_a_last_line_without_its_break_is_whole_or_dropped(path: Path) -> None:
     for cut in range(1, len(complete.splitlines()[-1]) + 1):
         path.write_bytes(complete[:-cut])
         assert _steps(path) == [5, 10][: 2 if cut == 1 else 1]
-    path.write_bytes(complete + b"\0" * 64)  # what a power cut may leave
-    assert _steps(path) == [5, 10]
+
+
+@pytest.mark.parametrize("content", [b"\0" * 64, b"5"])
+def test_an_end_that_no_kill_leaves_is_said(path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """A power cut may leave zeros, in place of all lines too."""
+    for kept, steps in ((path.read_bytes(), [5, 10]), (b"", [])):
+        path.write_bytes(kept + content)
+        assert _steps(path) == steps
+        assert f"m, line {len(steps) + 1}: " in capsys.readouterr().err
+
+
+def test_a_changed_digit_costs_its_line_with_a_warning(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = path.read_text()
+    for old, new in (('"loss": 1.6', '"loss": 1.5'), ('"step": 5', '"step": 6'), ('"seconds": 5', '"seconds":  5')):
+        path.write_text(lines.replace(old, new))
+        assert _steps(path) == [10]
+        assert "m, line 1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])

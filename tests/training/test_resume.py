@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, read_checkpoint, step_name, write_checkpoint
+from phmctl.checkpoints import MANIFEST, read_checkpoint, read_manifest, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
@@ -387,7 +387,7 @@ def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, sha
     result = read_checkpoint(folder, ["model", "optimizer"])
     del result.tensors["optimizer"][name]
     result.tensors["optimizer"] |= {} if shape is None else {name: torch.zeros(shape)}
-    write_checkpoint(folder, result.tensors, result.state)  # SHA-256 is right then
+    write_checkpoint(folder, result.tensors, result.state, read_manifest(folder)["model"])  # SHA-256 is right then
     with _refused(run, rf"{moment}\.last\.bias"):
         fit(old=run, steps=20)
 

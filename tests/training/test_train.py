@@ -1,6 +1,5 @@
 """The real task, end to end: a tiny Transformer learns a tiny language, and resumes to the last bit."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import isolated, pick_device
 from phmctl.errors import RecipeError, RunError, UserError
+from phmctl.files import read_sealed, write_sealed
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
@@ -89,12 +89,26 @@ def test_rates_of_another_model_are_refused(tmp_path: Path) -> None:
     recipe = make_recipe(steps=2, rates="structured")
     run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
     path = run.folder / measured.RATES
-    kept = json.loads(path.read_text())
+    kept = read_sealed(path, RunError, "")
     scaled = {name: 1.4 * rate for name, rate in kept.items()}  # those of another n
     for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:]), scaled):
-        path.write_text(json.dumps(wrong))
+        write_sealed(path, wrong)
         with pytest.raises(RunError, match=r"rates\.json"):
             train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
+
+
+def test_changed_rates_and_deleted_ones_stop_the_resume(tmp_path: Path) -> None:
+    recipe = make_recipe(steps=2, rates="structured")
+    run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
+    path = run.folder / measured.RATES
+    kept = path.read_text()
+    name, rate = next(iter(read_sealed(path, RunError, "").items()))
+    path.write_text(kept.replace(f'"{name}": {rate}', f'"{name}": {1.1 * rate}'))
+    assert path.read_text() != kept
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"rates\.json"):
+            train_task(FakeTask(), make_recipe(steps=4, rates="structured"), tmp_path, quiet=True, old=run)
+        path.unlink(missing_ok=True)
 
 
 def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(

@@ -6,7 +6,6 @@ baseline's folder is only read: translations that it lacks are stored with the s
 ``against.<baseline>.….hyp``.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding
 from phmctl.errors import RunError
 from phmctl.exports import Export, decoding_of_export
-from phmctl.files import sha256_text, write_atomic, write_json
+from phmctl.files import read_sealed, sha256_text, write_atomic, write_sealed
 from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import part_name, parts
 from phmctl.recipe.models import NOTHING, keys_changing
@@ -225,8 +224,8 @@ def _translations(run: Run, text: Text, request: TranslationScoreRequest, decodi
 
 def _stored_translations(path: Path, key: ScoringKey, source_sha256: str) -> _Translations | None:
     """Return stored translations; None if they are missing, damaged, or of another source."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        origin = json.loads(path.with_suffix(_ORIGIN).read_text(encoding="utf-8"))
+    with suppress(RunError, OSError, ValueError, LookupError):
+        origin = read_sealed(path.with_suffix(_ORIGIN), RunError, "")
         content = path.read_bytes().decode("utf-8")
         digests = source_sha256, sha256_text([content])
         if (origin["source_sha256"], origin["hypotheses_sha256"]) == digests:
@@ -241,4 +240,4 @@ def _store_translations(path: Path, translations: _Translations, source_sha256: 
     origin = {"checkpoint": key.weights.name, "checkpoint_sha256": key.weights.sha256, **key.settings}
     origin |= {"source_sha256": source_sha256, "hypotheses_sha256": sha256_text([content])}
     origin["seconds"] = translations.seconds
-    write_json(path.with_suffix(_ORIGIN), origin)
+    write_sealed(path.with_suffix(_ORIGIN), origin)

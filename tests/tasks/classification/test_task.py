@@ -1,4 +1,3 @@
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from phmctl.data.card import RowFormat
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.special import PAD
 from phmctl.errors import DataError, DimensionError, RunError
+from phmctl.files import write_sealed
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.tasks.classification.task import ClassificationTask
@@ -147,8 +147,8 @@ def test_a_classifier_begins_with_another(small, labelled_data, runs, tmp_path, 
     assert "embedding.weight" in noted["taken"]
     assert "labels" not in capsys.readouterr().err  # they are the same
     copy = shutil.copytree(source.folder, tmp_path / "copy")
-    data = json.loads((copy / "data.json").read_text())
-    (copy / "data.json").write_text(json.dumps(data | {"labels": ["nein", "ja"]}))
+    data = source.data()
+    write_sealed(copy / "data.json", data | {"labels": ["nein", "ja"]})
     opened(small("encoder"), labelled_data).check_vocabulary(Run.open(copy))  # a map to as many classes is taken
     assert f"{copy} has the labels ['nein', 'ja'], and the data {data['labels']}" in capsys.readouterr().err
     other = small("lstm-pair", f"training.initialise_from={source.folder}")

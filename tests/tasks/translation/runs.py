@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
+from phmctl.data.copies import record_copies
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
-from phmctl.files import write_atomic, write_json
+from phmctl.files import write_atomic
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
@@ -39,15 +40,16 @@ def make_run(
 
     def fill(run: Run) -> None:
         TokenizerPair(both, both).save(run.tokenizer_folder)
-        write_json(run.folder / "data.json", {"settings": {"cleaning": {}}})
         for side, lines in (("source", SOURCES), ("target", references)):
             write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
+        record_copies(run, {"settings": {"cleaning": {}}})
 
     run = Run.create(root, recipe, fill=fill)
+    section = recipe.model.model_dump(mode="json")
     for step, pointer in ((1, "last"), (2, "best")):
         model = sharp_model(both.size, seed=seed * 10 + step, **maps)
         tensors = model_tensors(model)
-        write_checkpoint(run.checkpoints_folder / f"step-{step:06d}", {"model": tensors}, {"step": step})
+        write_checkpoint(run.checkpoints_folder / f"step-{step:06d}", {"model": tensors}, {"step": step}, section)
         run.set_pointer(pointer, step)
     return run
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from phmctl.data.copies import record_copies
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding
 from phmctl.decoding.translator import Translator
@@ -103,6 +104,7 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
         run.set_pointer("best", 1)
     elif change == "text":
         (run.text_folder / "test.source").write_text("Ein Mann .\n" * len(SOURCES), encoding="utf-8")
+        record_copies(run, run.data())
     elif change == "torn":
         path.write_bytes(path.read_bytes()[:-4])
     elif change == "record":
@@ -199,6 +201,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
 
 def test_empty_translations_and_tokenised_references_are_said_once(run, monkeypatch, capsys) -> None:
     (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
+    record_copies(run, run.data())
     monkeypatch.setattr(Translator, "answer", lambda self, lines, **how: [("", {})] * len(lines))
     evaluate(run)
     told, wanted = capsys.readouterr().err, len(SOURCES) - 1

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import phmctl
+from phmctl.data.copies import record_copies
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, UserError
-from phmctl.files import write_json
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -63,7 +63,7 @@ def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
 
 
 def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path) -> None:
-    write_json(run.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
+    record_copies(run, {"settings": {"cleaning": {"entities": "decode"}}})
     source, reference = put(tmp_path / "s", " a &amp; b"), put(tmp_path / "r", "c &quot; d  ")
     text = phmctl.evaluate(run.folder, source=source, reference=[reference], device="cpu")
     assert text.split == "s"
@@ -74,7 +74,7 @@ def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path
 
 def test_a_baseline_reads_files_cleaned_as_its_own_data_was(run: Run, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", name="other", seed=2)
-    write_json(other.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
+    record_copies(other, {"settings": {"cleaning": {"entities": "decode"}}})
     source, reference = put(tmp_path / "s", "a &amp; b", "c"), put(tmp_path / "r", "d", "e")
     evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
     (kept,) = run.results_folder.glob("against.*.hyp")
@@ -112,7 +112,7 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     assert len(read_results(run)) == 2
     (result,) = [each for each in read_results(run) if each.settings.get("tokenize") == "char"]
     answers = TranslationKind().answers(run, result)
-    write_json(run.folder / "data.json", {"target_language": "zh", "settings": {"cleaning": {}}})
+    record_copies(run, {"target_language": "zh", "settings": {"cleaning": {}}})
     assert answers is None or answers.score_options["tokenize"] == "char"
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
     with pytest.raises(UserError, match=r"tokenize.13b: sacrebleu has"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from phmctl.data.copies import record_copies
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
@@ -18,7 +19,6 @@ from phmctl.data.special import PAD
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
 from phmctl.decoding.beam import TorchEngine
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.files import write_json
 from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -122,7 +122,7 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
     tokenizer = TokenizerPair.load(run.tokenizer_folder).source
     merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
     Tokenizer(tokenizer.algorithm, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
-    write_json(run.folder / "data.json", run.data() | {"copies": []})  # as in a run that records no SHA-256
+    record_copies(run, run.data())
     with pytest.raises(RunError, match="tokenizers"):
         task.check_run(run)
 
