@@ -2,8 +2,9 @@
 
 :class:`PHMLinear`, :class:`PHMEmbedding`, :class:`PHMLSTM` and :class:`PHMConv2d` (1d, 3d) replace torch's layers.
 :func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
-:func:`tune` measures and sets the faster execution, and :func:`parameter_groups` sets learning rates for the factors.
-:func:`save` and :func:`load_into` store converted models, :func:`from_pretrained` reads those of `transformers`.
+:func:`tune` measures and sets the faster execution, :func:`parameter_groups` sets learning rates for the factors, and
+:func:`step` builds each H once for an optimiser step. :func:`save` and :func:`load_into` store converted models,
+:func:`from_pretrained` reads those of `transformers`.
 :func:`load` returns the trained :class:`Model` of a run or an export. :func:`prepare`, :func:`train`, :func:`distil`,
 :func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the same names. All names are
 imported on first use, so that ``import phmctl`` does not load torch.
@@ -36,6 +37,7 @@ __all__ = [
     "parameter_groups",
     "prepare",
     "save",
+    "step",
     "to_dense",
     "train",
     "tune",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from phmctl.nn.lstm import PHMLSTM
     from phmctl.nn.parametrization import Kronecker
     from phmctl.nn.saving import from_pretrained, load_into, save
+    from phmctl.nn.step import step
     from phmctl.nn.tuning import parameter_groups, tune
     from phmctl.verbs import evaluate, load, prepare, train
 
@@ -79,6 +82,7 @@ _MODULES = {
     "parameter_groups": "nn.tuning",
     "prepare": "verbs",
     "save": "nn.saving",
+    "step": "nn.step",
     "to_dense": "nn.convert",
     "train": "verbs",
     "tune": "nn.tuning",

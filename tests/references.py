@@ -28,6 +28,21 @@ class Watch(TorchDispatchMode):
         return result
 
 
+def operations(call: Callable[[], object]) -> int:
+    """Return how many operations of a call would reach a device: all but views, allocations and queries."""
+    count = 0
+
+    def see(operation: Any, _: Any) -> None:
+        nonlocal count
+        aliases = [argument.alias_info for argument in operation._schema.arguments]
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        count += not is_view and not any(name in operation.name() for name in ("empty", "_view", "prim", "promote"))
+
+    with Watch(see):
+        call()
+    return count
+
+
 def kronecker_sum_reference(A: Tensor, S: Tensor) -> Tensor:
     """Return H (k, d) in float64 by its definition, the sum of ``torch.kron``."""
     return torch.stack([torch.kron(a, s) for a, s in zip(A.double(), S.double(), strict=True)]).sum(dim=0)

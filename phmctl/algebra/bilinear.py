@@ -54,10 +54,10 @@ def generic_rank(n: int) -> int:
 
 
 def recompose(factors: Factors) -> Tensor:
-    """Return the rule ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``, (n, n, n)."""
+    """Return the rule ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``, (n, n, n), or one for each of several factors."""
     W, U, V = factors
-    products = U.t().unsqueeze(2) * V.unsqueeze(1)  # (R, a, b); faster than einsum
-    return (W @ products.flatten(1)).view(-1, *products.shape[1:])
+    products = U.mT.unsqueeze(-1) * V.unsqueeze(-2)  # (..., R, a, b); faster than einsum
+    return (W @ products.flatten(-2)).view(*W.shape[:-1], *products.shape[-2:])
 
 
 @torch.no_grad()

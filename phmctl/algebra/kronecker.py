@@ -66,6 +66,31 @@ def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
     return split.permute(2, 0, 3, 1, 4).reshape(n * rows, n * columns, *kernel)  # (g a s, b t, …)
 
 
+def kronecker_sums(A: Tensor, S: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return m weights H (m, k, d) in `dtype`, from A (m, n, n, n), or one (n, n, n), and S (m, n, k/n, d/n).
+
+    A compiler makes one kernel of the broadcast product and its sum over i.
+    """
+    m, n, rows, columns = S.shape
+    if torch.compiler.is_compiling():
+        blocks = (A[..., :, None, :, None] * S[:, :, None, :, None]).sum(1)  # (m, a, s, b, t)
+    else:  # the product would be an n×k×d temporary
+        blocks = (A.flatten(-2).mT @ S.flatten(2)).view(m, n, n, rows, columns).transpose(2, 3)
+    return blocks.to(dtype, memory_format=torch.contiguous_format).reshape(m, n * rows, n * columns)
+
+
+def kronecker_gradients(A: Tensor, S: Tensor, dH: Tensor, learned: bool) -> tuple[Tensor | None, Tensor]:
+    """Return the gradients of A (None unless `learned`) and S of :func:`kronecker_sums` from the gradient of H."""
+    m, n, rows, columns = S.shape
+    blocks = dH.view(m, n, rows, n, columns)  # (m, a, s, b, t)
+    if torch.compiler.is_compiling():
+        dA = (blocks[:, None] * S[:, :, None, :, None]).sum((3, 5)) if learned else None
+        return dA, (blocks[:, None] * A[..., :, None, :, None]).sum((2, 4))
+    flat = blocks.transpose(2, 3).reshape(m, n * n, rows * columns)
+    dA = (S.flatten(2) @ flat.mT).view(m, n, n, n) if learned else None
+    return dA, (A.flatten(-2) @ flat).view_as(S)
+
+
 class NearestSum(NamedTuple):
     """The rule and components of the nearest sum of Kronecker products, and its error."""
 

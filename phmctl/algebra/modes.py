@@ -1,10 +1,18 @@
-"""Queries of torch's current state: autocast, compilers, tracing, function transforms."""
+"""Queries of torch's current state (autocast, compilers, tracing, function transforms), and functions to compile."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from phmctl.console import warn
+from phmctl.errors import lack_of_memory
+
+T = TypeVar("T")
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}  # the function itself if it could not be compiled
 
 
 def needs_plain_operations() -> bool:
@@ -31,3 +39,20 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context that disables autocast, or does nothing on the meta device, which does not support it."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
+
+
+def fused(function: Callable[..., T], device: torch.device, *arguments: Any) -> T:
+    """Call a function of tensors, compiled on CUDA and eager elsewhere. If compiling it fails, warn and stay eager."""
+    if device.type != "cuda":
+        return function(*arguments)
+    if function not in _compiled:
+        _compiled[function] = torch.compile(function)
+    compiled: Callable[..., T] = _compiled[function]
+    try:
+        return compiled(*arguments)
+    except RuntimeError as error:  # the compilers' errors have no narrower common type
+        if compiled is function or lack_of_memory(error) is not None:
+            raise
+        warn(f"torch.compile failed ({str(error).strip().splitlines()[0]}); training continues without it")
+        _compiled[function] = function
+        return function(*arguments)

@@ -4,22 +4,26 @@ With ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` and the blocks ``Tᵣ 
 
     y_a = Σᵣ U[a, r] · Tᵣ (Σ_b V[r, b] · x_b)
 
-takes R/n² of the multiplications of a k×d product, plus T·R·(d + k) for mixing T tokens. Tokens are processed in tiles,
-so that the mixed inputs stay in cache. The product of V (R × n) with a token viewed as (n × d/n) gives the token's R
-inputs without a transpose.
+takes R/n² of the multiplications of a k×d product, plus T·R·(d + k) for mixing T tokens.
+
+On a CPU tokens are processed in tiles, so that the mixed inputs stay in cache. The product of V (R × n) with a token
+viewed as (n × d/n) gives the token's R inputs without a transpose. On CUDA one pass over the memory mixes all tokens
+into R contiguous matrices, one batched product multiplies them, and another pass mixes the products.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
+from phmctl.algebra.modes import compute_dtype, fused, needs_plain_operations, without_autocast
 from phmctl.errors import UserError
 
 # Maximum tokens per tile. On two threads of an AMD EPYC, 1,024 is within 3 % of the best of 128 to 2,048 (forward
-# and backward, d and k from 512 to 4,096). A CUDA grid has at most 65,535 entries along the batch axis of bmm.
-TILE = {"cpu": 1 << 10, "cuda": 1 << 15}
+# and backward, d and k from 512 to 4,096).
+TILE = 1 << 10
 
 
 def block_sums(W: Tensor, S: Tensor) -> Tensor:
@@ -30,8 +34,9 @@ def block_sums(W: Tensor, S: Tensor) -> Tensor:
 def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x Hᵀ + b`` for H of rank R, without building H.
 
-    Training stores the R·k/n block products of each token for the gradient of U. The function is twice differentiable:
-    the first backward pass runs in tiles; the second, like compilers and ``torch.func``, uses plain operations.
+    Training on a CPU stores the R·k/n block products of each token for the gradient of U; on CUDA they are computed
+    again. The function is twice differentiable; the second backward pass, like compilers and ``torch.func``, uses plain
+    operations.
 
     Args:
         x: (..., d).
@@ -53,18 +58,12 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
     T, U, V = T.to(dtype), U.to(dtype), V.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     if needs_plain_operations():
-        y = _plain(flat, T, U, V, bias)
+        y = _mixed_product(flat, T, U, V, bias)
+    elif _takes_all(flat):
+        y = _AtOnce.apply(flat, T, U, V, bias)  # type: ignore[no-untyped-call]
     else:
         y = _RankLinear.apply(flat, T, U, V, bias, torch.is_grad_enabled() and U.requires_grad)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], y.shape[1])
-
-
-def _plain(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product (N, k) for x (N, d) from plain torch operations, without tiles."""
-    mixed = V @ x.view(x.shape[0], V.shape[1], x.shape[1] // V.shape[1])  # (N, R, d/n)
-    products = torch.bmm(mixed.transpose(0, 1), T.transpose(1, 2)).transpose(0, 1)  # (N, R, k/n)
-    y = (U @ products).flatten(1)  # (N, k)
-    return y if bias is None else y + bias
 
 
 class _RankLinear(torch.autograd.Function):
@@ -99,12 +98,8 @@ class _RankLinear(torch.autograd.Function):
                 return _RankLinear.backward(ctx, gradient)
         x, T, U, V, bias, stored = ctx.saved_tensors
         need_x, need_T, need_U, need_V, need_bias, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # the gradient will be differentiated
-            # The views stop the gradient here, even if x itself depends on U, V or the bias.
-            inputs: Any = [None if tensor is None else tensor.view_as(tensor) for tensor in (x, T, U, V, bias)]
-            sources = [tensor for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-            grads = iter(torch.autograd.grad(_plain(*inputs), sources, gradient, create_graph=True))
-            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:5]), None
+        if torch.is_grad_enabled():
+            return *_gradients(_mixed_product, ctx.needs_input_grad, gradient, (x, T, U, V, bias)), None
         N, n, (R, s, t) = len(x), len(U), T.shape
         inputs, gradients = x.view(N, n, t), gradient.reshape(N, n, s)
         mixed_scratch, gradient_scratch = _scratch(x, R, t), _scratch(x, R, s)
@@ -138,14 +133,55 @@ class _RankLinear(torch.autograd.Function):
         )
 
 
+class _AtOnce(torch.autograd.Function):
+    """The product of a rank-R weight with x (N, d), for all tokens at once; the backward pass computes it again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, T, U, V, bias)
+        return fused(_mixed_product, x.device, x, T, U, V, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        product = _mixed_product if torch.is_grad_enabled() else partial(fused, _mixed_product, gradient.device)
+        with without_autocast(gradient.device.type):
+            return _gradients(product, ctx.needs_input_grad, gradient, ctx.saved_tensors)
+
+
+def _takes_all(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def _mixed_product(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product (N, k) for x (N, d) by sums, each of which a compiler makes one kernel of."""
+    n = V.shape[1]
+    tokens = x.reshape(len(x), n, x.shape[1] // n)  # (N, n, d/n)
+    mixed = (V[:, None, :, None] * tokens).sum(2)  # (R, N, d/n)
+    products = torch.bmm(mixed, T.mT)  # (R, N, k/n)
+    y = (U.t()[:, None, :, None] * products[:, :, None]).flatten(2).sum(0)  # (N, k)
+    return y if bias is None else y + bias
+
+
+def _gradients(
+    product: Callable[..., Tensor], needed: Sequence[bool], gradient: Tensor, arguments: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a product's arguments that are needed, by autograd."""
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # The views stop the gradient here, even if x itself depends on U, V or the bias.
+        inputs = [None if tensor is None else tensor.view_as(tensor) for tensor in arguments]
+        sources = [tensor for tensor, need in zip(inputs, needed, strict=False) if need and tensor is not None]
+        gradients = iter(torch.autograd.grad(product(*inputs), sources, gradient, create_graph=differentiable))
+    return tuple(next(gradients) if need else None for need in needed[: len(inputs)])
+
+
 def _tiles(x: Tensor) -> list[slice]:
-    size = TILE.get(x.device.type, TILE["cpu"])
-    return [slice(start, start + size) for start in range(0, len(x), size)]
+    return [slice(start, start + TILE) for start in range(0, len(x), TILE)]
 
 
 def _scratch(x: Tensor, rank: int, width: int) -> Tensor:
     """Return a buffer (m, R, width) that all tiles reuse: allocating memory costs more than filling it."""
-    return x.new_empty(min(TILE.get(x.device.type, TILE["cpu"]), len(x)), rank, width)
+    return x.new_empty(min(TILE, len(x)), rank, width)
 
 
 def _expand(M: Tensor, tile: Tensor) -> Tensor:

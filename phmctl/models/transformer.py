@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.algebra.modes import needs_plain_operations
 from phmctl.data.special import PAD
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, sinusoids
@@ -190,7 +192,17 @@ def embed(embedding: nn.Module, ids: Tensor, dropout: float = 0.0) -> Tensor:
 def _with_positions(x: Tensor, start: int, stop: int) -> Tensor:
     """Return embeddings (..., d) times √d, plus the sinusoids of their positions `start` to `stop` - 1."""
     width = x.shape[-1]
-    return x * math.sqrt(width) + sinusoids(start, stop, width, x.device).to(x.dtype)
+    if needs_plain_operations() or type(x) is not Tensor:  # a cached table would outlive a trace
+        encodings = sinusoids(start, stop, width, x.device)
+    else:  # a table of 256 rows, 512, …
+        encodings = _position_table(1 << max((stop - 1).bit_length(), 8), width, x.device)[start:stop]
+    return x * math.sqrt(width) + encodings.to(x.dtype)
+
+
+@cache
+@torch.inference_mode(False)  # autograd does not save inference tensors
+def _position_table(rows: int, width: int, device: torch.device) -> Tensor:
+    return sinusoids(0, rows, width, device)
 
 
 class Transformer(nn.Module):

@@ -9,6 +9,7 @@ from phmctl.algebra.modes import without_autocast
 from phmctl.dimension import check_divides
 from phmctl.errors import DimensionError
 from phmctl.nn.linear import KroneckerWeight, PHMLinear, TwoFactorLinear
+from phmctl.nn.structures import leaf_of
 
 
 class PHMEmbedding(KroneckerWeight):
@@ -79,7 +80,10 @@ class PHMEmbedding(KroneckerWeight):
         return rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
 
     def _rows(self, ids: Tensor) -> Tensor:
-        """Build the rows of these tokens only. (T,) -> (T, d)."""
+        """Build the rows of these tokens only, unless H exists. (T,) -> (T, d)."""
+        H = leaf_of(self.tensors(), lookup=True)
+        if H is not None:
+            return F.embedding(ids, H)
         n, height, width = self.S.shape  # n, V/n, d/n
         outer = torch.div(ids, height, rounding_mode="floor")  # (T,): a
         inner = (ids % height)[:, None] + torch.arange(n, device=ids.device) * height  # (T, i): s in component i

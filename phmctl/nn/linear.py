@@ -31,8 +31,9 @@ from phmctl.nn.structures import (
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
 RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
 
-# Device -> the smallest dimension and the largest R/n² at which `rank` is faster than `dense` (docs/performance.md).
-_RANK_PAYS = {"cpu": (512, 0.4), "cuda": (4096, 0.25)}
+# Device and dtype -> the smallest dimension and the largest R/n² at which `rank` was measured to be faster than `dense`
+# (docs/performance.md). On CUDA the block products have changed since they were measured.
+_RANK_PAYS = {("cpu", torch.float32): (512, 0.4)}
 
 
 class StructuredWeight(nn.Module):
@@ -287,9 +288,9 @@ class PHMLinear(KroneckerWeight):
         if self._execution is not None:
             return self._execution
         structure, S = self.structure, self._parameters.get("S")
-        if not isinstance(structure, FactorSum) or S is None or compute_dtype(S) != torch.float32:
+        if not isinstance(structure, FactorSum) or S is None:
             return DENSE
-        min_dimension, max_rank_share = _RANK_PAYS.get(S.device.type, (math.inf, 0.0))
+        min_dimension, max_rank_share = _RANK_PAYS.get((S.device.type, compute_dtype(S)), (math.inf, 0.0))
         wide = min(self.in_features, self.out_features) >= min_dimension
         low_rank = structure.rank <= max_rank_share * structure.n**2
         return RANK if wide and low_rank else DENSE

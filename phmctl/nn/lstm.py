@@ -139,6 +139,8 @@ class PHMLSTM(nn.Module):
                 if bias is not None:
                     tensors += [bias, torch.zeros_like(bias)]
             tensors = [tensor.to(kernel_dtype) for tensor in tensors]
+            if device == "cuda":
+                tensors = _in_one_buffer(tensors)
             initial = [tensor.to(kernel_dtype) for tensor in state]
             x = x.to(kernel_dtype)
             has_bias, dropout, bidirectional, batch_first = weights[0][2] is not None, 0.0, False, True
@@ -257,6 +259,14 @@ def _in_torch_order(maps: nn.ModuleDict, name: str) -> Tensor:
         by_gate = dict(zip(GATES, getattr(maps["gates"], name).chunk(4), strict=True))
         return torch.cat([by_gate[gate] for gate in TORCH_GATES])
     return torch.cat([getattr(maps[gate], name) for gate in TORCH_GATES])
+
+
+def _in_one_buffer(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors as slices of one buffer, all weights before all biases; cuDNN would copy others there."""
+    order = sorted(tensors, key=lambda tensor: -tensor.dim())
+    parts = torch.split(torch.cat([tensor.flatten() for tensor in order]), [tensor.numel() for tensor in order])
+    slices = {tensor: part.view_as(tensor) for tensor, part in zip(order, parts, strict=True)}
+    return [slices[tensor] for tensor in tensors]
 
 
 def _checked_lengths(lengths: Tensor, batch: int, longest: int) -> Tensor:

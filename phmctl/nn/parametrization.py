@@ -12,7 +12,7 @@ from phmctl.algebra.modes import without_autocast
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.computed import computed
 from phmctl.nn.convolution import without_memory_format
-from phmctl.nn.structures import KroneckerSum
+from phmctl.nn.structures import KroneckerSum, Tensors, leaf_of
 
 
 class Kronecker(nn.Module):
@@ -60,10 +60,9 @@ class Kronecker(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return H (k, d, ...), from A and S, or from S alone under a fixed algebra."""
         with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
-            if self.parts == 1:
-                H = self._dense(*tensors)
-            else:
-                H = torch.cat([self._dense(*part) for part in zip(*tensors, strict=True)])  # (k, d)
+            named = dict(zip((*self.structure.rule_names, "S"), tensors, strict=True))
+            leaf = leaf_of(named)
+            H = self.compute(named) if leaf is None else leaf
         if self.transposed:
             H = self._swapped(H)
         if self.zero_row is not None:
@@ -89,9 +88,12 @@ class Kronecker(nn.Module):
         """Return the arguments, for ``repr``."""
         return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
 
-    def _dense(self, *tensors: Tensor) -> Tensor:
-        names = (*self.structure.rule_names, "S")
-        return self.structure.dense(dict(zip(names, tensors, strict=True)))
+    def compute(self, tensors: Tensors) -> Tensor:
+        """Return the H of all parts, (k, d, ...), with outputs first."""
+        if self.parts == 1:
+            return self.structure.compute(tensors)
+        parts = zip(*tensors.values(), strict=True)
+        return torch.cat([self.structure.compute(dict(zip(tensors, part, strict=True))) for part in parts])
 
     def _swapped(self, weight: Tensor) -> Tensor:
         """Swap inputs and outputs of each group. (k, d/groups, ...) -> (d, k/groups, ...), and back."""

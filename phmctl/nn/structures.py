@@ -39,6 +39,7 @@ from phmctl.errors import RankError, UserError
 Tensors = Mapping[str, Tensor]
 T = TypeVar("T")
 RULE_NAMES = ("A", "W", "U", "V")  # parameters of a learned rule, in either form
+LEAF = "_phmctl_leaf"  # attribute of S within phmctl.step
 PARAMETER_NAMES = ("weight", *RULE_NAMES, "S")  # of dense weights and Kronecker sums
 NEEDS_FACTORS = (
     "execution 'rank' needs the factors of a rule with n > 1: pass parametrization='factors' or call layer.to_factors()"
@@ -127,6 +128,11 @@ class KroneckerSum(Structure):
         return _constant(fixed_factors, self.algebra, tensors["S"]) if self.algebra in WITH_FACTORS else None
 
     def dense(self, tensors: Tensors) -> Tensor:
+        leaf = leaf_of(tensors)
+        return self.compute(tensors) if leaf is None else leaf
+
+    def compute(self, tensors: Tensors) -> Tensor:
+        """Return H, computed from the parameters."""
         return kronecker_sum(self.rule(tensors), tensors["S"], self.groups)
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
@@ -260,6 +266,12 @@ def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
     if "A" in tensors:
         return KroneckerSum(n, LEARNED)
     return KroneckerSum(n, algebra) if FIXED_DIMENSION.get(algebra) == n else None
+
+
+def leaf_of(tensors: Tensors, *, lookup: bool = False) -> Tensor | None:
+    """Return the H that :func:`phmctl.step` keeps for these tensors, or None; for a `lookup` of rows only on CUDA."""
+    entry = getattr(tensors["S"], LEAF, None)
+    return None if entry is None or (lookup and not entry.grouped) else entry.leaf(tensors)
 
 
 def rms(tensor: Tensor) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Adam, AdamW, Optimizer
 
 from phmctl.checkpoints import saved_steps
@@ -24,6 +25,7 @@ from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
 from phmctl.files import read_sealed, write_sealed
 from phmctl.nn.convert import to_dense
+from phmctl.nn.step import Leaves
 from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.models import MOST
 from phmctl.recipe.schema import TrainingSection
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 RATES = "rates.json"  # file in the run: parameter name -> rate as a multiple of the recipe's
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+# Attention's kernels in training, without cuDNN's: it makes a plan for every new shape.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TIMED_BATCHES = 8  # evenly spaced over an epoch, because batches differ in length
 
 
@@ -179,15 +183,18 @@ def stepper(
     """Return a function that trains one step on each batch of a sample, compiled if ``training.compile`` is set."""
     called: Any = torch.compile(model) if training.compile else model
     autocast = build_autocast(device, training.precision)
+    leaves, prepared = Leaves(model), autocast if training.compile else None
     optimiser = optimiser or build_optimiser(model, training)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
 
+    @sdpa_kernel(ATTENTION)
     def steps() -> None:
         for batch in sample:
-            with autocast():
-                value = loss(called, batch)
-            value.backward()  # type: ignore[no-untyped-call]
+            with leaves.active(prepared, passes=1):
+                with autocast():
+                    value = loss(called, batch)
+                value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, training.clip or torch.inf)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)

@@ -4,7 +4,6 @@ All processes do the same steps at the same time; rank 0 alone writes and prints
 ``torch.distributed`` reveal that another process died or hangs; ``torchrun`` then ends them all.
 """
 
-import inspect
 import logging
 import os
 import signal
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from phmctl.console import note, silence
 from phmctl.devices import World, check_jobs, cores, pick_device, world
@@ -63,17 +61,14 @@ class Processes(Share):
         torch.cuda.set_device(self._world.local_rank)
         return torch.device("cuda", self._world.local_rank)
 
-    def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Wrap a model in DistributedDataParallel, which copies rank 0's parameters and averages gradients."""
-        if not self.many:
-            return model
-        # Our buffers never change, so they are not synchronised. Newer torch versions renamed the argument.
-        parameters = inspect.signature(DistributedDataParallel).parameters
-        buffers_argument = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
-        options: dict[str, Any] = {buffers_argument: False}
-        if device.type == "cuda":
-            options["device_ids"] = [device.index]
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, **options)
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients of the parameters over all processes: one exchange, whose result they are slices of."""
+        gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+        if self.many and gradients:
+            summed = self.total(torch.cat([gradient.flatten() for gradient in gradients.values()]))
+            sizes = [parameter.numel() for parameter in gradients]
+            for parameter, part in zip(gradients, torch.split(summed, sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
 
     def mine(self, parts: Sequence[T]) -> Iterator[T]:
         """Yield this process's parts. Raises ValidationStoppedError if any process was asked to stop."""
@@ -192,8 +187,8 @@ def joined(timeout: float) -> Iterator[Processes]:
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error of torch means that another process does not answer.
 
-    If a process dies while gradients are exchanged, the backward pass raises gloo's error as a plain RuntimeError,
-    which only its text distinguishes from other errors.
+    If a process dies during an exchange, gloo's error may be a plain RuntimeError, which only its text distinguishes
+    from other errors.
     """
     if isinstance(error, dist.DistError):
         return "ncclUnhandledCudaError" not in str(error)  # an error of this process's own GPU

@@ -7,13 +7,14 @@ position, rank and number of processes, so that checkpoints contain no generator
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
 from phmctl.algebra.initialisation import SeededDraws
 from phmctl.checkpoints import (
@@ -28,9 +29,11 @@ from phmctl.checkpoints import (
 from phmctl.data.batches import RandomNumbers
 from phmctl.errors import NonFiniteError, PhmctlError, lack_of_memory
 from phmctl.nn.convert import to_dense
+from phmctl.nn.step import Leaves
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
 from phmctl.training.optimiser import (
+    ATTENTION,
     build_autocast,
     build_optimiser,
     build_schedule,
@@ -220,11 +223,11 @@ class Trainer:
             if leads:
                 copy_tensors(tensors, checkpoint.tensors["model"], run.checkpoints_folder)
                 copy_tensors(moments, checkpoint.tensors[MOMENTS], run.checkpoints_folder)
-        self._parallel = self.model.train()  # with several processes wrapped by `join_processes`
-        self._compiled: Any = self.model  # `_parallel`, compiled if the recipe says so
+        self._compiled: Any = self.model.train()  # compiled by `join_processes` if the recipe says so
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._schedule = build_schedule(self.settings)
         self._autocast = build_autocast(device, self.settings.precision)
+        self._leaves = Leaves(self.model)
         self._stream = BatchStream(task, self.state.epoch, self.state.position)
         self._guard = Guard(device)
         if device.type != "cpu":  # the fused kernels read this attribute of gradient scaling and skip bad steps
@@ -236,9 +239,10 @@ class Trainer:
 
     def join_processes(self) -> None:
         """Give all processes the model and optimiser state of rank 0, and compile the model if the recipe says so."""
+        self.processes.broadcast_tensors(model_tensors(self.model).values())
         self.processes.broadcast_tensors(optimiser_tensors(self.optimiser, self.model).values())
-        self._parallel = self.processes.data_parallel(self.model, self.device)
-        self._compiled = torch.compile(self._parallel) if self.settings.compile else self._parallel
+        if self.settings.compile:
+            self._compiled = torch.compile(self.model)
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -251,6 +255,7 @@ class Trainer:
     def out_of_patience(self) -> bool:
         return 0 < self.settings.patience <= self.state.stale
 
+    @sdpa_kernel(ATTENTION)
     def fit(self, stop: StopRequest) -> bool:
         """Train until finished or asked to stop, save, and return whether the training was asked to stop.
 
@@ -318,21 +323,21 @@ class Trainer:
     def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, repeated: bool = False) -> Tensor:
         """Add up the gradient of the mean loss over all items of the step; return the summed loss.
 
-        Processes exchange gradients in the last backward pass of a step; if the step is `repeated`, not at all.
+        Processes exchange gradients afterwards; if the step is `repeated`, not at all.
         """
         total = torch.zeros((), device=self.device)
         parts = parts_of(plan, self.processes.rank, self.processes.count)
-        for number, part in enumerate(parts, start=1):
-            seed_dropout(self.device, self.settings.seed, step, part)
-            exchange_later = not repeated and self._parallel is not self.model and number < len(parts)
-            with self._parallel.no_sync() if exchange_later else nullcontext():  # type: ignore[operator]
+        with self._leaves.active(self._autocast if self.settings.compile else None, passes=len(parts)):
+            for part in parts:
+                seed_dropout(self.device, self.settings.seed, step, part)
                 batch = self.task.collate(part.rows).to(self.device)
                 with self._autocast():
                     loss, _ = self.task.loss(self.model if repeated else self._compiled, batch)
-                # DistributedDataParallel averages over processes; the factor turns the mean into a sum.
-                scaled = loss / (items / self.processes.count) if part.counts else loss * 0
+                scaled = loss / items if part.counts else loss * 0
                 scaled.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach() * part.counts
+        if not repeated:
+            self.processes.sum_gradients(self._parameters)
         return self.processes.total(total)
 
     # ------------------------------------------------------------------------------------- log, validate, save

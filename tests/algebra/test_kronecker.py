@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra import modes
+from phmctl.algebra.kronecker import fixed_rule, kronecker_gradients, kronecker_sum, kronecker_sums, nearest_sum
 from phmctl.errors import DimensionError
 from tests.references import Watch, kronecker_sum_reference
 
@@ -39,6 +40,29 @@ def test_appendix_a_is_a_kronecker_sum_with_permuted_axes(shape: tuple[int, int,
     A = B.permute(2, 1, 0)  # A[b, a, i] = B[i, a, b]
     S = T.permute(1, 2, 0)  # S[b, s, j] = T[j, b, s]
     torch.testing.assert_close(kronecker_sum(A, S), appendix_a(B, T))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("learned", [True, False])
+def test_several_weights_and_their_gradients_in_one_product(compiled: bool, learned: bool) -> None:
+    """As one product, and as the broadcast sum that CUDA compiles; a fixed rule is one for all."""
+    torch._dynamo.reset()
+    pairs = [draw(4, 3, 5, seed) for seed in range(3)]
+    A = torch.stack([A for A, _ in pairs]) if learned else pairs[0][0]
+    S = torch.stack([S for _, S in pairs])
+    rules = A if learned else A.expand(3, 4, 4, 4)
+    expected = torch.stack([kronecker_sum_reference(*pair) for pair in zip(rules, S, strict=True)])
+    build, pull_back = kronecker_sums, kronecker_gradients
+    if compiled:
+        build, pull_back = (torch.compile(f, backend="aot_eager", fullgraph=True) for f in (build, pull_back))
+    torch.testing.assert_close(build(A, S, torch.float64), expected)
+    assert build(A, S, torch.bfloat16).dtype == torch.bfloat16
+    dH = torch.randn(3, 12, 20, dtype=torch.float64)
+    leaves = [A.clone().requires_grad_(), S.clone().requires_grad_()]
+    rules = leaves[0] if learned else leaves[0].expand(3, 4, 4, 4)
+    H = torch.stack([kronecker_sum(*pair) for pair in zip(rules, leaves[1], strict=True)])
+    dA, dS = torch.autograd.grad(H, leaves, dH)
+    torch.testing.assert_close(pull_back(A, S, dH, learned), (dA if learned else None, dS))
 
 
 def test_gradients() -> None:
@@ -98,3 +122,23 @@ def test_a_weight_with_fewer_terms_than_n_has_no_zero_rules(weight: torch.Tensor
 def test_n_that_does_not_divide() -> None:
     with pytest.raises(DimensionError):
         nearest_sum(torch.zeros(4, 8), 3)
+
+
+def test_a_function_that_cannot_be_compiled_is_called_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(function: object) -> object:
+        def call(*arguments: object) -> object:
+            raise RuntimeError(message)
+
+        return call
+
+    monkeypatch.setattr(modes, "_compiled", {})
+    monkeypatch.setattr(torch, "compile", fails)
+    message = "Failed to find C compiler"
+    assert [modes.fused(abs, torch.device("cuda"), -3) for _ in range(2)] == [3, 3]
+    assert capsys.readouterr().err.count("C compiler") == 1
+    message = "CUDA out of memory"
+    with pytest.raises(RuntimeError, match="memory"):
+        modes.fused(len, torch.device("cuda"), "")
+    assert modes.fused(abs, torch.device("cpu"), -3) == 3

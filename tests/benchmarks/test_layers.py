@@ -47,18 +47,20 @@ def test_gpu_check_without_a_gpu(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_gpu_check_measures_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_measures_the_whole_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     import gpu_check
 
-    monkeypatch.setattr(gpu_check, "bench_lstm", lambda **options: gpu_check.bench_layer(8, 8, [4], [2], rounds=1))
-    layers = gpu_check.bench_layers("cpu", shapes=[(8, 16)], tokens=[2], compiled=[False], rounds=1)
-    documents = json.loads(json.dumps(layers))
-    measured = {
-        (document["dtype"], document["rank"], row["execution"]) for document in documents for row in document["rows"]
-    }
-    executions = [(None, "dense"), (4, "dense"), (4, "rank")]
-    assert measured == {(dtype, *execution) for dtype in ("bfloat16", "float32") for execution in executions}
+    path = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--smoke", "--output", str(path)])
+    assert gpu_check.main() == 0
+    document = json.loads(path.read_text())
+    assert [section.__name__ in document for section in gpu_check.SECTIONS] == [True] * 7
+    assert [row["stored as"] for row in document["layers"]] == ["nn.Linear", "A", "rank 4"]
+    assert all(row["error"] < 0.02 for row in document["layers"])
+    assert {row["model"] for row in document["training"]} == {"dense", "phm-n4", "phm-n4-r4"}
+    assert all(row["speed"]["median"] > 0 for name in ("training", "decoding", "iwslt_sized") for row in document[name])
+    assert len(document["launches"]) == 4
 
 
 def test_layer_table(monkeypatch: pytest.MonkeyPatch) -> None:

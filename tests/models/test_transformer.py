@@ -43,6 +43,19 @@ ARRANGEMENTS += [
 ANY = [{}, BOTH, *ARRANGEMENTS[18:21]]
 
 
+def test_positions_are_computed_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = build(), []
+    transformer._position_table.cache_clear()
+    computed = transformer.sinusoids
+    monkeypatch.setattr(transformer, "sinusoids", lambda *arguments: calls.append(arguments) or computed(*arguments))
+    with torch.inference_mode():
+        model(sentences(2, 5), sentences(2, 7))
+    model(sentences(2, 250), sentences(2, 3)).sum().backward()
+    assert [rows for _, rows, *_ in calls] == [256]
+    encoded = transformer._with_positions(torch.zeros(1, 300, 16), 7, 307)
+    assert torch.equal(encoded[0], computed(7, 307, 16))
+
+
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda a: "-".join(map(str, a.values())))
 def test_steps_equal_the_full_forward_pass(arrangement: dict[str, Any]) -> None:
     model = build(**arrangement)

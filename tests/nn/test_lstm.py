@@ -9,7 +9,7 @@ from phmctl.errors import DimensionError, UserError
 from phmctl.nn import structures
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.linear import PHMLinear
-from phmctl.nn.lstm import PHMLSTM, LSTMLayer
+from phmctl.nn.lstm import PHMLSTM, LSTMLayer, _in_one_buffer
 from tests.references import kronecker_sum_reference
 
 ALGEBRAS = [
@@ -26,6 +26,16 @@ def double(input_size: int, hidden_size: int, n: int, **options) -> PHMLSTM:
         if name.endswith("bias"):
             nn.init.normal_(parameter)
     return model
+
+
+def test_weights_for_cudnn_are_slices_of_one_buffer() -> None:
+    """All weights before all biases, each where torch expects it."""
+    tensors = [torch.randn(*shape) for shape in ((8, 3), (8, 2), (8,), (8,), (8, 2), (8, 2), (8,), (8,))]
+    slices = _in_one_buffer(tensors)
+    assert all(torch.equal(part, tensor) for part, tensor in zip(slices, tensors, strict=True))
+    offsets = [part.storage_offset() for part in slices]
+    assert offsets == [0, 24, 72, 80, 40, 56, 88, 96]
+    assert len({part.untyped_storage().data_ptr() for part in slices}) == 1
 
 
 def normal(*shape: int, grad: bool = True) -> Tensor:

@@ -74,6 +74,23 @@ def translate(
     return result.run.folder, bound.built
 
 
+def exchanged(data: Path, root: Path, processes: Processes, n: int) -> tuple[int, int]:
+    """Train one step; return the bytes that this process sent at most at once, and the bytes of all parameters."""
+    sent: list[int] = []
+    total = processes.total
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        sent.append(tensor.nbytes)
+        return total(tensor)
+
+    processes.total = counted  # type: ignore[method-assign]
+    try:
+        run, _ = translate(data, root / f"n{n}", processes, n=n, steps=1)
+    finally:
+        del processes.total
+    return max(sent), weights(run).nbytes
+
+
 class DoubleClassification(ClassificationTask):
     """A classifier in float64."""
 

@@ -46,6 +46,8 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
         "whole": translation("whole"),
         "divided": translation("divided", **HALF),
         "begun": translation("begun", steps=10),
+        "bytes": (jobs.exchanged, {"data": copying_data, "root": root / "bytes", "n": 4}),
+        "dense bytes": (jobs.exchanged, {"data": copying_data, "root": root / "bytes", "n": 1}),
         "resumed": translation("resumed", old=alone["begun"]),
         "begun on": translation("begun on", old=root / "begun/copying/phm-n4/v001", steps=15),
         "asked": fake("asked", stopped=1, accumulate=2),
@@ -76,6 +78,15 @@ def test_a_process_builds_only_what_it_trains_on(two: dict[str, Any]) -> None:
     (_, first), (_, second) = two["whole"]
     assert abs(len(first) - len(second)) < 0.3 * len(first)
     assert not set(first[:200]) & set(second[:200])  # of the first epoch
+
+
+def test_a_step_exchanges_each_gradient_once(two: dict[str, Any]) -> None:
+    """Of A and S, which are 1/n of H; the tables and biases of the two models are equal."""
+    (sent, parameters), other = two["bytes"]
+    dense_sent, dense_parameters = two["dense bytes"][0]
+    assert (sent, dense_sent) == (parameters, dense_parameters)
+    assert other == (sent, parameters)
+    assert sent < 0.6 * dense_sent
 
 
 def test_too_few_micro_batches_are_divided(alone: dict[str, Path], two: dict[str, Any]) -> None:

@@ -128,6 +128,33 @@ def test_clipping_limits_the_norm_and_reports_the_one_before(monkeypatch: pytest
     assert torch.cat(after).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
+def test_a_gradient_that_is_not_finite_is_named_in_a_step_whose_weights_are_built_once(
+    tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path
+) -> None:
+    training = tiny_recipe.training.model_copy(update={"accumulate": 2, "device": "cpu"})
+    model = tiny_recipe.model.model_copy(update={"algebra": "phm", "n": 4})
+    recipe = tiny_recipe.model_copy(update={"model": model, "training": training})
+    trainer = _trainer(DoubleTask(recipe, PreparedData.find(recipe.data, miniature_data)), recipe, tmp_path)
+    trainer.model.encoder[0].feed_forward.expand.S.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(NonFiniteError, match=r"the gradient of encoder.0.feed_forward.expand.S .* step 1 "):
+        trainer._step()
+
+
+def test_attention_never_takes_cudnns_kernels_in_a_training(fit: Fit) -> None:
+    seen = []
+
+    class Task(FakeTask):
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            kernels = torch.backends.cuda
+            seen.append((kernels.flash_sdp_enabled(), kernels.mem_efficient_sdp_enabled(), kernels.cudnn_sdp_enabled()))
+            return super().loss(model, batch)
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    fit(Task(), steps=1)
+    assert set(seen) == {(True, True, False)}
+    assert torch.backends.cuda.cudnn_sdp_enabled() is before
+
+
 def test_the_logged_loss_is_the_mean_of_the_interval(fit: Fit) -> None:
     """At a learning rate of (nearly) nothing and without dropout the mean loss can be computed beside."""
     task = FakeTask(dropout=0.0)

@@ -1,0 +1,216 @@
+"""Weights H as leaf tensors of autograd for one optimiser step.
+
+The first use of a map builds H, which all uses and micro-batches share. Its gradients add up in a buffer, in float32 or
+wider; at the end one pass computes the gradients of A (or W, U and V) and S. On CUDA the maps of one shape are a group:
+one product builds all their H, slices of one tensor. On a CPU each map is its own group, so that H keeps its bits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from phmctl.algebra.kronecker import kronecker_gradients, kronecker_sums
+from phmctl.algebra.modes import compute_dtype, fused, needs_plain_operations, without_autocast
+from phmctl.errors import UserError
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import StructuredWeight
+from phmctl.nn.parametrization import Kronecker
+from phmctl.nn.structures import LEAF, KroneckerSum, Tensors
+
+
+@contextmanager
+def step(model: nn.Module) -> Iterator[None]:
+    """Build each H of a model once for all forward and backward passes in the block.
+
+    ::
+
+        with phmctl.step(model):
+            for batch in micro_batches:
+                loss(model, batch).backward()
+        optimizer.step()
+
+    A and S get their gradients at the end of the block, unless it raises an exception; clip them afterwards.
+
+    Raises:
+        UserError: the block contains another one of the same model or a step of its optimiser, or ends too early.
+    """
+    with Leaves(model).active():
+        yield
+
+
+class Leaves:
+    """The maps of a model, in groups; see :func:`step`. A training loop keeps this object to search the model once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        maps: dict[Tensor, _Map] = {}  # by S
+        groups: dict[Any, list[_Map]] = {}
+        for module in model.modules():
+            source, tensors = _weight_of(module)
+            are_parameters = all(isinstance(tensor, nn.Parameter) for tensor in tensors.values())  # not pruned
+            trains = any(tensor.requires_grad and not tensor.is_meta for tensor in tensors.values())
+            if source is not None and are_parameters and trains and tensors["S"] not in maps:
+                entry = maps[tensors["S"]] = _Map(source, tensors, isinstance(module, PHMEmbedding))
+                layout = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values())
+                entry.group = groups.setdefault((entry.structure, layout) if entry.grouped else entry, [])
+                entry.group.append(entry)
+        self._maps = maps
+
+    @contextmanager
+    def active(self, autocast: Callable[[], Any] | None = None, *, passes: int = 2) -> Iterator[None]:
+        """Use the leaves in the block, for some passes. With an `autocast` build them at once, for a compiled model."""
+        if passes == 1 and not any(entry.grouped for entry in self._maps.values()):
+            yield  # each map would be built once anyway
+            return
+        if any(hasattr(S, LEAF) for S in self._maps):
+            raise UserError("phmctl.step: a block of this model contains another one; use one block for each step")
+        sums: list[_Sums] = []
+        hook = register_optimizer_step_pre_hook(_refuse_step)
+        try:
+            for S, entry in self._maps.items():
+                entry.sums = sums
+                setattr(S, LEAF, entry)
+            if autocast is not None:
+                with autocast():
+                    for entry in self._maps.values():
+                        if not entry.is_table:  # a compiled lookup builds its rows only
+                            entry.leaf(entry.tensors)
+            yield
+            for built in reversed(sums):
+                built.pull_back()
+        finally:
+            hook.remove()
+            for S, entry in self._maps.items():
+                delattr(S, LEAF)
+                entry.leaves.clear()
+            for built in sums:
+                built.roots = []
+            sums.clear()  # frees the gradients
+
+
+class _Map:
+    """A map of the model, as its S knows it within a step."""
+
+    group: "list[_Map]"
+    sums: "list[_Sums]"  # of this step
+
+    def __init__(self, source: KroneckerSum | Kronecker, tensors: Tensors, is_table: bool) -> None:
+        self.source, self.tensors, self.is_table = source, tensors, is_table
+        self.structure = source.structure if isinstance(source, Kronecker) else source
+        stacked = self.structure.groups > 1 or (isinstance(source, Kronecker) and source.parts > 1)
+        self.grouped = _builds_groups(tensors["S"]) and not stacked
+        self.leaves: dict[torch.dtype, Tensor] = {}  # H by dtype
+        self.versions: dict[torch.dtype, list[int]] = {}  # of the parameters that H was built from
+
+    def leaf(self, tensors: Tensors) -> Tensor | None:
+        """Return H, or None if it must be computed: from other or changed tensors, or for a transformation."""
+        if any(tensor is not self.tensors[name] for name, tensor in tensors.items()):
+            return None
+        dtype = compute_dtype(tensors["S"])
+        if torch.compiler.is_compiling():
+            return self.leaves.get(dtype)
+        if needs_plain_operations() or torch.is_inference_mode_enabled():
+            return None
+        if dtype not in self.leaves:
+            self.sums.append(_Sums(self.group, dtype))
+        return self.leaves[dtype] if self.versions[dtype] == _versions(tensors) else None
+
+
+class _Sums:
+    """The H of a group in one dtype, and their gradient."""
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def __init__(self, group: Sequence[_Map], dtype: torch.dtype) -> None:
+        first = group[0].tensors
+        self.used: set[int] = set()  # indices of the maps that have a gradient
+        # Hooks of the caller, as of gradient checkpointing, do not concern what H is built from.
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            if not group[0].grouped:
+                self.roots = [group[0].source.compute(first)]  # the parameters get their gradients through the roots
+                H = self.roots[0].detach()[None]
+            else:
+                with without_autocast(first["S"].device.type):
+                    stack: Any = partial(_Stack.apply, self.used)
+                    stacks = {name: stack(*(entry.tensors[name] for entry in group)) for name in first}
+                    A, S = self.roots = [group[0].structure.rule(stacks), stacks["S"].flatten(3)]
+                    H = fused(kronecker_sums, S.device, A.detach(), S.detach(), dtype)
+                    H = H.view(*H.shape[:2], -1, *first["S"].shape[3:])  # (m, k, d, ...)
+        self.gradient = H.new_empty(0)  # of H, from the first backward pass on
+        for index, entry in enumerate(group):
+            leaf = H[index].detach().requires_grad_()
+            leaf.register_post_accumulate_grad_hook(partial(self._receive, index, H.shape))  # type: ignore[no-untyped-call]
+            entry.leaves[dtype], entry.versions[dtype] = leaf, _versions(entry.tensors)
+
+    def _receive(self, index: int, shape: torch.Size, leaf: Tensor) -> None:
+        """Add the gradient that a backward pass gave a leaf."""
+        gradient, leaf.grad = leaf.grad, None
+        if not self.roots or gradient is None:
+            raise UserError("phmctl.step: a backward pass came after the block of its forward pass; move it inside")
+        if not self.used:
+            self.gradient = gradient.new_empty(shape, dtype=torch.promote_types(gradient.dtype, torch.float32))
+        if index in self.used:
+            self.gradient[index] += gradient.detach()
+        else:
+            self.gradient[index] = gradient.detach()
+            self.used.add(index)
+
+    def pull_back(self) -> None:
+        """Give the parameters their gradients."""
+        if not self.used:
+            return
+        *_, last = self.roots
+        with without_autocast(last.device.type):
+            if len(self.roots) == 1:
+                gradients: Sequence[Tensor | None] = [self.gradient[0].to(last.dtype)]
+            else:
+                for index in set(range(len(self.gradient))) - self.used:
+                    self.gradient[index] = 0.0
+                A, S = (root.detach() for root in self.roots)
+                learned = self.roots[0].requires_grad
+                gradients = fused(kronecker_gradients, S.device, A, S, self.gradient, learned)
+            pairs = [pair for pair in zip(self.roots, gradients, strict=True) if pair[0].requires_grad]
+            roots, values = zip(*pairs, strict=True)
+            torch.autograd.backward(roots, values)
+
+
+class _Stack(torch.autograd.Function):
+    """``torch.stack``; maps that were not used get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, used: set[int], *tensors: Tensor) -> Tensor:
+        ctx.used = used
+        return torch.stack(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(part if index in ctx.used else None for index, part in enumerate(gradient))
+
+
+def _weight_of(module: nn.Module) -> tuple[KroneckerSum | Kronecker | None, Tensors]:
+    """Return what computes a module's H, and the tensors for it; None if the module has no Kronecker sum."""
+    if isinstance(module, StructuredWeight) and isinstance(module.structure, KroneckerSum):
+        return module.structure, module.tensors()
+    if isinstance(module, ParametrizationList) and isinstance(kronecker := module[0], Kronecker):
+        names = (*kronecker.structure.rule_names, "S")
+        return kronecker, {name: getattr(module, f"original{i}") for i, name in enumerate(names)}
+    return None, {}
+
+
+def _builds_groups(S: Tensor) -> bool:
+    """Return whether maps of one shape are built together: launches cost time on a GPU; a CPU keeps its rounding."""
+    return S.is_cuda
+
+
+def _versions(tensors: Tensors) -> list[int]:
+    return [tensor._version for tensor in tensors.values()]
+
+
+def _refuse_step(optimiser: Optimizer, *_: Any) -> None:
+    if any(hasattr(parameter, LEAF) for group in optimiser.param_groups for parameter in group["params"]):
+        raise UserError("phmctl.step: A and S have their gradients after the block; step the optimiser there")
