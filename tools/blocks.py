@@ -375,14 +375,6 @@ def miniature_rates() -> str:
 
 
 @block
-def rate_rules() -> str:
-    return "\n\n".join(
-        f"{label}:\n\n{by_rate(name, 'loss', RATES[1:4])}"
-        for label, name in (("Miniature", "rate rules, miniature"), ("Multi30k", "rate rules, Multi30k"))
-    )
-
-
-@block
 def agreement_rates() -> str:
     return by_rate("agreement", "valid_accuracy", RATES[:3], best=max)
 
