@@ -27,6 +27,8 @@ translations=$(head -n 5 "$run/text/test.source" | "$phmctl" decode "$run")
 paste -d '\n' <(head -n 5 "$run/text/test.source" | sed 's/^/  /') <(printf '%s\n' "$translations" | sed 's/^/  → /')
 step compare "$run" "$dense" --eval
 step count-params miniature --n 1,4
+small=$run/exports/small
+step export "$run" --to safetensors --quantize int8 --output "$small" --force
 
 bleu=$(sed -n '/"name": "BLEU"/{n;s/.*"value": \([0-9.]*\).*/\1/p;q}' "$run"/results/test.*.json)
 if ! awk -v bleu="$bleu" -v minimum="$minimum" 'BEGIN { exit !(bleu >= minimum) }'; then
@@ -38,6 +40,6 @@ cat <<END
 
 Done in $(((SECONDS - started + 59) / 60)) minutes. The runs are $run and $dense. Go on with:
   echo "Der kleine Hund wandert zum Hafen." | $phmctl decode $run
-  $phmctl export $run --to safetensors -o small    # the weights, and code that loads them with torch alone
+  $phmctl eval $small    # the small file scores like the run; plain.py in it needs torch alone
   $phmctl prepare-data talks --recipe miniature --train FILE.tsv --split 1000,1000    # your own pairs
 END
