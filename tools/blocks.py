@@ -330,18 +330,6 @@ def plateau_rates() -> str:
 
 
 @block
-def plateau_last() -> str:
-    rows = []
-    for model in STRUCTURES:
-        last = welch(at_steps("dense", 4000), at_steps(model, 4000))
-        chrf = against_dense(model, "chrF")
-        tests = [interval(chrf), probability(chrf.p_value), probability(chrf.p_inferior)]
-        rows.append([model, *tests, at_steps(model, 4000).text(), interval(last), probability(last.p_value)])
-    head = ["model", "chrF less dense (95 %)", "p", f"p of a loss of {MARGIN}", "BLEU, last checkpoint"]
-    return table([*head, "less dense (95 %)", "p"], rows)
-
-
-@block
 def short_rates() -> str:
     return by_rate("800 steps", "perplexity")
 
