@@ -9,9 +9,11 @@ The run stores the rates, because a resumed training would compute them from tra
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.checkpoints import saved_steps
+from phmctl.checkpoints import MOMENTS, model_tensors, saved_steps, write_checkpoint
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RecipeError, RunError
-from phmctl.files import read_sealed, write_sealed
+from phmctl.files import read_sealed, temporary_folder, write_sealed
 from phmctl.nn.convert import to_dense
 from phmctl.nn.step import Leaves
 from phmctl.nn.tuning import groups_by_rate, relative_rates
@@ -130,14 +132,8 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
 # ------------------------------------------------------------------------------------------- measured before step 1
 
 
-def seconds_per_step(
-    task: "Task", training: TrainingSection, device: torch.device, *, validations: bool = False
-) -> float:
-    """Return the seconds that a step takes, timed on a model that is discarded.
-
-    With `validations` a step has its share of the validations. An untrained translator writes long sentences, so that
-    with ``validate_bleu`` this is an upper estimate.
-    """
+def seconds_per_step(task: "Task", training: TrainingSection, device: torch.device) -> float:
+    """Return the seconds that a step takes, timed on a model that is discarded."""
     with isolated(device, training.threads):
         plan = task.plan(0)
         timed = [plan[number * len(plan) // _TIMED_BATCHES] for number in range(_TIMED_BATCHES)]
@@ -145,25 +141,41 @@ def seconds_per_step(
         sample = [task.collate(rows).to(device) for rows in timed]
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
         round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
-        seconds = median(round_seconds) / len(sample) * training.accumulate
-        if validations:
-            began = time.perf_counter()
-            with torch.no_grad():
-                task.validate(to_dense(model).eval(), build_autocast(device, training.precision), ALONE)
-            seconds += (time.perf_counter() - began) / training.validate_every
-        return seconds
+        return median(round_seconds) / len(sample) * training.accumulate
 
 
-def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device) -> int:
-    """Return the number of steps that a training does in `minutes`, its validations included.
+def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device, folder: Path) -> int:
+    """Return the number of steps that a training does in `minutes`, its validations and checkpoints included.
+
+    A checkpoint is written into `folder` and removed. An untrained translator writes long sentences, so that with
+    ``validate_bleu`` there are fewer steps than possible.
 
     Raises:
         RecipeError: the time is too short for one step.
+        OutputError: the checkpoint cannot be written.
     """
-    seconds = seconds_per_step(task, training, device, validations=True)
-    steps = min(int(60 * minutes / seconds), MOST)
+    step_seconds = seconds_per_step(task, training, device)
+    with isolated(device, training.threads), temporary_folder(folder / "timing") as temporary:
+        model = task.build_model(device)
+        began = time.perf_counter()
+        with torch.no_grad():
+            task.validate(to_dense(model).eval(), build_autocast(device, training.precision), ALONE)
+        validated = time.perf_counter()
+        moments = prepare_moments(build_optimiser(model, training), model)
+        write_checkpoint(temporary / "checkpoint", {"model": model_tensors(model), MOMENTS: moments}, {})
+        validation_seconds, saving_seconds = validated - began, time.perf_counter() - validated
+    save_every = min(training.save_every, training.validate_every)  # each validation may be the best
+
+    def seconds(steps: int) -> float:
+        validations, checkpoints = math.ceil(steps / training.validate_every), math.ceil(steps / save_every)
+        return steps * step_seconds + validations * validation_seconds + checkpoints * saving_seconds
+
+    steps = bisect_right(range(MOST + 1), 60 * minutes, key=seconds) - 1
     if steps < 1:
-        raise RecipeError(f"training.minutes = {minutes:g}: one step takes {seconds:.2g} seconds; increase it")
+        raise RecipeError(
+            f"training.minutes = {minutes:g}: a step with validation and checkpoint takes {seconds(1):.2g} seconds; "
+            "increase it"
+        )
     return steps
 
 

@@ -1,7 +1,7 @@
 """``train``: from a recipe and prepared data to a run with checkpoints."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from phmctl.runs import Run
 from phmctl.runs.find import runs_root
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.initial import Start, find_start
-from phmctl.training.optimiser import steps_within
+from phmctl.training.optimiser import build_schedule, steps_within
 from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import summary_writer
 from phmctl.training.saving import (
@@ -108,7 +108,7 @@ def train(
             task = trained_kind(recipe).open(recipe, data_folder)
             minutes = recipe.training.minutes
             if minutes:
-                recipe = _with_steps(recipe, task, old, processes)
+                recipe = _with_steps(recipe, task, old, root, processes)
                 record = {**(record or {}), "minutes": minutes, "steps": recipe.training.steps}
         return train_task(
             task,
@@ -123,7 +123,7 @@ def train(
         )
 
 
-def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Processes) -> Recipe:
+def _with_steps(recipe: Recipe, task: "Task", old: Run | None, root: Path, processes: Processes) -> Recipe:
     """Return a recipe with steps instead of minutes: the steps of the run to resume, or the result of a timing."""
     training = recipe.training
     if processes.many:
@@ -131,10 +131,9 @@ def _with_steps(recipe: Recipe, task: "Task", old: Run | None, processes: Proces
     if old is not None:
         steps = old.recipe.training.steps
     else:
-        steps = steps_within(training.minutes, task, training, processes.device(training.device))
+        folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
+        steps = steps_within(training.minutes, task, training, processes.device(training.device), folder)
         note(f"training.minutes = {training.minutes:g}: {steps:,} steps")
-        if steps < training.warmup:
-            note(f"these are fewer steps than the warm-up of {training.warmup:,}; lower training.warmup")
     return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
 
 
@@ -246,11 +245,26 @@ def _environment(
 def _fit(trainer: Trainer, stop: StopRequest) -> None:
     with trainer.log, trainer.progress as progress:
         progress.say(_opening(trainer))
+        for remark in _cut_schedule(trainer.settings):
+            progress.say(remark)
         if trainer.fit(stop):
             progress.say(f"stopped and saved at step {trainer.state.step}; continue with:")
             progress.say(trainer.run.resume_command)
-        else:
-            _average(trainer)
+            return
+        for remark in _cut_schedule(trainer.settings, trainer.state.step):
+            progress.say(remark)
+        _average(trainer)
+
+
+def _cut_schedule(settings: TrainingSection, last: int | None = None) -> Iterator[str]:
+    """Yield a remark if a training may end, or ended at step `last`, before its learning rate's schedule does."""
+    rate = "" if last is None else f"; the learning rate was {build_schedule(settings)(last):.2g} at the end"
+    steps = last or settings.steps
+    if steps < settings.warmup:
+        yield f"{steps:,} steps are fewer than the warm-up's {settings.warmup:,}; lower training.warmup{rate}"
+    elif settings.schedule == "linear" and settings.patience and last != settings.steps:
+        ends = "can end" if last is None else "ended"
+        yield f"training.patience {ends} the training before its linear schedule reaches 0{rate}"
 
 
 def _opening(trainer: Trainer) -> str:

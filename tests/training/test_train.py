@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,51 @@ def test_minutes_become_steps_that_a_resumed_training_keeps(
             _train(changed, copying_data, tmp_path, resume=True)
 
 
+def test_a_budget_contains_validations_and_checkpoints(
+    copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 0.01 s, one validation and one checkpoint for 20 steps of 0.1 and 0.2 s: 40 steps take 1 s."""
+    recipe = copying_recipe(steps=0, minutes=1.2 / 60, validate_every=20, save_every=50)
+    task = trained_kind(recipe).open(recipe, copying_data)
+    clock = [0.0]
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(measured, "seconds_per_step", lambda *_: 0.01)
+
+    def takes(seconds: float) -> Callable[..., None]:
+        return lambda *_: clock.__setitem__(0, clock[0] + seconds)
+
+    monkeypatch.setattr(task, "validate", takes(0.1))
+    monkeypatch.setattr(measured, "write_checkpoint", takes(0.2))
+    assert measured.steps_within(1.2 / 60, task, recipe.training, pick_device("cpu"), tmp_path) == 40
+    assert measured.steps_within(1.05 / 60, task, recipe.training, pick_device("cpu"), tmp_path) == 40
+    assert measured.steps_within(0.905 / 60, task, recipe.training, pick_device("cpu"), tmp_path) == 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "validations", "remarks"),
+    [
+        ({"steps": 6, "warmup": 9}, (), 2),
+        ({"steps": 6, "warmup": 6}, (), 0),
+        ({"steps": 9, "warmup": 1, "schedule": "linear", "patience": 1}, (2.0, 1.0), 2),
+        ({"steps": 9, "warmup": 1, "schedule": "linear", "patience": 1}, (1.0, 2.0, 3.0), 1),
+        ({"steps": 9, "warmup": 1, "schedule": "constant", "patience": 1}, (2.0, 1.0), 0),
+    ],
+)
+def test_a_schedule_that_is_cut_is_named_before_and_after(
+    settings: dict[str, Any],
+    validations: Sequence[float],
+    remarks: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task = FakeTask()
+    scores = iter(validations)
+    task.score = lambda metrics: next(scores, 0.0)  # type: ignore[method-assign]
+    train_task(task, make_recipe(validate_every=3, **settings), tmp_path)
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("training.warmup" in line or "linear schedule" in line for line in lines) == remarks
+
+
 @pytest.mark.parametrize("settings", [["training.minutes=5"], ["training.steps=0"]])
 def test_steps_or_minutes_but_not_both(settings: list[str]) -> None:
     with pytest.raises(RecipeError):
@@ -151,16 +197,17 @@ def test_steps_or_minutes_but_not_both(settings: list[str]) -> None:
     load_recipe("miniature", ["training.steps=0", "training.minutes=5"])
 
 
-def test_more_time_is_more_steps(copying_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_time_is_more_steps(copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, cpu = _timed(1.0), pick_device("cpu")
     task = trained_kind(recipe).open(recipe, copying_data)
-    one, ten = (measured.steps_within(minutes, task, recipe.training, cpu) for minutes in (1.0, 10.0))
+    one, ten = (measured.steps_within(minutes, task, recipe.training, cpu, tmp_path) for minutes in (1.0, 10.0))
     assert 3 < ten / one < 33
     with pytest.raises(RecipeError):
-        measured.steps_within(1e-9, task, recipe.training, cpu)
+        measured.steps_within(1e-9, task, recipe.training, cpu, tmp_path)
+    assert not list(tmp_path.iterdir())
     compiled: list[nn.Module] = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
-    measured.steps_within(1.0, task, recipe.training.model_copy(update={"compile": True}), cpu)
+    measured.steps_within(1.0, task, recipe.training.model_copy(update={"compile": True}), cpu, tmp_path)
     assert len(compiled) == 1
 
 
