@@ -325,16 +325,6 @@ def by_rate(
 
 
 @block
-def plateau_rates() -> str:
-    return by_rate("plateau", "perplexity", RATES[:3], checkpoint="last")
-
-
-@block
-def short_rates() -> str:
-    return by_rate("800 steps", "perplexity")
-
-
-@block
 def short_scores() -> str:
     rows = []
     for model in ("dense", *STRUCTURES, "dense, d = 128"):
@@ -346,15 +336,6 @@ def short_scores() -> str:
         found = next(row for row in select("800 steps", model=model) if row["chrF"])
         rows.append([model, f"{int(found['parameters']):,}", found["BLEU"], found["chrF"], "1", "–"])
     return table(["model", "parameters", "BLEU", "chrF", "seeds", "minutes"], rows)
-
-
-@block
-def equal_minutes() -> str:
-    columns = ("rate", "steps", "perplexity", "BLEU", "chrF")
-    rows = []
-    for row in select("equal minutes"):
-        rows.append([row["model"], f"{int(row['parameters']):,}", *(row[column] for column in columns)])
-    return table(["model", "parameters", "rate", "steps in 25 minutes", "perplexity", "BLEU", "chrF"], rows)
 
 
 @block
