@@ -31,6 +31,7 @@ class ByHand(nn.Module):
         self.fixed = PHMLinear(8, 8, n=4, algebra="quaternion")
         self.factors = PHMLinear(8, 8, n=4, rank=4)
         self.reader = phmctl.PHMLSTM(8, 8, n=4)
+        self.image = phmctl.PHMConv2d(8, 8, 3, n=4)
         self.words, self.out = phmctl.PHMEmbedding(8, 8, n=4), nn.Linear(8, 8)
         self.also = self.out
         self.register_buffer("count", torch.tensor(3))
@@ -41,6 +42,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "fixed": (Net, {"algebra": "quaternion"}),
     "some": (Net, {"n": 4, "select": ["reader", "attention", "words", "out"]}),
     "lstm": (lambda: nn.LSTM(8, 8, 2, bidirectional=True), {"n": 4}),
+    "gru and cells": (lambda: nn.ModuleList([nn.GRU(8, 8), nn.RNN(8, 8), nn.GRUCell(8, 8)]), {"n": 4}),
+    "convolutions": (
+        lambda: nn.ModuleList([nn.Conv2d(8, 8, 3, groups=2), nn.ConvTranspose1d(8, 16, 3), nn.EmbeddingBag(8, 8)]),
+        {"n": 4},
+    ),
     "layer": (lambda: nn.Linear(8, 8), {"n": 4}),
     "padding": (lambda: nn.Sequential(nn.Embedding(8, 8, padding_idx=0)), {"n": 4}),
     "double": (lambda: nn.Linear(8, 8, dtype=torch.float64), {"n": 4}),
@@ -176,3 +182,24 @@ def test_automatic_classes_other_precisions_and_other_folders(tmp_path: Path) ->
         phmctl.from_pretrained(type(tiny("bert")[0]), tmp_path)
     with pytest.raises(RunError):
         phmctl.from_pretrained(type(model), "gpt2")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_transformers_takes_the_groups_and_its_checkpoints_are_read(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=40, **sizes))
+    model, _ = phmctl.convert(model, 4)
+    words = torch.randint(40, (16, 8))
+    rows = [{"input_ids": ids, "labels": int(ids[0]) % 2} for ids in words]
+    options = {"max_steps": 2, "save_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(tmp_path), lr_scheduler_type="constant", **options)
+    groups = phmctl.parameter_groups(model, 1e-3, weight_decay=0.01)
+    expected = [group["lr"] for group in groups]
+    optimiser = torch.optim.AdamW(groups)
+    transformers.Trainer(model, arguments, train_dataset=rows, optimizers=(optimiser, None)).train()
+    assert [group["lr"] for group in optimiser.param_groups] == expected
+    assert len({*expected}) > 2
+    loaded = phmctl.from_pretrained(type(model), tmp_path / "checkpoint-2")
+    assert torch.equal(loaded(words).logits, model.eval()(words).logits)
