@@ -92,8 +92,8 @@ def main() -> None:
         for rate, grouped in ((1e-3, False), (2e-3, False), (2e-3, True), (4e-3, True)):
             losses = [train(text, n, rate, grouped, seed, options.steps) for seed in range(options.seeds)]
             rates = "parameter_groups" if grouped else "one rate"
-            each = " ".join(f"{value:.3f}" for value in losses)
-            print(f"n = {n}  {rates:16} {rate:.0e}  loss {sum(losses) / len(losses):.3f}  ({each})", flush=True)
+            by_seed = " ".join(f"{value:.3f}" for value in losses)
+            print(f"n = {n}  {rates:16} {rate:.0e}  loss {sum(losses) / len(losses):.3f}  ({by_seed})", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,38 +8,54 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.kronecker import LEARNED
+from phmctl.algebra.quantise import QUANTIZATIONS, SCALE, dequantise, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
-from phmctl.errors import RunError, UserError, require
+from phmctl.errors import RunError, UserError, check_known, require
 from phmctl.files import FORMAT, read_json_object, read_seal, replacing, seal, verify
 from phmctl.nn.convert import conversions
 from phmctl.nn.parametrization import Kronecker, attach, compute_flat_weights, restore
+from phmctl.nn.structures import RULE_NAMES
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
 _ADVICE = "save the model again with phmctl.save(model, folder)"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def save(model: nn.Module, folder: Path | str) -> None:
+def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> None:
     """Write the tensors of a model and the arguments of its conversion into a folder, for :func:`load_into`.
 
     Args:
         model: a converted model, or any module with PHM layers.
         folder: a new or empty folder, or an earlier one of this function, which is replaced.
+        quantize: ``float32`` keeps every value; ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
 
     Raises:
-        UserError: the model is on the meta device, or its state has parts that are not tensors.
+        UserError: the model is on the meta device, its state has parts that are not tensors, or an unknown `quantize`.
         OutputError: the folder cannot be written, or has other files.
     """
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor) or value.is_meta:
             raise UserError(f"{name} of the model is not a tensor with values, and cannot be saved")
+    check_known("quantisation", quantize, QUANTIZATIONS)
+    records = conversions(model)
+    learned = [weight for record in records if record["algebra"] == LEARNED for weight in record["weights"]]
+    rules = {_prefix(weight) + "0" for weight in learned}
+    # Clones, because safetensors refuses tensors that share memory.
+    tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    rounded = {}
+    for name, tensor in list(tensors.items()):
+        is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
+        if quantize != "float32" and is_matrix and name not in rules and name.rpartition(".")[2] not in RULE_NAMES:
+            rounded[name] = [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+            tensors[name], scale = quantise(_rows(tensor.float()), quantize)
+            tensors |= {} if scale is None else {name + SCALE: scale}
     with replacing(Path(folder), MANIFEST) as temporary:
-        # Clones, because safetensors refuses tensors that share memory.
-        save_tensors(temporary / MODEL, {name: tensor.clone() for name, tensor in model_tensors(model).items()})
+        save_tensors(temporary / MODEL, tensors)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_diff_dict"):
             config.save_pretrained(temporary)
-        seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model)})
+        seal(temporary, MANIFEST, {"format": FORMAT, "weights": records, "rounded": rounded})
 
 
 @torch.no_grad()
@@ -114,7 +130,24 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         verify(folder, description["files"], RunError, _ADVICE)
     shards = sorted(folder.glob("model*.safetensors"))
     tensors = {name: tensor for path in shards for name, tensor in read_tensors(path, _ADVICE).items()}
+    for name, (dtype, *shape) in description.get("rounded", {}).items():
+        columns = _rows(torch.empty(shape, device="meta")).shape[-1]
+        tensors[name] = dequantise(tensors, name, columns).reshape(shape).to(getattr(torch, dtype))
+        tensors.pop(name + SCALE, None)
     return description.get("weights", []), tensors
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return a tensor with rows of at least 16 numbers, if it has as many: of a convolution with its kernel."""
+    while tensor.dim() > 1 and tensor.shape[-1] < 16:
+        tensor = tensor.flatten(-2)
+    return tensor
+
+
+def _prefix(weight: str) -> str:
+    """Return the beginning of torch's names of the tensors that a weight is computed from."""
+    module, _, key = weight.rpartition(".")
+    return f"{module}.parametrizations.{key}.original".removeprefix(".")
 
 
 def _parametrize(
@@ -127,10 +160,9 @@ def _parametrize(
     dense_weights = {}
     for record in records:
         chains: list[Any] = []
-        paths = [weight.rpartition(".") for weight in record["weights"]]
-        prefixes = [f"{module}.parametrizations.{key}.original".removeprefix(".") for module, _, key in paths]
-        originals = [stored[name + i] for i in "01" for name in prefixes if name + i in stored][:2]
-        for module, _, key in paths:
+        prefixes = [_prefix(weight) for weight in record["weights"]]
+        originals = [stored[name + i] for i in "01" for name in prefixes if name + i in stored]
+        for module, _, key in (weight.rpartition(".") for weight in record["weights"]):
             with suppress(AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 owner = model.get_submodule(module)
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})

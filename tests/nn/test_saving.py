@@ -76,6 +76,34 @@ def test_a_fresh_model_is_converted_in_the_same_way_and_filled_bit_for_bit(name:
     assert_equal_states(phmctl.to_dense(loaded), phmctl.to_dense(model))
 
 
+@pytest.mark.parametrize(
+    ("form", "share", "distance"), [("float16", 0.55, 1e-3), ("int8", 0.35, 0.01), ("int4", 0.25, 0.2)]
+)
+def test_matrices_but_not_rules_are_rounded(form: str, share: float, distance: float, tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        return nn.ModuleList([nn.Conv2d(64, 64, 3), nn.Linear(128, 128), PHMLinear(128, 128, n=4)])
+
+    model, _ = phmctl.convert(build(), 4)
+    phmctl.save(model, tmp_path / "exact")
+    phmctl.save(model, tmp_path / "rounded", quantize=form)
+    exact, rounded = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("exact", "rounded"))
+    assert rounded < share * exact
+    state, expected = phmctl.load_into(build(), tmp_path / "rounded").state_dict(), model.state_dict()
+    for name, tensor in state.items():
+        if name.endswith((".A", ".original0", "bias")):
+            assert torch.equal(tensor, expected[name])
+        else:
+            assert 0 < (tensor - expected[name]).norm() < distance * tensor.norm()
+    with pytest.raises(UserError, match="int8"):
+        phmctl.save(model, tmp_path / "rounded", quantize="int9")
+
+
+def test_rounded_models_keep_their_dtype(tmp_path: Path) -> None:
+    layer, _ = phmctl.convert(nn.Linear(8, 8).bfloat16(), algebra="quaternion")
+    phmctl.save(layer, tmp_path, quantize="float16")
+    assert_equal_states(phmctl.load_into(nn.Linear(8, 8).bfloat16(), tmp_path), layer)  # 11 bits hold its 8
+
+
 def test_frozen_weights_of_the_fresh_model_stay_frozen(tmp_path: Path) -> None:
     phmctl.save(phmctl.convert(nn.Linear(8, 8), 4)[0], tmp_path)
     layer = nn.Linear(8, 8)

@@ -1,0 +1,33 @@
+"""``examples/heal.py`` and ``examples/rates.py`` run, with few steps and small networks."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
+    specification: Any = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    for constant, value in constants.items():
+        monkeypatch.setattr(module, constant, value)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    module.main()
+
+
+def test_heal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    run("heal", "cnn", "--steps", "2", "--seeds", "1", monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("cnn")][:3] == ["dense", "converted", "healed"]
+    assert "352,074 → 89,610 parameters (25.5%)" in lines
+
+
+def test_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("rates", "--steps", "1", "--seeds", "1", monkeypatch=monkeypatch, WIDTH=16, LENGTH=8, LAYERS=1)
+    assert len(capsys.readouterr().out.splitlines()) == 8
