@@ -185,9 +185,9 @@ class KroneckerWeight(StructuredWeight):
 class PHMLinear(KroneckerWeight):
     """``y = Hx + b`` with ``H = Σᵢ kron(A[i], S[i])``: kd/n + n³ parameters (and k with bias) instead of kd.
 
-    Train it with :func:`phmctl.parameter_groups`: at the one rate that suits dense layers, A and S move too little. In a
-    language model (``examples/rates.py``, n = 4, three seeds) the loss is 2.25 at the dense model's best rate, and 2.19
-    with parameter groups, as with dense layers.
+    Train it with :func:`phmctl.parameter_groups`: at the one rate that suits dense layers, A and S move too little. In
+    a language model (``examples/rates.py``, n = 4, three seeds) the loss is 2.25 at the dense model's best rate, and
+    2.19 with parameter groups, as with dense layers.
 
     Attributes:
         A: (n, n, n), the rule: a parameter for ``phm``, a constant of a fixed algebra. Absent with n = 1.
