@@ -10,10 +10,13 @@ from typing import Any
 
 from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for
+from phmctl.assembly import texts_of
 from phmctl.checkpoints import save_tensors
 from phmctl.console import Table, note
 from phmctl.data.card import load_card
-from phmctl.data.copies import load_tokenizers
+from phmctl.data.copies import load_cleaning, load_tokenizers
+from phmctl.data.special import EOS, PAD
+from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
 from phmctl.devices import torch_defaults
@@ -47,6 +50,7 @@ from phmctl.exports import (
 )
 from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.models import plain
+from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import AUTO, DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
@@ -108,12 +112,34 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
         "Scores of the run": list(_scores(run)) or ["not scored; score the run with: phmctl eval"],
         "This export compared with the run": [f"verified: {verification}", *verification.score_lines],
     }
+    if not source.translates and verification.compared != IDS:
+        sections["Input and output"] = list(_classifier_interface(source))
     lines = [f"# {recipe.name}, {recipe.variant}"]
     if recipe.description:
         lines += ["", recipe.description]
     for title, items in sections.items():
         lines += ["", f"## {title}", "", *(f"- {item}" for item in items)]
     return "\n".join(lines) + "\n"
+
+
+def _classifier_interface(source: ExportSource) -> Iterator[str]:
+    """Yield how a text becomes a classifier's ids, and how its logits become a label."""
+    run, labels = source.run, source.run.data()["labels"]
+    cleaning, most = load_cleaning(run), run.recipe_of(ClassificationRecipe).data.max_tokens
+    steps = ["white space at both ends is removed"]
+    if cleaning.entities == "decode":
+        steps.insert(0, "HTML entities (`&amp;`) are decoded")
+    if cleaning.normalise:
+        steps.append("Unicode is normalised to NFC, and each run of white space becomes one space")
+    part = "first" if cleaning.keep == "start" else "last"
+    tokenizer = f"{run.tokenizer_folder.name}/{JOINT_FILE}"
+    yield f"text: {'; '.join(steps)}"
+    yield f"ids: `tokenizers.Tokenizer.from_file('{tokenizer}').encode(text).ids`, without a start or an end token"
+    yield f"length: the {part} {most} ids are kept; an empty text is the one id {EOS}"
+    yield f"padding: id {PAD}, after the ids, up to the longest text of the batch"
+    sides = "`first` (batch, length)" if texts_of(source.section) == 1 else "`first` and `second` (batch, length)"
+    yield f"input: {sides}, int64; output: `logits` (batch, {len(labels)}), float32"
+    yield f"order of the logits: {', '.join(f'{number}: {label}' for number, label in enumerate(labels))}"
 
 
 def _scores(run: Run) -> Iterator[str]:
