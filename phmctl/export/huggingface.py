@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from phmctl.checkpoints import save_tensors
-from phmctl.console import note, silence
+from phmctl.console import note, progress, silence
 from phmctl.data.copies import load_cleaning
 from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer
@@ -184,15 +184,17 @@ def verify_huggingface(source: ExportSource, folder: Path, count: int | None = N
         exported = library.AutoModelForSeq2SeqLM.from_pretrained(str(again), local_files_only=True).eval()
     model = cast("Any", source.model)
     equal, largest = sum(not ids for ids in sources), 0.0  # empty sources are not decoded
-    for rows in plan([len(ids) for ids in sources], translator.settings.batch_tokens):
-        source_ids, target_ids = pad([sources[row] for row in rows]), pad([targets[row] for row in rows])
-        ours = model.logits(model(source_ids, target_ids))[..., : source.sizes["target"]]  # (B, T, V)
-        mask = (source_ids != PAD).long()
-        theirs = exported(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target_ids).logits
-        padding = (target_ids == PAD)[..., None]
-        gaps = (ours - theirs).abs().masked_fill(padding, 0.0).amax((1, 2))  # (B,)
-        equal += int((gaps < TIE).sum())
-        largest = max(largest, float(gaps.max()))
+    with progress(f"comparing {len(texts):,} texts with torch", len(texts)) as advance:
+        for rows in plan([len(ids) for ids in sources], translator.settings.batch_tokens):
+            source_ids, target_ids = pad([sources[row] for row in rows]), pad([targets[row] for row in rows])
+            ours = model.logits(model(source_ids, target_ids))[..., : source.sizes["target"]]  # (B, T, V)
+            mask = (source_ids != PAD).long()
+            theirs = exported(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target_ids).logits
+            padding = (target_ids == PAD)[..., None]
+            gaps = (ours - theirs).abs().masked_fill(padding, 0.0).amax((1, 2))  # (B,)
+            equal += int((gaps < TIE).sum())
+            largest = max(largest, float(gaps.max()))
+            advance(len(rows))
     return Verification(split, len(texts), equal, 0, largest, compared=LOGITS)
 
 

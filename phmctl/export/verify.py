@@ -181,7 +181,9 @@ def verify_classifier(source: ExportSource, exported: TextClassifier, count: int
     """Compare the labels of an export with torch's."""
     split, texts, labels = source.examples(count)
     classifier = cast("TextClassifier", source.predictor)
-    log_probs = [model.probabilities(texts).clamp(min=1e-30).log() for model in (classifier, exported)]  # (N, classes)
+    models = classifier, exported
+    with progress(f"labelling {len(texts):,} texts with torch and the export", 2 * len(texts)) as advance:
+        log_probs = [model.probabilities(texts, advance).clamp(min=1e-30).log() for model in models]  # (N, classes)
     answers, accuracies = [], []
     for nats in log_probs:
         values, indices = (column.tolist() for column in nats.max(1))
