@@ -126,16 +126,13 @@ def _classifier_interface(source: ExportSource) -> Iterator[str]:
     """Yield how a text becomes a classifier's ids, and how its logits become a label."""
     run, labels = source.run, source.run.data()["labels"]
     cleaning, most = load_cleaning(run), run.recipe_of(ClassificationRecipe).data.max_tokens
-    steps = ["white space at both ends is removed"]
-    if cleaning.entities == "decode":
-        steps.insert(0, "HTML entities (`&amp;`) are decoded")
+    text = "HTML entities (`&amp;`) are decoded; " if cleaning.entities == "decode" else ""
+    text += "white space at both ends is removed"
     if cleaning.normalise:
-        steps.append("Unicode is normalised to NFC, and each run of white space becomes one space")
-    part = "first" if cleaning.keep == "start" else "last"
-    tokenizer = f"{run.tokenizer_folder.name}/{JOINT_FILE}"
-    yield f"text: {'; '.join(steps)}"
-    yield f"ids: `tokenizers.Tokenizer.from_file('{tokenizer}').encode(text).ids`, without a start or an end token"
-    yield f"length: the {part} {most} ids are kept; an empty text is the one id {EOS}"
+        text += "; Unicode is normalised to NFC, and each run of white space becomes one space"
+    yield f"text: {text}"
+    yield f"ids: `tokenizers.Tokenizer.from_file('tokenizer/{JOINT_FILE}').encode(text).ids`, without a start or an end token"
+    yield f"length: the {'first' if cleaning.keep == 'start' else 'last'} {most} ids are kept; an empty text is the one id {EOS}"
     yield f"padding: id {PAD}, after the ids, up to the longest text of the batch"
     sides = "`first` (batch, length)" if texts_of(source.section) == 1 else "`first` and `second` (batch, length)"
     yield f"input: {sides}, int64; output: `logits` (batch, {len(labels)}), float32"

@@ -172,10 +172,8 @@ def steps_within(minutes: float, task: "Task", training: TrainingSection, device
 
     steps = bisect_right(range(MOST + 1), 60 * minutes, key=seconds) - 1
     if steps < 1:
-        raise RecipeError(
-            f"training.minutes = {minutes:g}: a step with validation and checkpoint takes {seconds(1):.2g} seconds; "
-            "increase it"
-        )
+        needed = f"one step, validation and checkpoint take {seconds(1):.2g} seconds"
+        raise RecipeError(f"training.minutes = {minutes:g}: {needed}; increase it")
     return steps
 
 

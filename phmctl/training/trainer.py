@@ -362,7 +362,7 @@ class Trainer:
         self.progress.log(state.step, f"loss {loss:.4f}  lr {rate:.2e}  {speed}  {time_left} left")
         if state.step == self.settings.log_every < self.settings.steps:
             total = timedelta(seconds=round(values["seconds_per_step"] * self.settings.steps))
-            self.progress.say(f"about {total} for all {self.settings.steps:,} steps on this machine, and validations")
+            self.progress.say(f"about {total} on this machine for all steps, without validations")
         self._loss.zero_()
         state.window_target_tokens = 0
         if self.processes.from_leader(lambda: self.run.place() != self.run.folder):
