@@ -131,8 +131,8 @@ def _classifier_interface(source: ExportSource) -> Iterator[str]:
     if cleaning.normalise:
         text += "; Unicode is normalised to NFC, and each run of white space becomes one space"
     yield f"text: {text}"
-    yield f"ids: `tokenizers.Tokenizer.from_file('tokenizer/{JOINT_FILE}').encode(text).ids`, without a start or an end token"
-    yield f"length: the {'first' if cleaning.keep == 'start' else 'last'} {most} ids are kept; an empty text is the one id {EOS}"
+    yield f"ids: `tokenizers.Tokenizer.from_file('tokenizer/{JOINT_FILE}').encode(text).ids`, no start or end token"
+    yield f"length: the {'first' if cleaning.keep == 'start' else 'last'} {most} ids; an empty text is the id {EOS}"
     yield f"padding: id {PAD}, after the ids, up to the longest text of the batch"
     sides = "`first` (batch, length)" if texts_of(source.section) == 1 else "`first` and `second` (batch, length)"
     yield f"input: {sides}, int64; output: `logits` (batch, {len(labels)}), float32"

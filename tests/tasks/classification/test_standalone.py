@@ -28,7 +28,7 @@ def test_a_classifier_without_phmctl(kind: str, columns: list[list[str]], runs: 
     folder = export(runs[kind], "onnx", tmp_path / "out", texts=4).export.folder
     card = (folder / "README.md").read_text()
     [code] = re.findall(r"```python\n(import json\n.*?)```", DOCS.read_text(), re.DOTALL)
-    most = re.search(r"the first (\d+) ids are kept", card)
+    most = re.search(r"the first (\d+) ids", card)
     assert most is not None
     code = code.replace("DIR", str(folder)).replace("max_tokens = 256", f"max_tokens = {most[1]}")
     names: dict[str, Any] = {}
