@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
+from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear, StructuredWeight, TwoFactorLinear
 from phmctl.recipe.models import LinearSection, StackSection
@@ -207,6 +209,10 @@ def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> Row:
             if name.endswith("embedding.map"):  # the map of a narrow table
                 return Row(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
             return Row(name, map_kind, shape, dense=dense, components=components, rule=rule, bias=bias)
+        case PHMConv() | _ConvNd():
+            dense = module.on_meta().weight if isinstance(module, PHMConv) else module.weight
+            sizes = {"dense": dense.numel() + bias, "components": components, "rule": rule, "bias": bias}
+            return Row(name, "map", tuple(dense.shape), **sizes)
         case PHMEmbedding() | nn.Embedding():
             shape = (module.num_embeddings, module.embedding_dim)
             return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)

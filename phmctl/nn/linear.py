@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from phmctl.algebra.bilinear import Factors, decompose
 from phmctl.algebra.initialisation import natural_rank
@@ -108,6 +109,8 @@ class StructuredWeight(nn.Module):
         tensor = self._parameters.get(name)
         if tensor is None:
             tensor = self.__dict__.get(name)
+        if tensor is None and name in ("weight", "A") and not parametrize.is_parametrized(self, name):
+            raise AttributeError(name)  # between a parameter and its parametrization, when torch asks for the name
         return getattr(self, name) if tensor is None else tensor
 
     def _check_stored(self, name: str) -> None:

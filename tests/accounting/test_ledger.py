@@ -5,6 +5,7 @@ from torch import nn
 
 from phmctl.accounting.ledger import ledger_for, rows_of
 from phmctl.assembly import build_transformer
+from phmctl.nn.convolution import PHMConv2d
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection
 from phmctl.tasks.registry import TASKS
@@ -87,6 +88,14 @@ def test_rows_of_counts_any_model():
     assert [row.kind for row in rows] == ["embedding", "map", "map", "norm", "other"]
     assert rules == 1
     assert rows[-1].other == real_count(model[4])
+
+
+def test_convolutions_are_maps():
+    model = nn.Sequential(PHMConv2d(8, 16, 3, n=4, groups=2, device="meta"), nn.Conv1d(16, 8, 3))
+    (first, second), rules = rows_of(model)
+    assert (first.kind, first.shape, first.dense) == ("map", (16, 4, 3, 3), 16 * 4 * 9 + 16)
+    assert (first.components, first.rule, first.bias, rules) == (16 * 9, 64, 16, 1)
+    assert (second.kind, second.shape, second.parameters) == ("map", (8, 16, 3), real_count(model[1]))
 
 
 def test_upsizing_names_the_unscaled_dense_model():

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from phmctl import PHMLSTM, PHMEmbedding, PHMLinear, convert
+from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.nn.tuning import parameter_groups, relative_rates
@@ -115,3 +116,54 @@ def test_groups_serve_any_optimiser() -> None:
     for name, rate in rates.items():  # Adam's first step moves each number by its rate
         moved = (model.get_parameter(name) - before[name]).abs().median().item()
         assert moved == pytest.approx(1e-3 * rate, rel=0.02), name
+
+
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("tensor", ["A", "S"])
+@pytest.mark.parametrize(
+    "reparametrize", [weight_norm, lambda module, name: prune.random_unstructured(module, name, 0.5)]
+)
+def test_a_reparametrized_rule_does_not_decay_and_reparametrized_components_do(
+    reparametrize: object, tensor: str, converted: bool
+) -> None:
+    layer = convert(nn.Linear(256, 256), 4)[0] if converted else PHMLinear(256, 256, n=4)
+    expected = decays(layer)
+    owner, names = layer, {"A": "A", "S": "S"}
+    if converted:
+        owner, names = layer.parametrizations.weight, {"A": "original0", "S": "original1"}
+    reparametrize(owner, names[tensor])  # type: ignore[operator]
+    assert decays(layer)[(4, 4, 4)] == expected[(4, 4, 4)] == 0
+    assert decays(layer)[(4, 64, 64)] == pytest.approx(expected[(4, 64, 64)], rel=0.3)
+    assert decays(layer)[(4, 64, 64)] > 0
+    assert not any(decay for shape, decay in decays(layer).items() if shape == (4, 1, 1) and tensor == "A")
+
+
+def decays(model: nn.Module) -> dict[tuple[int, ...], float]:
+    """Return the decay of each parameter in a step, by its shape."""
+    groups = parameter_groups(model, 1.0, weight_decay=0.5)
+    return {tuple(part.shape): group["lr"] * group["weight_decay"] for group in groups for part in group["params"]}
+
+
+def test_lazy_layers_do_not_stop_the_others() -> None:
+    model = nn.Sequential(PHMLinear(256, 256, n=4), nn.LazyLinear(8))
+    rates = relative_rates(model)
+    assert rates["1.weight"] == 1.0
+    assert rates["0.S"] == pytest.approx(0.5, rel=0.02)
+    assert len(parameter_groups(model, 1e-3)) == 3
+    converted, report = convert(nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(8)), 4, select="0")
+    assert report.after == 8 * 2 + 64 + 8
+    assert converted[1](converted[0](torch.ones(2, 8))).shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("layer", "fan_in"),
+    [
+        (PHMConv2d(64, 64, 2, n=4), 256),
+        (PHMConv2d(64, 64, 2, groups=2, n=4), 128),
+        (convert(nn.Conv2d(64, 64, 2), 4)[0], 256),
+        (convert(nn.ConvTranspose1d(128, 16, 2, groups=2), 4)[0], 128),
+        (convert(nn.GRUCell(256, 256), 4)[0], 256),
+    ],
+)
+def test_convolutions_and_cells_have_the_rates_of_their_inputs(layer: nn.Module, fan_in: int) -> None:
+    assert min(relative_rates(layer).values()) == pytest.approx(2 * 64 / fan_in, rel=0.1)  # S
