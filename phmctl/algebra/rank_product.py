@@ -24,6 +24,7 @@ from phmctl.errors import UserError
 # Maximum tokens per tile. On two threads of an AMD EPYC, 1,024 is within 3 % of the best of 128 to 2,048 (forward
 # and backward, d and k from 512 to 4,096).
 TILE = 1 << 10
+AT_ONCE = {"cuda"}  # devices that take all tokens at once, not in tiles
 
 
 def block_sums(W: Tensor, S: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
     bias = None if bias is None else bias.to(dtype)
     if needs_plain_operations():
         y = _mixed_product(flat, T, U, V, bias)
-    elif _takes_all(flat):
+    elif flat.device.type in AT_ONCE:
         y = _AtOnce.apply(flat, T, U, V, bias)  # type: ignore[no-untyped-call]
     else:
         y = _RankLinear.apply(flat, T, U, V, bias, torch.is_grad_enabled() and U.requires_grad)  # type: ignore[no-untyped-call]
@@ -148,14 +149,9 @@ class _AtOnce(torch.autograd.Function):
             return _gradients(product, ctx.needs_input_grad, gradient, ctx.saved_tensors)
 
 
-def _takes_all(x: Tensor) -> bool:
-    return x.is_cuda
-
-
 def _mixed_product(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product (N, k) for x (N, d) by sums, each of which a compiler makes one kernel of."""
-    n = V.shape[1]
-    tokens = x.reshape(len(x), n, x.shape[1] // n)  # (N, n, d/n)
+    tokens = x.reshape(len(x), V.shape[1], x.shape[1] // V.shape[1])  # (N, n, d/n)
     mixed = (V[:, None, :, None] * tokens).sum(2)  # (R, N, d/n)
     products = torch.bmm(mixed, T.mT)  # (R, N, k/n)
     y = (U.t()[:, None, :, None] * products[:, :, None]).flatten(2).sum(0)  # (N, k)

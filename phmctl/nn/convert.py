@@ -252,7 +252,7 @@ class _Converter:
 
 
 def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
-    """Return the arguments of :class:`Kronecker` that say what the axes of a module's weight are."""
+    """Return the arguments of :class:`Kronecker` for the axes of a module's weight."""
     if isinstance(module, _ConvNd):
         return {"groups": module.groups, "transposed": module.transposed}
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and not key.startswith("weight_hr"):  # a projection
@@ -293,7 +293,7 @@ def _is_convertible(module: nn.Module) -> bool:
 
 
 def _modules_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules that have a weight; the parts of an attention and of a parametrization have none."""
+    """Yield the names and modules that have a weight; parts of attentions and parametrizations are skipped."""
     parts: set[int] = set()
     for name, module in model.named_modules():
         if id(module) in parts:
@@ -307,7 +307,7 @@ def _modules_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
-    """Yield what a module of any type holds or computes, except its biases."""
+    """Yield the parameters and the computed weights of a module of any type, except its biases."""
     computed = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
     keys = [key for key, _ in module.named_parameters(recurse=False)]
     return (getattr(module, key) for key in (*keys, *computed) if "bias" not in key)

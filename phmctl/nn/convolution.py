@@ -38,7 +38,7 @@ class PHMConv(KroneckerWeight):
         n: int,
         algebra: str = LEARNED,
     ) -> None:
-        """Make a layer; the arguments before n are those of torch's layer.
+        """Make a layer; torch's layer has the same arguments before n.
 
         Args:
             in_channels: d.
@@ -129,7 +129,7 @@ class PHMConv3d(PHMConv):
 def without_memory_format(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a conversion of parameters, as ``nn.Module._apply`` takes it, that leaves their memory format.
 
-    ``to(memory_format=torch.channels_last)`` converts every tensor of four axes and refuses those of five. Such an S is
-    no image and no kernel; H gets the memory format of the input.
+    ``to(memory_format=torch.channels_last)`` converts every tensor of four axes and refuses a tensor of five, but the
+    axes of S are not the axes of H.
     """
     return lambda tensor: convert(tensor.flatten(1)).view(tensor.shape) if tensor.dim() > 3 else convert(tensor)

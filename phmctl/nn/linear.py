@@ -32,8 +32,7 @@ from phmctl.nn.structures import (
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
 RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
 
-# Device and dtype -> the smallest dimension and the largest R/n² at which `rank` was measured to be faster than `dense`
-# (docs/performance.md). On CUDA the block products have changed since they were measured.
+# Device and dtype -> smallest dimension and largest R/n² at which `rank` was measured as faster (docs/performance.md).
 _RANK_PAYS = {("cpu", torch.float32): (512, 0.4)}
 
 

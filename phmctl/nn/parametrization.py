@@ -112,7 +112,7 @@ def attach(module: nn.Module, key: str, kronecker: Kronecker) -> None:
 
     Raises:
         DimensionError: n does not divide the weight.
-        UserError: the weight has no values, or values that are not real and finite.
+        UserError: the weight is on the meta device, or its values are not real and finite.
     """
     parametrize.register_parametrization(module, key, kronecker)
     sources: Any = module.parametrizations
@@ -140,8 +140,8 @@ def restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
 def _without(kind: type, key: str, *, last: bool) -> type:
     """Return a module's class without the property that torch added for a weight; copies share the class.
 
-    The class with the property may have subclasses, such as those of ``fully_shard``. Without its `last` property it
-    becomes the original class.
+    ``fully_shard`` makes subclasses of the class with the property. Without its `last` property it becomes the
+    original class.
     """
     if key not in vars(kind):
         bases = [_without(base, key, last=last) if hasattr(base, key) else base for base in kind.__bases__]

@@ -23,6 +23,8 @@ from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.parametrization import Kronecker
 from phmctl.nn.structures import LEAF, KroneckerSum, Tensors
 
+GROUPED = {"cuda"}  # devices that build maps of one shape together, because launches cost time
+
 
 @contextmanager
 def step(model: nn.Module) -> Iterator[None]:
@@ -81,16 +83,15 @@ class Leaves:
                         if not entry.is_table:  # a compiled lookup builds its rows only
                             entry.leaf(entry.tensors)
             yield
-            for built in reversed(sums):
+            for built in reversed([built for built in sums if built.used]):
                 built.pull_back()
         finally:
             hook.remove()
             for S, entry in self._maps.items():
                 delattr(S, LEAF)
                 entry.leaves.clear()
-            for built in sums:
-                built.roots = []
-            sums.clear()  # frees the gradients
+            while sums:
+                sums.pop().roots = []
 
 
 class _Map:
@@ -103,7 +104,7 @@ class _Map:
         self.source, self.tensors, self.is_table = source, tensors, is_table
         self.structure = source.structure if isinstance(source, Kronecker) else source
         stacked = self.structure.groups > 1 or (isinstance(source, Kronecker) and source.parts > 1)
-        self.grouped = _builds_groups(tensors["S"]) and not stacked
+        self.grouped = tensors["S"].device.type in GROUPED and not stacked
         self.leaves: dict[torch.dtype, Tensor] = {}  # H by dtype
         self.versions: dict[torch.dtype, list[int]] = {}  # of the parameters that H was built from
 
@@ -118,7 +119,7 @@ class _Map:
             return None
         if dtype not in self.leaves:
             self.sums.append(_Sums(self.group, dtype))
-        return self.leaves[dtype] if self.versions[dtype] == _versions(tensors) else None
+        return self.leaves[dtype] if self.versions[dtype] == [tensor._version for tensor in tensors.values()] else None
 
 
 class _Sums:
@@ -145,7 +146,8 @@ class _Sums:
         for index, entry in enumerate(group):
             leaf = H[index].detach().requires_grad_()
             leaf.register_post_accumulate_grad_hook(partial(self._receive, index, H.shape))  # type: ignore[no-untyped-call]
-            entry.leaves[dtype], entry.versions[dtype] = leaf, _versions(entry.tensors)
+            entry.leaves[dtype] = leaf
+            entry.versions[dtype] = [tensor._version for tensor in entry.tensors.values()]
 
     def _receive(self, index: int, shape: torch.Size, leaf: Tensor) -> None:
         """Add the gradient that a backward pass gave a leaf."""
@@ -162,8 +164,6 @@ class _Sums:
 
     def pull_back(self) -> None:
         """Give the parameters their gradients."""
-        if not self.used:
-            return
         *_, last = self.roots
         with without_autocast(last.device.type):
             if len(self.roots) == 1:
@@ -200,15 +200,6 @@ def _weight_of(module: nn.Module) -> tuple[KroneckerSum | Kronecker | None, Tens
         names = (*kronecker.structure.rule_names, "S")
         return kronecker, {name: getattr(module, f"original{i}") for i, name in enumerate(names)}
     return None, {}
-
-
-def _builds_groups(S: Tensor) -> bool:
-    """Return whether maps of one shape are built together: launches cost time on a GPU; a CPU keeps its rounding."""
-    return S.is_cuda
-
-
-def _versions(tensors: Tensors) -> list[int]:
-    return [tensor._version for tensor in tensors.values()]
 
 
 def _refuse_step(optimiser: Optimizer, *_: Any) -> None:

@@ -115,7 +115,7 @@ class _Weight:
     rate: float  # rate of the dense weight as a multiple of the model's
     gain: float  # c
     factors: Sequence[nn.Parameter]  # of the shape of a factor
-    undecayed: Sequence[nn.Parameter] = ()  # of all factors but the last, also those of another shape
+    undecayed: Sequence[nn.Parameter] = ()  # of all factors but the last, in any shape
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ def apply(x: Tensor, S: Tensor, factors: Factors, bias: Tensor | None = None) ->
 @pytest.fixture(params=[False, True], ids=["tiles", "at once"], autouse=True)
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both implementations run on this CPU; CUDA has the second."""
-    monkeypatch.setattr(module, "_takes_all", lambda x: request.param)
+    monkeypatch.setattr(module, "AT_ONCE", {"cpu"} if request.param else set())
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

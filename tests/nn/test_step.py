@@ -27,7 +27,7 @@ Loss = Callable[[nn.Module, int], Tensor]
 @pytest.fixture(params=[False, True], ids=["each map", "groups"])
 def grouped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether maps are built in groups, as on CUDA."""
-    monkeypatch.setattr(implementation, "_builds_groups", lambda S: request.param)
+    monkeypatch.setattr(implementation, "GROUPED", {"cpu"} if request.param else set())
     return request.param
 
 
@@ -235,7 +235,7 @@ def test_operations_of_a_step_that_reach_the_device(
     micro_batches: int, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ``multi30k-de-en`` in bfloat16, the optimiser's included (docs/performance.md)."""
-    monkeypatch.setattr(implementation, "_builds_groups", lambda S: True)
+    monkeypatch.setattr(implementation, "GROUPED", {"cpu"})
     dense, phm = (
         _operations_of_a_step(settings, micro_batches) for settings in ([], ["model.algebra=phm", "model.n=4"])
     )
