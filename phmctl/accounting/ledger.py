@@ -210,9 +210,9 @@ def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> Row:
                 return Row(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
             return Row(name, map_kind, shape, dense=dense, components=components, rule=rule, bias=bias)
         case PHMConv() | _ConvNd():
-            dense = module.on_meta().weight if isinstance(module, PHMConv) else module.weight
-            sizes = {"dense": dense.numel() + bias, "components": components, "rule": rule, "bias": bias}
-            return Row(name, "map", tuple(dense.shape), **sizes)
+            weight = module.on_meta().weight if isinstance(module, PHMConv) else module.weight
+            sizes = {"dense": weight.numel() + bias, "components": components, "rule": rule, "bias": bias}
+            return Row(name, "map", tuple(weight.shape), **sizes)
         case PHMEmbedding() | nn.Embedding():
             shape = (module.num_embeddings, module.embedding_dim)
             return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)
