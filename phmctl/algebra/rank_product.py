@@ -151,7 +151,7 @@ class _AtOnce(torch.autograd.Function):
 
 def _mixed_product(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product (N, k) for x (N, d) by sums, each of which a compiler makes one kernel of."""
-    tokens = x.reshape(len(x), V.shape[1], x.shape[1] // V.shape[1])  # (N, n, d/n)
+    tokens = x.reshape(x.shape[0], V.shape[1], x.shape[1] // V.shape[1])  # (N, n, d/n)
     mixed = (V[:, None, :, None] * tokens).sum(2)  # (R, N, d/n)
     products = torch.bmm(mixed, T.mT)  # (R, N, k/n)
     y = (U.t()[:, None, :, None] * products[:, :, None]).flatten(2).sum(0)  # (N, k)
