@@ -23,12 +23,9 @@ RULE = ".A"  # the end of the name of a rule, which is never rounded
 
 @dataclass(frozen=True)
 class CompactForm:
-    config: dict[str, Any]  # of the dense form, and `rows`
+    config: dict[str, Any]  # of the dense form
+    rows: dict[str, list[Rows]]  # of each computed tensor
     tensors: dict[str, Tensor]  # float32 on the CPU, by name
-
-    @property
-    def rows(self) -> dict[str, list[Rows]]:
-        return self.config["rows"]  # type: ignore[no-any-return]
 
     def rounded(self, form: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors with all matrices but the rules in a form of :mod:`phmctl.algebra.quantise`."""
@@ -40,7 +37,8 @@ class CompactForm:
             if scale is not None:
                 stored[name + SCALE] = scale
                 columns[name] = tensor.shape[-1]
-        return self.config | ({"columns": columns} if columns else {}), stored
+        added = {"rows": self.rows, "columns": columns}
+        return self.config | {key: entries for key, entries in added.items() if entries}, stored
 
 
 def compact_form(model: nn.Module, dense: DenseForm, *, structured: bool) -> CompactForm:
@@ -55,7 +53,7 @@ def compact_form(model: nn.Module, dense: DenseForm, *, structured: bool) -> Com
                 tensors |= _factors(model, path)
         else:
             tensors[name] = tensor
-    return CompactForm(dense.config | {"rows": rows}, tensors)
+    return CompactForm(dense.config, rows, tensors)
 
 
 _WEIGHTS = (".weight", ".weight_ih_l0", ".weight_hh_l0")

@@ -88,8 +88,7 @@ class _DecoderStep(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        model, width = self.model, self.model.width
-        position = past.shape[4]
+        model, width, position = self.model, self.model.target_embedding.embedding_dim, past.shape[4]
         positions = plain.positions(position, position + 1, width)
         x = model.target_embedding(tokens) * math.sqrt(width) + positions  # (B, K, d)
         new_past = []
@@ -107,7 +106,7 @@ def _step(layer: Any, x: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> 
         attention, flat = layer.attention, h.reshape(-1, 1, h.shape[-1])  # (B·K, 1, d)
         for stored, project in zip(past, (attention.key, attention.value), strict=True):
             keys_and_values.append(torch.cat([stored, attention.split(project(flat))], dim=2))  # (B·K, heads, t + 1, w)
-        mixed: Tensor = attention.attend(attention.split(attention.query(flat)), *keys_and_values)
+        mixed: Tensor = attention.attend(attention.split(attention.query(flat)), *keys_and_values, None)
         return mixed.view(h.shape)
 
     def attend_memory(h: Tensor) -> Tensor:

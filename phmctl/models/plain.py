@@ -25,6 +25,12 @@ def positions(start: int, stop: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
+def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    """Return scaled embeddings with positions, (B, T, d), of ids (B, T)."""
+    x = embedding(ids) * math.sqrt(embedding.embedding_dim)
+    return x + positions(0, ids.shape[1], embedding.embedding_dim).to(x)
+
+
 class Residual(nn.Module):
     """A residual connection with layer norm: x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm."""
 
@@ -35,9 +41,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply a sublayer to x (B, T, d)."""
-        if self.pre_norm:
-            return x + sublayer(self.norm(x))
-        return self.norm(x + sublayer(x))
+        return x + sublayer(self.norm(x)) if self.pre_norm else self.norm(x + sublayer(x))
 
 
 class Attention(nn.Module):
@@ -47,27 +51,21 @@ class Attention(nn.Module):
         super().__init__()
         width, inner, bias = config["width"], config["inner"], config["bias"]
         self.heads = config["heads"]
-        self.query = nn.Linear(width, inner, bias)
-        self.key = nn.Linear(width, inner, bias)
-        self.value = nn.Linear(width, inner, bias)
+        self.query, self.key, self.value = (nn.Linear(width, inner, bias) for _ in range(3))
         self.output = nn.Linear(inner, width, bias)
 
     def split(self, x: Tensor) -> Tensor:
         """Split (B, T, inner) into heads, (B, heads, T, inner / heads)."""
         return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         """Return the output (B, T, d) of split queries, keys and values; mask (B, 1, 1, S): true for real keys."""
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Attend from x (B, T, d) to memory (B, S, d)."""
-        query = self.split(self.query(x))
-        key = self.split(self.key(memory))
-        value = self.split(self.value(memory))
+        query, key, value = self.split(self.query(x)), self.split(self.key(memory)), self.split(self.value(memory))
         return self.attend(query, key, value, mask, causal)
 
 
@@ -113,7 +111,6 @@ class Transformer(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         width = config["width"]
-        self.width = width
         self.source_embedding = nn.Embedding(config["source_vocabulary"], width)
         self.target_embedding = nn.Embedding(config["target_vocabulary"], width)
         self.encoder = nn.ModuleList(Layer(config) for _ in range(config["encoder_layers"]))
@@ -126,15 +123,10 @@ class Transformer(nn.Module):
         if config["tied"]:
             self.generator.weight = self.target_embedding.weight
 
-    def embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
-        """Return scaled embeddings with positions, (B, T, d), of ids (B, T)."""
-        x = embedding(ids) * math.sqrt(self.width)
-        return x + positions(0, ids.shape[1], self.width).to(x)
-
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encoder's output (B, S, d) and the mask of real tokens, for source ids (B, S)."""
         mask = (source != PAD)[:, None, None]  # (B, 1, 1, S)
-        x = self.embed(self.source_embedding, source)
+        x = embed(self.source_embedding, source)
         for layer in self.encoder:
             x = layer(x, mask)
         return self.encoder_norm(x), mask
@@ -142,7 +134,7 @@ class Transformer(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return logits (B, T, V) for source ids (B, S) and target ids (B, T)."""
         memory, mask = self.encode(source)
-        x = self.embed(self.target_embedding, target)
+        x = embed(self.target_embedding, target)
         for layer in self.decoder:
             x = layer(x, mask, memory)
         return self.generator(self.decoder_norm(x))
@@ -153,18 +145,16 @@ class EncoderClassifier(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.width = config["width"]
-        self.pooling = config["pooling"]
-        self.embedding = nn.Embedding(config["vocabulary"], self.width)
+        width, self.pooling = config["width"], config["pooling"]
+        self.embedding = nn.Embedding(config["vocabulary"], width)
         self.encoder = nn.ModuleList(Layer(config) for _ in range(config["layers"]))
-        self.encoder_norm = nn.LayerNorm(self.width) if config["final_norm"] else nn.Identity()
-        self.output = nn.Linear(self.width, config["classes"])
+        self.encoder_norm = nn.LayerNorm(width) if config["final_norm"] else nn.Identity()
+        self.output = nn.Linear(width, config["classes"])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, classes) for ids (B, S), which are padded with 0 at the end."""
         mask = tokens != PAD  # (B, S)
-        x = self.embedding(tokens) * math.sqrt(self.width)
-        x = x + positions(0, tokens.shape[1], self.width).to(x)
+        x = embed(self.embedding, tokens)
         # An empty text attends to its first padding position and is pooled to zeros.
         attended = mask | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         for layer in self.encoder:
@@ -189,8 +179,7 @@ class PairClassifier(nn.Module):
         self.full = config["combination"] == "full"
         self.embedding = nn.Embedding(config["vocabulary"], config["embedding_width"])
         self.lstm = nn.LSTM(config["embedding_width"], width, batch_first=True)
-        combined = 8 * width if self.full else 4 * width
-        self.mlp = nn.ModuleList([nn.Linear(combined, hidden), nn.Linear(hidden, hidden)])
+        self.mlp = nn.ModuleList([nn.Linear((8 if self.full else 4) * width, hidden), nn.Linear(hidden, hidden)])
         self.output = nn.Linear(hidden, config["classes"])
 
     def encode(self, tokens: Tensor) -> Tensor:
@@ -204,33 +193,27 @@ class PairClassifier(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return logits (B, classes) for two texts' ids, (B, S) and (B, S′)."""
-        u = self.encode(first)
-        v = self.encode(second)
-        features = [u, v, (u - v).abs(), u * v] if self.full else [u, v]
-        x = torch.cat(features, dim=1)
+        u, v = self.encode(first), self.encode(second)
+        x = torch.cat([u, v, (u - v).abs(), u * v] if self.full else [u, v], dim=1)
         for layer in self.mlp:
             x = layer(x).relu()
         return self.output(x)
 
 
-MODELS: dict[str, type[nn.Module]] = {
-    "transformer": Transformer,
-    "encoder": EncoderClassifier,
-    "lstm-pair": PairClassifier,
-}
+MODELS = {"transformer": Transformer, "encoder": EncoderClassifier, "lstm-pair": PairClassifier}
 
 
 def numbers(tensors: dict[str, Tensor], name: str, columns: dict[str, int]) -> Tensor:
     """Return a stored tensor in float32: float16, or integers with a scale for each row, of 4 bits two in a byte."""
     tensor = tensors[name]
-    if name not in columns:
+    if tensor.is_floating_point():
         return tensor.float()
-    scale = tensors[f"{name}.scale"]
-    if tensor.dtype == torch.uint8:
-        tensor = torch.stack([tensor & 15, tensor >> 4], dim=-1).flatten(-2)[..., : columns[name]].float() - 8
-    if tensor.shape[-1] != columns[name] or scale.shape != (*tensor.shape[:-1], 1) or not scale.isfinite().all():
+    scale, width, packed = tensors[f"{name}.scale"], columns[name], 2 if tensor.dtype == torch.uint8 else 1
+    if tensor.shape[-1] != -(-width // packed) or scale.shape != (*tensor.shape[:-1], 1) or not scale.isfinite().all():
         raise ValueError(f"the numbers or the scales of {name} are damaged")
-    return tensor.float() * scale
+    if packed == 2:
+        tensor = torch.stack([tensor & 15, tensor >> 4], dim=-1).flatten(-2)[..., :width].float() - 8
+    return tensor * scale
 
 
 def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
@@ -241,8 +224,7 @@ def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
     if f"{name}.R" in tensors:
         blocks = len(tensors[f"{name}.R"])
         R, L = (torch.block_diag(*tensors[f"{name}.{key}"]) for key in "RL")  # type: ignore[no-untyped-call]
-        R = R.view(blocks, -1, R.shape[1]).transpose(0, 1).flatten(0, 1)  # row j of block i becomes row j * blocks + i
-        return L @ R
+        return L @ R.view(blocks, -1, R.shape[1]).transpose(0, 1).flatten(0, 1)  # row j of block i: row j * blocks + i
     if f"{name}.weight" in tensors:
         return tensors[f"{name}.weight"]
     return matrix(tensors, f"{name}.table") @ matrix(tensors, f"{name}.map").T
@@ -253,20 +235,16 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    stored = load_file(folder / "model.safetensors")
-    columns, rows = config.get("columns", {}), config.get("rows", {})
-    factors = {name: numbers(stored, name, columns) for name in stored if not name.endswith(".scale")}
-    computed = {
-        name: torch.cat([matrix(factors, part)[first:last] for part, first, last in parts])
-        for name, parts in rows.items()
-    }
-    return config, {name: tensor for name, tensor in factors.items() if not name.endswith(FACTORS)} | computed
+    stored, columns = load_file(folder / "model.safetensors"), config.get("columns", {})
+    tensors = {name: numbers(stored, name, columns) for name in stored if not name.endswith(".scale")}
+    for name, parts in config.get("rows", {}).items():
+        tensors[name] = torch.cat([matrix(tensors, part)[first:last] for part, first, last in parts])
+    return config, {name: tensor for name, tensor in tensors.items() if not name.endswith(FACTORS)}
 
 
 def load(folder: str | Path) -> nn.Module:
     """Return the model of an export, in evaluation mode."""
     config, tensors = read(Path(folder))
     model = MODELS[config["kind"]](config)
-    shared = {name: tensors[source] for name, source in config["shared"].items()}
-    model.load_state_dict(tensors | shared)
+    model.load_state_dict(tensors | {name: tensors[source] for name, source in config["shared"].items()})
     return model.eval()
