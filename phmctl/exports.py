@@ -27,12 +27,9 @@ from phmctl.runs.run import Loaded, read_recipe
 CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # formats that phmctl can run
 COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
-STORED = {  # the types of the stored numbers; CTranslate2's depend on the machine
-    ONNX: ("float32", "float16", "int8"),
-    SAFETENSORS: ("float32", "float16", "int8", "int4"),
-    HUGGINGFACE: ("float32",),
-}
 EXACT = "float32"  # the quantisation that keeps the trained numbers
+# The types of the stored numbers; CTranslate2's depend on the machine.
+STORED = {HUGGINGFACE: (EXACT,), **dict.fromkeys(COMPACT, (EXACT, "float16", "int8", "int4"))}
 MODEL = "model"  # the folder of CTranslate2's own files
 # The files that phmctl reads; the manifest has to list each of them.
 _READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "weights.bin", f"{MODEL}/*", "tokenizer/*")
@@ -168,7 +165,4 @@ def check_quantize(to: str, quantize: str | None) -> None:
     if to not in STORED:
         raise UserError(f"--quantize {quantize}: {to} computes with the run's numbers; leave it out")
     if quantize not in STORED[to]:
-        others = " (onnxruntime does not fold 4 bits into constants)" if quantize == "int4" and to == ONNX else ""
-        raise UserError(
-            f"--quantize {quantize}: {to} stores {', '.join(STORED[to])}{nearest(quantize, STORED[to])}{others}"
-        )
+        raise UserError(f"--quantize {quantize}: {to} stores {', '.join(STORED[to])}{nearest(quantize, STORED[to])}")

@@ -299,7 +299,7 @@ def export(
         to: ctranslate2, onnx, safetensors or huggingface.
         output: Folder to write.
         weights: phm: A and S of each map (the default of onnx and safetensors); or dense.
-        quantize: Type of the stored numbers: float32, float16, int8, int4 (safetensors only); or a type of CTranslate2.
+        quantize: Type of the stored numbers: float32, float16, int8, int4; or a type of CTranslate2.
         texts: Number of validation texts to compare (default: all).
         force: Replace an export in the folder.
     """

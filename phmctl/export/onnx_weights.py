@@ -4,12 +4,13 @@ onnxruntime folds these nodes into constants when a session opens, so a graph co
 graphs of a folder share one file of weights.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from phmctl.algebra.quantise import SCALE
@@ -189,10 +190,21 @@ class _Nodes:
             return f"{name}/float32"
         self._made.add(name)
         value = self._external(name)
+        if self._file.stored[name].dtype == torch.uint8:
+            value = self._unpacked(value, self._compact.tensors[name].shape)
         if name + SCALE in self._file.stored:
             number = self._node("Cast", [value], to=self._onnx.TensorProto.FLOAT)
             return self._node("Mul", [number, self._external(name + SCALE)], output=f"{name}/float32")
         return self._node("Cast", [value], to=self._onnx.TensorProto.FLOAT, output=f"{name}/float32")
+
+    def _unpacked(self, value: str, shape: Sequence[int]) -> str:
+        """Return numbers of this shape from bytes that hold two columns each, the first one in the low half."""
+        axis, shifts, low = (self._constant(array) for array in (np.array([-1]), np.uint8([0, 4]), np.uint8(15)))
+        halves = self._node("BitShift", [self._node("Unsqueeze", [value, axis]), shifts], direction="RIGHT")
+        numbers = self._reshaped(self._node("BitwiseAnd", [halves, low]), (*shape[:-1], -1))
+        bounds = [self._constant(np.array([bound])) for bound in (0, shape[-1], -1)]
+        number = self._node("Cast", [self._node("Slice", [numbers, *bounds])], to=self._onnx.TensorProto.FLOAT)
+        return self._node("Sub", [number, self._constant(np.float32(8))])
 
     def _external(self, name: str) -> str:
         """Add an initializer that lies in the file of weights."""
