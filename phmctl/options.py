@@ -51,7 +51,7 @@ Precision = Annotated[str | None, AXIS, typer.Option(help="Translation: compute 
 Engine = Annotated[
     str | None, typer.Option(help="torch, ctranslate2 or onnx; the run is exported once and keeps the export.")
 ]
-Quantize = Annotated[str | None, typer.Option(help="Type of --engine ctranslate2: float32, int8, bfloat16, …")]
+Quantize = Annotated[str | None, typer.Option(help="Type of the engine's numbers: float32, int8, … (see export)")]
 Settings = Annotated[
     Mapping[str, Any] | Sequence[str],
     AXIS,

@@ -161,7 +161,7 @@ def _exporting() -> tuple[Callable[..., Any], Callable[[Export, str], Export]]:
 def _engine_export(run: Run, engine: str, options: ModelOptions) -> Export:
     weights = run.weights(options.checkpoint)
     quantize = options.quantize or EXACT
-    name = f"{engine}-{quantize}-{weights.name}" if engine == CTRANSLATE2 else f"{engine}-{weights.name}"
+    name = f"{engine}-{quantize}-{weights.name}"
     folder = run.folder / "exports" / name
     export = _valid_export(folder, weights)
     if export is None:
