@@ -392,11 +392,13 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     precision: str | None = None,
+    engine: str | None = None,
+    quantize: str | None = None,
 ) -> "Model":
     """Load a trained model that translates, scores, classifies or encodes texts.
 
-    Prints and writes nothing, and does not change global state: random numbers, torch's threads, signal handlers.
-    Several threads may use the model at once.
+    Prints and writes nothing (but see `engine`), and does not change global state: random numbers, torch's threads,
+    signal handlers. Several threads may use the model at once.
 
     Args:
         path: Folder of a run or an export, folder of versions (its newest run with a checkpoint is used), or a name
@@ -407,6 +409,9 @@ def load(
         threads: Number of CPU threads of an engine other than torch. Set torch's with ``torch.set_num_threads``.
         precision: Translation: ``bfloat16`` stores the weights in bfloat16 if the device supports it; ``float32`` does
             not; None follows the recipe.
+        engine: ``torch``, ``ctranslate2`` or ``onnx``; None: torch for a run, an export's own. The export of a run for
+            an engine is made once, in the run's folder ``exports``; CTranslate2 runs an export to safetensors.
+        quantize: Type of the engine's numbers, as of ``phmctl export``.
 
     Raises:
         RunError: the run is not found (the message names the nearest), or a file is missing or damaged.
@@ -415,5 +420,6 @@ def load(
             that is not a run's translator.
     """
     with silence():
-        options = ModelOptions(checkpoint or AUTO, device, threads=threads or 0, task={"precision": precision})
+        task = {"precision": precision}
+        options = ModelOptions(checkpoint or AUTO, device, engine, quantize, threads or 0, task)
         return open_model(path, options).model

@@ -37,6 +37,14 @@ def session(path: Path, threads: int = 0) -> Any:
         raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; export the run again") from error
 
 
+def _finite(logits: Any) -> Tensor:
+    """Return logits as a tensor. Raises RunError if one is NaN or infinite, as the run's never are."""
+    tensor = torch.from_numpy(logits)
+    if not tensor.isfinite().all():
+        raise RunError("the export's weights are damaged: they give NaN or infinite logits; export the run again")
+    return tensor
+
+
 class OnnxEngine(BeamEngine):
     name = ONNX
 
@@ -81,7 +89,7 @@ class _Stepwise:
         arrays = {name: tensor.contiguous().numpy() for name, tensor in inputs.items()}
         logits, past = self._decoder.run(None, arrays)
         state.past = torch.from_numpy(past)
-        return torch.from_numpy(logits)
+        return _finite(logits)
 
 
 class OnnxClassifier(nn.Module):
@@ -92,4 +100,4 @@ class OnnxClassifier(nn.Module):
     def forward(self, *texts: Tensor) -> Tensor:
         inputs = zip(self._session.get_inputs(), texts, strict=True)
         (logits,) = self._session.run(None, {graph_input.name: ids.numpy() for graph_input, ids in inputs})
-        return torch.from_numpy(logits)
+        return _finite(logits)

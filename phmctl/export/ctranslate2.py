@@ -6,7 +6,8 @@ in another, and the sinusoidal positions as a table.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import disk_usage
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import MissingExtraError, UserError, check_known, require
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
+from phmctl.files import writing
 from phmctl.nn.layers import sinusoids
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
@@ -58,9 +60,14 @@ def write_ctranslate2(
 def ctranslate2_files(
     form: DenseForm, tokenizers: TokenizerPair, quantize: str, max_positions: int
 ) -> dict[str, bytes]:
-    """Return the files of a Transformer's CTranslate2 model by name; see :func:`write_ctranslate2`."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    """Return the files of a Transformer's CTranslate2 model by name; see :func:`write_ctranslate2`.
+
+    CTranslate2 can only write them into a folder: one in memory, or if the system has none that is large enough, a
+    temporary one on disk.
+    """
+    memory, largest = Path("/dev/shm"), 8 * sum(tensor.numel() for tensor in form.all_tensors().values())
+    has_memory = memory.is_dir() and disk_usage(memory).free > largest
+    with writing(Path(gettempdir())), TemporaryDirectory(dir=memory if has_memory else None) as folder:
         write_ctranslate2(form, tokenizers, quantize, max_positions, Path(folder))
         return {path.name: path.read_bytes() for path in (Path(folder) / MODEL).iterdir()}
 

@@ -69,6 +69,7 @@ _CONTENT = {
     "phm": "the file holds A and S (or other factors) of each map, from which its weight is computed on loading",
     "dense": "each map is exported as a plain matrix",
 }
+_NO_PLACE = "this format has no place for A and S, so each map is exported as a plain matrix"
 
 
 def model_card(source: ExportSource, description: Mapping[str, Any], verification: Verification) -> str:
@@ -83,7 +84,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
     model = "encoder-decoder Transformer" if source.translates else f"classifier ({section.kind})"
     ledger = ledger_for(kind_of(recipe), section, source.sizes)
     totals, inner = ledger.totals, ledger.without_embeddings
-    content = _CONTENT[description["weights"]]
+    content = _CONTENT[description["weights"]] if description["to"] in COMPACT else _NO_PLACE
     usage = _USAGE[description["to"]]
     if verification.compared == IDS:
         content = "only its tokenizer is exported"
@@ -210,9 +211,9 @@ def export(
     """
     check_known("format", to, FORMATS)
     check_quantize(to, quantize)
-    weights = weights or ("phm" if to in COMPACT else "dense")
-    check_known("form of the weights", weights, ("phm", "dense"))
-    if weights == "phm" and to not in COMPACT:
+    structured = weights == "phm" or (weights is None and to in COMPACT)
+    check_known("form of the weights", weights or "phm", ("phm", "dense"))
+    if structured and to not in COMPACT:
         raise UserError(
             f"--weights phm: {to} has no place for A and S, only {' and '.join(COMPACT)} have; use --weights dense"
         )
@@ -221,10 +222,10 @@ def export(
     _check_output(output, force=force)
     source = open_source(run, checkpoint)
     weight_type = quantize or EXACT
-    compact = compact_form(source.model, source.form, structured=weights == "phm") if to in COMPACT else None
-    if compact is not None and not compact.rows and weights == "phm":
+    compact = compact_form(source.model, source.form, structured=structured) if to in COMPACT else None
+    has_factors = compact is not None and bool(compact.rows)
+    if weights == "phm" and not has_factors:
         note("the model is dense, so its export with --weights phm is the one with --weights dense")
-        weights = "dense"
     with writing(output), replacing(target, EXPORT) as folder:
         _copy_run(run, folder)
         _write(source, to, compact, weight_type, folder)
@@ -235,7 +236,7 @@ def export(
             "run": run.name,
             "checkpoint": source.weights.name,
             "checkpoint_sha256": source.weights.sha256,
-            "weights": weights,
+            "weights": "phm" if has_factors else "dense",
             "bytes": _sizes(source, folder),
             "verification": verification.as_json(),
         }

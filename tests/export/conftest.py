@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from phmctl.export.verb import Exported, export
-from phmctl.exports import CTRANSLATE2, HUGGINGFACE, ONNX
+from phmctl.exports import CTRANSLATE2, HUGGINGFACE, ONNX, Export
+from phmctl.files import file_entry, write_json
 from phmctl.runs import Run
 from tests.tasks.translation.runs import make_run
 
@@ -14,6 +15,13 @@ def needs(to: str) -> None:
     """Skip the test if the libraries of an export are not installed."""
     for library in LIBRARIES.get(to, []):
         pytest.importorskip(library)
+
+
+def reseal(folder: Path) -> None:
+    """Write the digests of an export's files as they are now into its manifest."""
+    manifest = Export.open(folder).manifest
+    entries = [file_entry(folder, entry["name"]) for entry in manifest["files"]]
+    write_json(folder / "export.json", manifest | {"files": entries})
 
 
 @pytest.fixture(scope="session")

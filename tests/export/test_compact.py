@@ -1,9 +1,13 @@
 """Compact exports: A and S, rounded numbers, and the ONNX graphs that compute the weights."""
 
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import phmctl
 from phmctl.algebra.quantise import SCALE, dequantise, quantise
 from phmctl.assembly import build_classifier
 from phmctl.decoding.loading import load_translator
@@ -19,10 +24,12 @@ from phmctl.export.compact import CompactForm, compact_form
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verb import export
+from phmctl.export.verify import open_source
 from phmctl.exports import HUGGINGFACE, ONNX, SAFETENSORS, Export
 from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.models import plain
 from phmctl.runs import Run
+from tests.export.conftest import reseal
 from tests.export.test_dense import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer
 from tests.tasks.translation.runs import SOURCES, make_run
 
@@ -62,15 +69,15 @@ def test_rounding_errs_by_half_a_step(rows: int, columns: int, seed: int, form: 
     stored, scale = quantise(tensor, form)
     named = {"S": stored} if scale is None else {"S": stored, "S" + SCALE: scale}
     step = 2.0**-10 * tensor.abs() if scale is None else scale
-    assert ((dequantise(named, "S", columns) - tensor).abs() <= step / 2 * 1.001).all()
-    if form == "int4":
-        assert stored.shape == (2, rows, (columns + 1) // 2)
-        torch.testing.assert_close(plain.numbers(named, "S", {"S": columns}), dequantise(named, "S", columns))
+    assert ((plain.numbers(named, "S", {"S": columns}) - tensor).abs() <= step / 2 * 1.001).all()
+    assert stored.shape == (2, rows, (columns + 1) // 2 if form == "int4" else columns)
 
 
-def test_a_row_of_zeros_stays_zero() -> None:
-    stored, scale = quantise(torch.zeros(2, 3), "int8")
-    assert dequantise({"S": stored, "S" + SCALE: scale}, "S", 3).eq(0).all()
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_row_of_zeros_stays_zero(form: str) -> None:
+    stored, scale = quantise(torch.zeros(2, 3), form)
+    assert scale is not None
+    assert plain.numbers({"S": stored, "S" + SCALE: scale}, "S", {"S": 3}).eq(0).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +92,7 @@ def test_the_dense_form_is_computed_from_the_compact_one(name: str, tmp_path: Pa
 
 
 GRAPHS = [(name, "float32") for name in NAMES]
-GRAPHS += [(name, form) for name in ("phm", "pair", "monarch", "real") for form in ("float16", "int8")]
+GRAPHS += [(name, form) for name in ("phm", "pair", "monarch", "real") for form in ("float16", "int8", "int4")]
 
 
 @pytest.mark.parametrize(("name", "quantize"), GRAPHS)
@@ -121,6 +128,29 @@ def test_onnx_graphs_compute_their_weights(name: str, quantize: str, tmp_path: P
     torch.testing.assert_close(torch.from_numpy(theirs), ours, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("quantize", ["float32", "float16", "int8", "int4"])
+def test_a_session_folds_the_weights_into_constants(quantize: str, tmp_path: Path) -> None:
+    """When a session has opened, the graph has the operators of the dense one."""
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    operators = []
+    for kind in ("narrow-phm-tables", "pair-fused"):
+        dense, compact = forms(kind)
+        for each, form in ((CompactForm(dense.config, {}, dense.tensors), "float32"), (compact, quantize)):
+            folder = tmp_path / f"{kind}-{bool(each.rows)}"
+            folder.mkdir()
+            write_onnx(dense, each, form, folder)
+            for path in sorted(folder.glob("*.onnx")):
+                options = runtime.SessionOptions()
+                options.log_severity_level = 3
+                options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+                options.optimized_model_filepath = str(tmp_path / "folded")
+                runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+                folded = onnx.load(str(tmp_path / "folded"), load_external_data=False)
+                operators.append((path.name, Counter(node.op_type for node in folded.graph.node)))
+    assert operators[:2] == operators[2:4]
+    assert operators[4] == operators[5]
+
+
 MAPS = {"algebra": "phm", "n": 4, "embeddings": "phm"}
 
 
@@ -129,7 +159,7 @@ def phm_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs"), maps=MAPS)
 
 
-@pytest.mark.parametrize(("to", "quantize"), [(SAFETENSORS, None), (SAFETENSORS, "int4"), (ONNX, None), (ONNX, "int8")])
+@pytest.mark.parametrize(("to", "quantize"), [(SAFETENSORS, None), (SAFETENSORS, "int4"), (ONNX, None), (ONNX, "int4")])
 def test_an_export_holds_less_than_its_dense_twin(phm_run: Run, to: str, quantize: str | None, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     result = export(phm_run, to, tmp_path / "out", quantize=quantize)
@@ -152,7 +182,7 @@ def test_an_export_holds_less_than_its_dense_twin(phm_run: Run, to: str, quantiz
 @pytest.mark.parametrize(
     ("to", "options"),
     [
-        (ONNX, {"quantize": "int4"}),
+        (ONNX, {"quantize": "int2"}),
         (SAFETENSORS, {"quantize": "int5"}),
         (HUGGINGFACE, {"quantize": "int8"}),
         (HUGGINGFACE, {"weights": "phm"}),
@@ -172,15 +202,31 @@ def test_a_dense_run_has_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[
     run = make_run(tmp_path)
     first = export(run, SAFETENSORS, tmp_path / "phm", weights="phm").export
     assert "dense" in capsys.readouterr().err
-    second = export(run, SAFETENSORS, tmp_path / "dense", weights="dense").export
-    for name in ("model.safetensors", "config.json"):
-        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+    assert first.manifest["weights"] == "dense"
+    for weights in ("dense", None):
+        second = export(run, SAFETENSORS, tmp_path / f"out-{weights}", weights=weights).export
+        assert "dense" not in capsys.readouterr().err
+        for name in ("model.safetensors", "config.json"):
+            assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
+
+
+def test_the_dense_form_of_an_export_has_nothing_else(phm_run: Run, tmp_path: Path) -> None:
+    folder = export(phm_run, SAFETENSORS, tmp_path / "out", weights="dense").export.folder
+    form = open_source(phm_run, "best").form
+    assert json.loads((folder / "config.json").read_text()) == form.config
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors.keys() == form.tensors.keys()
+    assert all(tensors[name].equal(tensor) for name, tensor in form.tensors.items())
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-def test_ctranslate2_runs_an_export_to_safetensors(phm_run: Run, quantize: str | None, tmp_path: Path) -> None:
+def test_ctranslate2_runs_an_export_to_safetensors(
+    phm_run: Run, quantize: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its model is made in memory, and no file is added to the export."""
     pytest.importorskip("ctranslate2")
+    if quantize is not None:  # a small /dev/shm, as in a container
+        monkeypatch.setattr("phmctl.export.ctranslate2.disk_usage", lambda _: SimpleNamespace(free=0))
     made = export(phm_run, SAFETENSORS, tmp_path / "out").export
     files = sorted(tmp_path.rglob("*"))
     fast = with_engine(made, ModelOptions(engine="ctranslate2", quantize=quantize))
@@ -192,6 +238,8 @@ def test_ctranslate2_runs_an_export_to_safetensors(phm_run: Run, quantize: str |
     theirs = load_translator(fast, device="cpu").translate(SOURCES, beam=1)
     equal = [a[0].text == b[0].text for a, b in zip(ours, theirs, strict=True)]
     assert all(equal) if quantize is None else any(equal)
+    again = phmctl.load(made.folder, engine="ctranslate2", quantize=quantize)
+    assert again.translate(SOURCES, beam=1) == theirs
 
 
 def _nan_scale(tensors: dict[str, Tensor], name: str) -> None:
@@ -202,19 +250,52 @@ def _short_scale(tensors: dict[str, Tensor], name: str) -> None:
     tensors[name + SCALE] = tensors[name + SCALE][..., :1, :].clone()
 
 
+def _no_scale(tensors: dict[str, Tensor], name: str) -> None:
+    del tensors[name + SCALE]
+
+
 def _short_numbers(tensors: dict[str, Tensor], name: str) -> None:
     tensors[name] = tensors[name][..., 1:].clone()
 
 
-@pytest.mark.parametrize("damage", [_nan_scale, _short_scale, _short_numbers])
-def test_damaged_numbers_are_named(phm_run: Run, damage: Any, tmp_path: Path) -> None:
-    folder = export(phm_run, SAFETENSORS, tmp_path / "out", quantize="int4").export.folder
+def _long_numbers(tensors: dict[str, Tensor], name: str) -> None:
+    tensors[name] = torch.cat([tensors[name]] * 2, dim=-1)
+
+
+@pytest.fixture(scope="module")
+def four_bits(phm_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(phm_run, SAFETENSORS, tmp_path_factory.mktemp("exports") / "out", quantize="int4").export.folder
+
+
+@pytest.mark.parametrize("damage", [_nan_scale, _short_scale, _no_scale, _short_numbers, _long_numbers])
+def test_damaged_numbers_are_named(four_bits: Path, damage: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(four_bits, tmp_path / "out"))
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.uint8)
     columns = json.loads((folder / "config.json").read_text())["columns"][name]
     damage(tensors, name)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=name):
-        plain.read(folder)
-    with pytest.raises(RunError, match=name):
-        dequantise(tensors, name, columns)
+    with pytest.raises(RunError, match=r"model\.safetensors"):
+        phmctl.load(folder)
+    reseal(folder)
+    for engine in (None, "ctranslate2"):
+        with pytest.raises(RunError, match=name):
+            phmctl.load(folder, engine=engine)
+    if damage is not _no_scale:
+        with pytest.raises(RunError, match=name):
+            dequantise(tensors, name, columns)
+
+
+@pytest.mark.parametrize("damage", ["nan", "short"])
+def test_damaged_numbers_of_a_graph_are_refused(phm_run: Run, damage: str, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    folder = export(phm_run, ONNX, tmp_path / "out", quantize="int8", texts=1).export.folder
+    graph = onnx.load(str(folder / "decoder.onnx"), load_external_data=False).graph
+    scale = next(tensor for tensor in graph.initializer if tensor.name.endswith("expand.S.scale/stored"))
+    offset = next(int(entry.value) for entry in scale.external_data if entry.key == "offset")
+    content = (folder / "weights.bin").read_bytes()
+    changed = content[:offset] + np.float32("nan").tobytes() + content[offset + 4 :]
+    (folder / "weights.bin").write_bytes(changed if damage == "nan" else content[:-4])
+    reseal(folder)
+    with pytest.raises(RunError):
+        phmctl.load(folder).translate(SOURCES, beam=1)

@@ -28,7 +28,7 @@ from phmctl.decoding.model import (
 from phmctl.decoding.onnx_engine import OnnxClassifier
 from phmctl.decoding.search import TORCH
 from phmctl.devices import pick_device, torch_defaults
-from phmctl.errors import DataError, UserError
+from phmctl.errors import DataError, NonFiniteError, UserError
 from phmctl.exports import Export
 from phmctl.models import plain
 from phmctl.nn.convert import to_dense
@@ -70,11 +70,16 @@ class TextClassifier(Model):
     @torch_defaults()
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> Tensor:
-        """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples."""
+        """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples.
+
+        Raises NonFiniteError if the model's scores are NaN or infinite.
+        """
         result = torch.empty(len(texts), len(self.labels))
         for rows, batch in self._batches(self._encoded(texts)) if texts else ():
             result[rows] = self.model(*batch.sides).float().softmax(1).cpu()
             advance(len(rows))
+        if result.isnan().any():
+            raise NonFiniteError("the model gives NaN or infinite scores; was its training stable?")
         return result
 
     def label(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> list[Classified]:
