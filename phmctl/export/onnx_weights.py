@@ -199,12 +199,13 @@ class _Nodes:
 
     def _unpacked(self, value: str, shape: Sequence[int]) -> str:
         """Return numbers of this shape from bytes that hold two columns each, the first one in the low half."""
-        axis, shifts, low = (self._constant(array) for array in (np.array([-1]), np.uint8([0, 4]), np.uint8(15)))
+        arrays = np.array([-1]), np.array([0, 4], np.uint8), np.array(15, np.uint8)
+        axis, shifts, low = (self._constant(array) for array in arrays)
         halves = self._node("BitShift", [self._node("Unsqueeze", [value, axis]), shifts], direction="RIGHT")
         numbers = self._reshaped(self._node("BitwiseAnd", [halves, low]), (*shape[:-1], -1))
         bounds = [self._constant(np.array([bound])) for bound in (0, shape[-1], -1)]
         number = self._node("Cast", [self._node("Slice", [numbers, *bounds])], to=self._onnx.TensorProto.FLOAT)
-        return self._node("Sub", [number, self._constant(np.float32(8))])
+        return self._node("Sub", [number, self._constant(np.array(8, np.float32))])
 
     def _external(self, name: str) -> str:
         """Add an initializer that lies in the file of weights."""
