@@ -21,21 +21,23 @@ from phmctl.export.verb import export
 from phmctl.exports import ONNX, SAFETENSORS
 from phmctl.runs import Run
 
-ROUNDS = 9
+OPENINGS = 9
+ROUNDS = 200  # of the encoders in turn; a busy machine needs as many
+FORMS = [("dense", "float32"), *(("phm", form) for form in ("float32", "float16", "int8", "int4"))]
 
 
 def main() -> None:
-    """Print a table."""
+    """Print two tables: of ``onnx`` and of ``safetensors``."""
     parser = argparse.ArgumentParser(description="Measure the exports of a run.")
     parser.add_argument("run")
     run = Run.open(parser.parse_args().run)
     with tempfile.TemporaryDirectory() as folder:
         graphs: dict[str, tuple[Any, float, int]] = {}
-        for weights, form in (("dense", "float32"), ("phm", "float32"), ("phm", "float16"), ("phm", "int8")):
+        for weights, form in FORMS:
             output = Path(folder) / f"{weights}-{form}"
             made = export(run, ONNX, output, weights=weights, quantize=form, texts=32)
             seconds = []
-            for _ in range(ROUNDS):
+            for _ in range(OPENINGS):
                 began = time.perf_counter()
                 opened = session(output / ENCODER, threads=1)
                 session(output / "decoder.onnx", threads=1)
@@ -57,10 +59,7 @@ def main() -> None:
             difference = (outputs[name] - outputs[first]).abs().max().item()
             lines_out.append(f"{name}: {size / 1e6:.2f}, {seconds_to_open:.3f}, {ratio:.2f}, {difference:.1e}")
         lines_out.append("safetensors: MB")
-        for weights, form in (
-            ("dense", "float32"),
-            *(("phm", form) for form in ("float32", "float16", "int8", "int4")),
-        ):
+        for weights, form in FORMS:
             made = export(run, SAFETENSORS, Path(folder) / f"s-{weights}-{form}", weights=weights, quantize=form)
             scores = made.verification.scores or {}
             size = made.export.manifest["bytes"]["weights"]

@@ -40,7 +40,7 @@ def session(path: Path, threads: int = 0) -> Any:
 def _finite(logits: Any) -> Tensor:
     """Return logits as a tensor. Raises RunError if one is NaN or infinite, as the run's never are."""
     tensor = torch.from_numpy(logits)
-    if not tensor.isfinite().all():
+    if not tensor.sum().isfinite():  # faster than a look at each
         raise RunError("the export's weights are damaged: they give NaN or infinite logits; export the run again")
     return tensor
 

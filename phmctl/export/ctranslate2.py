@@ -62,8 +62,7 @@ def ctranslate2_files(
 ) -> dict[str, bytes]:
     """Return the files of a Transformer's CTranslate2 model by name; see :func:`write_ctranslate2`.
 
-    CTranslate2 can only write them into a folder: one in memory, or if the system has none that is large enough, a
-    temporary one on disk.
+    CTranslate2 can only write them into a folder: in memory, or on disk if the system's folder in memory is too small.
     """
     memory, largest = Path("/dev/shm"), 8 * sum(tensor.numel() for tensor in form.all_tensors().values())
     has_memory = memory.is_dir() and disk_usage(memory).free > largest
