@@ -88,7 +88,7 @@ def _rewrite(
         if target is None:
             kept.append(initializer)
         else:
-            builder.write(initializer.name, *target)
+            builder.write(initializer.name, array.shape, *target)
     nodes = [*builder.nodes, *graph.node]
     del graph.initializer[:], graph.node[:]
     graph.initializer.extend([*kept, *builder.initializers])
@@ -104,25 +104,17 @@ class _Nodes:
         self.initializers: list[Any] = []
         self._made: set[str] = set()
 
-    def write(self, output: str, name: str, layout: str) -> None:
-        """Add the nodes of a dense tensor in a layout of the graph."""
-        shape = self._dense_shape(name)
+    def write(self, output: str, shape: tuple[int, ...], name: str, layout: str) -> None:
+        """Add the nodes of a dense tensor in a layout of the graph, which has this shape."""
         value = self._dense(name)
         if layout == "transposed":
             self._node("Transpose", [value], perm=[1, 0], output=output)
         elif layout == "gates":
-            gates = self._reshaped(value, (4, -1, shape[1]))
+            gates = self._reshaped(value, (4, -1, shape[-1]))
             ordered = self._node("Gather", [gates, self._constant(np.array(_LSTM_ORDER))], axis=0)
-            self._node("Reshape", [ordered, self._constant(np.array([1, *shape]))], output=output)
+            self._reshaped(ordered, shape, output)
         else:
             self._node("Identity", [value], output=output)
-
-    def _dense_shape(self, name: str) -> tuple[int, int]:
-        rows = self._compact.rows.get(name)
-        if rows is None:
-            height, width = self._compact.tensors[name].shape
-            return height, width
-        return sum(last - first for _, first, last in rows), self._shape(rows[0][0])[1]
 
     def _dense(self, name: str) -> str:
         rows = self._compact.rows.get(name)
