@@ -5,7 +5,7 @@ its config names, for each computed tensor, the matrices whose rows it stacks: a
 its last rows, or the gates of an LSTM. A matrix has A and S, R and L, or a table and a map, each of these by its name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
 from phmctl.nn.lstm import GATES, PHMLSTM, TORCH_GATES
 
 Rows = tuple[str, int, int]  # a matrix, its first row, and the row after its last one
+Modules = Mapping[str, nn.Module]  # of a model, by name
 RULE = ".A"  # the end of the name of a rule, which is never rounded
+_WEIGHTS = (".weight", ".weight_ih_l0", ".weight_hh_l0")
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,20 @@ def compact_form(model: nn.Module, dense: DenseForm, *, structured: bool) -> Com
     """Return the compact form of a trained model with this dense form; without `structured`, its dense matrices."""
     rows: dict[str, list[Rows]] = {}
     tensors: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
     for name, tensor in dense.tensors.items():
-        parts = list(_rows(model, name, len(tensor))) if structured and name.endswith(_WEIGHTS) else []
+        parts = list(_rows(modules, name, len(tensor))) if structured and name.endswith(_WEIGHTS) else []
         if parts:
             rows[name] = parts
             for path, _, _ in parts:
-                tensors |= _factors(model, path)
+                tensors |= _factors(modules, path)
         else:
             tensors[name] = tensor
     return CompactForm(dense.config, rows, tensors)
 
 
-_WEIGHTS = (".weight", ".weight_ih_l0", ".weight_hh_l0")
-
-
-def _rows(model: nn.Module, name: str, count: int) -> Iterator[Rows]:
+def _rows(modules: Modules, name: str, count: int) -> Iterator[Rows]:
     """Yield the rows of the matrices that make a dense weight of `count` rows, if they have a structure."""
-    modules = dict(model.named_modules())
     path, _, parameter = name.rpartition(".")
     if isinstance(modules.get(path), PHMLSTM):
         part = {"weight_ih_l0": "from_input", "weight_hh_l0": "from_hidden"}[parameter]
@@ -83,18 +82,18 @@ def _rows(model: nn.Module, name: str, count: int) -> Iterator[Rows]:
             yield from _if_structured(modules, f"{parent}.{fused}", first, first + count)
 
 
-def _if_structured(modules: dict[str, nn.Module], path: str, first: int, last: int) -> Iterator[Rows]:
+def _if_structured(modules: Modules, path: str, first: int, last: int) -> Iterator[Rows]:
     module = modules[path]
     has_rule = isinstance(module, KroneckerWeight) and module.n > 1
     if has_rule or isinstance(module, (TwoFactorLinear, NarrowEmbedding)):
         yield path, first, last
 
 
-def _factors(model: nn.Module, path: str) -> dict[str, Tensor]:
+def _factors(modules: Modules, path: str) -> dict[str, Tensor]:
     """Return the factors of a matrix by name: A and S, R and L, those of a table and a map, or the weight itself."""
-    module: Any = model.get_submodule(path)
+    module: Any = modules[path]
     if isinstance(module, NarrowEmbedding):
-        return _factors(model, f"{path}.table") | _factors(model, f"{path}.map")
+        return _factors(modules, f"{path}.table") | _factors(modules, f"{path}.map")
     names = ["weight"]
     if isinstance(module, TwoFactorLinear):
         names = ["R", "L"]

@@ -4,6 +4,7 @@ onnxruntime folds these nodes into constants when a session opens, so a graph co
 graphs of a folder share one file of weights.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def _layouts(name: str, array: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _key(array: Array) -> tuple[tuple[int, ...], bytes]:
-    return array.shape, np.ascontiguousarray(array).tobytes()
+    """Return the shape of an array and the SHA-256 of its entries."""
+    return array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
 
 
 class _WeightFile:
@@ -64,7 +66,7 @@ class _WeightFile:
 
     def __init__(self, stored: Mapping[str, Tensor]) -> None:
         self.stored = stored
-        self.content = b""
+        self.content = bytearray()
         self._places: dict[str, tuple[int, int]] = {}
 
     def place(self, name: str) -> tuple[int, int]:
