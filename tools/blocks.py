@@ -123,6 +123,11 @@ def picture(name: str, alt: str) -> str:
     return f"![{alt}](img/{name}.svg)"
 
 
+def section(verdict: str, figure: str, numbers: str) -> str:
+    """Return a section's verdict, figure and table, with empty lines between them."""
+    return f"{verdict}\n\n{figure}\n\n{numbers}"
+
+
 @block
 def size() -> str:
     two, four, eight, fixed = (against_dense(model) for model in STRUCTURES)
@@ -136,16 +141,12 @@ def size() -> str:
         scores = [plateau(model, metric).text() for metric in ("BLEU", "chrF")]
         tests = [interval(change), probability(change.p_value), probability(change.p_inferior)]
         rows.append([model, f"{parameters(model):,}", *scores, *tests])
-    return "\n\n".join(
-        [
-            f"**Half of the weights cost nothing (n = 2: {signed(two.value.value)} BLEU; a loss of {MARGIN} excluded: "
-            f"p {_is(two.p_inferior)}), a quarter {abs(four.value.value):.2f} BLEU (n = 4; p {_is(four.p_value)}; chrF "
-            f"{signed(chrf)}), an eighth {abs(eight.value.value):.2f} (n = 8; p {_is(eight.p_value)}).**",
-            picture("parameters", alt),
-            table(
-                ["model", "parameters", "BLEU", "chrF", "BLEU less dense (95 %)", "p", f"p of a loss of {MARGIN}"], rows
-            ),
-        ]
+    return section(
+        f"**Half of the weights cost nothing (n = 2: {signed(two.value.value)} BLEU; a loss of {MARGIN} excluded: "
+        f"p {_is(two.p_inferior)}), a quarter {abs(four.value.value):.2f} BLEU (n = 4; p {_is(four.p_value)}; chrF "
+        f"{signed(chrf)}), an eighth {abs(eight.value.value):.2f} (n = 8; p {_is(eight.p_value)}).**",
+        picture("parameters", alt),
+        table(["model", "parameters", "BLEU", "chrF", "BLEU less dense (95 %)", "p", f"p of a loss of {MARGIN}"], rows),
     )
 
 
@@ -168,13 +169,11 @@ def steps() -> str:
     alt = "BLEU less dense: " + "; ".join(
         f"after {number:,} steps n = 4 {signed(change.value.value)}" for number, change in changes.items()
     )
-    return "\n\n".join(
-        [
-            f"**Early in training, n = 4 is ahead of dense ({signed(short)} BLEU after 800 steps), but dense catches "
-            f"up ({signed(long)} after 4,000 steps, by the last checkpoint).**",
-            picture("steps", alt),
-            table(["steps", "seeds", "dense: BLEU", "n = 4: BLEU", "difference (95 %)", "p"], rows),
-        ]
+    return section(
+        f"**Early in training, n = 4 is ahead of dense ({signed(short)} BLEU after 800 steps), but dense catches "
+        f"up ({signed(long)} after 4,000 steps, by the last checkpoint).**",
+        picture("steps", alt),
+        table(["steps", "seeds", "dense: BLEU", "n = 4: BLEU", "difference (95 %)", "p"], rows),
     )
 
 
@@ -194,15 +193,13 @@ def equal_parameters() -> str:
     alt = "BLEU of dense and of PHM with d = 512: " + "; ".join(f"{row[0]} steps, {row[1]} {row[4]}" for row in rows)
     scores = {row["model"]: float(row["BLEU"]) for row in select("equal minutes")}
     times = [duration(WIDE, processor) / duration("dense", processor) for processor in ("Zen 3", "Zen 4")]
-    return "\n\n".join(
-        [
-            f"**Yes: PHM with n = 4, d = 512 is {beside(change.value.value)} and {beside(chrf.value.value, 'chrF')} "
-            f"dense of the same size (4,000 steps, p {_is(change.p_value)} and {probability(chrf.p_value)}), but it "
-            f"trains {times[0]:.1f} (float32) to {times[1]:.1f} (bfloat16) times as long; if both train for 25 "
-            f"minutes, they are level ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).**",
-            picture("equal-parameters", alt),
-            table(["steps", "model", "parameters", "rate", "BLEU", "difference (95 %)"], rows),
-        ]
+    return section(
+        f"**Yes: PHM with n = 4, d = 512 is {beside(change.value.value)} and {beside(chrf.value.value, 'chrF')} "
+        f"dense of the same size (4,000 steps, p {_is(change.p_value)} and {probability(chrf.p_value)}), but it "
+        f"trains {times[0]:.1f} (float32) to {times[1]:.1f} (bfloat16) times as long; if both train for 25 "
+        f"minutes, they are level ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).**",
+        picture("equal-parameters", alt),
+        table(["steps", "model", "parameters", "rate", "BLEU", "difference (95 %)"], rows),
     )
 
 
@@ -220,15 +217,13 @@ def teacher() -> str:
         scores = [plateau(model, metric).text() for metric in ("BLEU", "chrF")]
         rows.append([model, f"{parameters(model):,}", *scores, interval(change), probability(change.p_value)])
     alt = "BLEU with and without a teacher: " + "; ".join(f"{row[0]} {row[2]}" for row in rows)
-    return "\n\n".join(
-        [
-            f"**Yes: taught by a dense model, n = 4 is {beside(four)} dense without a teacher "
-            f"(p {_is(changes[TAUGHT[1]].p_value)}) and {beside(small.value.value)} a taught dense model of its size, "
-            f"and n = 8 is level with dense ({signed(eight)}); a taught dense model of full size gains most "
-            f"({signed(dense)}).**",
-            picture("teacher", alt),
-            table(["model", "parameters", "BLEU", "chrF", "BLEU less dense without (95 %)", "p"], rows),
-        ]
+    return section(
+        f"**Yes: taught by a dense model, n = 4 is {beside(four)} dense without a teacher "
+        f"(p {_is(changes[TAUGHT[1]].p_value)}) and {beside(small.value.value)} a taught dense model of its size, "
+        f"and n = 8 is level with dense ({signed(eight)}); a taught dense model of full size gains most "
+        f"({signed(dense)}).**",
+        picture("teacher", alt),
+        table(["model", "parameters", "BLEU", "chrF", "BLEU less dense without (95 %)", "p"], rows),
     )
 
 
@@ -243,14 +238,12 @@ def by_bytes() -> str:
     number = file_steps()[-1]
     (large, dense, _), (small, tables, _) = (files(number)[model][1][form] for model, form in COMPARED_FILES)
     ends = f"dense {large:g} MB, {dense.mean:.2f} BLEU; PHM {small:g} MB, {tables.mean:.2f} BLEU"
-    return "\n\n".join(
-        [
-            f"**The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
-            f"times smaller than the dense model in float32, and {beside(tables.mean - dense.mean)} it after "
-            f"{int(number):,} steps ({tables.count} seed{'s' * (tables.count > 1)} against {dense.count}).**",
-            picture("bytes", f"BLEU over megabytes of the file: {ends}"),
-            table(["steps", "model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"], rows),
-        ]
+    return section(
+        f"**The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
+        f"times smaller than the dense model in float32, and {beside(tables.mean - dense.mean)} it after "
+        f"{int(number):,} steps ({tables.count} seed{'s' * (tables.count > 1)} against {dense.count}).**",
+        picture("bytes", f"BLEU over megabytes of the file: {ends}"),
+        table(["steps", "model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"], rows),
     )
 
 
@@ -273,14 +266,12 @@ def tasks() -> str:
             words.append(f"{name}, {model}: {signed(value)}")
     pairs = {model: system.mean - dense.mean for model, dense, system in task("sentence pairs")}
     plays = {model: system.mean - dense.mean for model, dense, system in task("Shakespeare")}
-    return "\n\n".join(
-        [
-            "**n = 2 is level with dense or above it where it was tried, and so is n = 4 on agreement and neuron "
-            f"interaction; n = 5 loses {abs(pairs['PHM, n = 5']):.1f} points on sentence pairs, and n = 4 "
-            f"{abs(plays['PHM, n = 4']):.2f} BLEU on Shakespeare.**",
-            picture("tasks", f"Difference from dense: {'; '.join(words)}"),
-            table(["task", "score", "model", "dense", "PHM", "difference (95 %)"], rows),
-        ]
+    return section(
+        "**n = 2 is level with dense or above it where it was tried, and so is n = 4 on agreement and neuron "
+        f"interaction; n = 5 loses {abs(pairs['PHM, n = 5']):.1f} points on sentence pairs, and n = 4 "
+        f"{abs(plays['PHM, n = 4']):.2f} BLEU on Shakespeare.**",
+        picture("tasks", f"Difference from dense: {'; '.join(words)}"),
+        table(["task", "score", "model", "dense", "PHM", "difference (95 %)"], rows),
     )
 
 
