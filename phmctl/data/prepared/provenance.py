@@ -74,8 +74,8 @@ def build(
     folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stays there
     lock_path = folder.with_name(f".{folder.name}.lock")
     replaced = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
-    leftovers = [*temporaries(folder), *replaced]  # of a killed process
-    if force or leftovers or changes(folder, settings, origin):
+    leftovers = [*temporaries(folder), *replaced]  # of a killed process, as a lock that no process holds
+    if force or leftovers or lock_path.exists() or changes(folder, settings, origin):
         with lock(lock_path, remove=True):  # a second process waits and finds the folder up to date
             clear(folder)  # removes incomplete folders; restores a replaced one without successor
             changed = changes(folder, settings, origin)

@@ -196,6 +196,16 @@ def test_an_interrupted_preparation_leaves_nothing_or_the_earlier_data(tmp_path,
     assert content(PreparedData.find(SECTION, tmp_path).folder) == before
 
 
+def test_the_lock_of_a_killed_preparation_is_removed(tmp_path):
+    """Also by a preparation that has nothing to do."""
+    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
+    lock = folder.with_name(f".{folder.name}.lock")
+    lock.touch()
+    before = content(folder)
+    assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
+    assert not lock.exists()
+
+
 def test_data_linked_to_another_disk_stays_there(tmp_path):
     folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
     folder.rename(tmp_path / "disk")
