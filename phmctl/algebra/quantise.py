@@ -6,21 +6,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phmctl.errors import RunError
+from phmctl.errors import RunError, UserError
 
 QUANTIZATIONS = ("float32", "float16", "int8", "int4")
 SCALE = ".scale"  # follows the name of a rounded tensor in the name of its scales
 _LARGEST = {"int8": 127, "int4": 7}
 
 
-def quantise(tensor: Tensor, form: str) -> tuple[Tensor, Tensor | None]:
+def quantise(tensor: Tensor, form: str, name: str = "a tensor") -> tuple[Tensor, Tensor | None]:
     """Return a tensor (..., d) in a form for storage, and the scale of each row, (..., 1), for integers.
 
     Integers are rounded to the nearest and symmetric about zero. ``int4`` packs two columns into a byte, the first one
     into its low half, as numbers from 1 to 15 (8 is zero): (..., (d + 1) // 2).
+
+    Raises:
+        UserError: the tensor, called `name`, has entries that a rounded form cannot store.
     """
-    if form not in _LARGEST:
-        return tensor.to(getattr(torch, form)), None
+    if form == "float32":
+        return tensor.float(), None
+    if not tensor.isfinite().all():
+        raise UserError(f"{name} has NaN or infinite entries, which {form} cannot store; use float32")
+    if form == "float16":
+        rounded = tensor.half()
+        if not rounded.isfinite().all():
+            raise UserError(
+                f"{name} has entries above {torch.finfo(torch.half).max:,.0f}, the limit of float16; use int8"
+            )
+        return rounded, None
     largest = _LARGEST[form]
     scale = tensor.abs().amax(-1, keepdim=True) / largest
     numbers = (tensor / scale.clamp(min=torch.finfo(scale.dtype).tiny)).round().clamp(-largest, largest)

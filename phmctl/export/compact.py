@@ -35,7 +35,7 @@ class CompactForm:
         columns = {}
         for name, tensor in self.tensors.items():
             is_matrix = tensor.dim() > 1 and not name.endswith(RULE)
-            stored[name], scale = quantise(tensor, form if is_matrix else "float32")
+            stored[name], scale = quantise(tensor, form if is_matrix else "float32", name)
             if scale is not None:
                 stored[name + SCALE] = scale
                 columns[name] = tensor.shape[-1]

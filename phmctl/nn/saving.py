@@ -31,7 +31,8 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         quantize: ``float32`` keeps every value; ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
 
     Raises:
-        UserError: the model is on the meta device, its state has parts that are not tensors, or an unknown `quantize`.
+        UserError: the model is on the meta device, its state has parts that are not tensors, `quantize` is unknown, or a
+            tensor has entries that it cannot store.
         OutputError: the folder cannot be written, or has other files.
     """
     for name, value in model.state_dict(keep_vars=True).items():
@@ -48,7 +49,7 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
         if quantize != "float32" and is_matrix and name not in rules and name.rpartition(".")[2] not in RULE_NAMES:
             rounded[name] = [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
-            tensors[name], scale = quantise(_rows(tensor.float()), quantize)
+            tensors[name], scale = quantise(_rows(tensor.float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
     with replacing(Path(folder), MANIFEST) as temporary:
         save_tensors(temporary / MODEL, tensors)

@@ -73,6 +73,19 @@ def test_rounding_errs_by_half_a_step(rows: int, columns: int, seed: int, form: 
     assert stored.shape == (2, rows, (columns + 1) // 2 if form == "int4" else columns)
 
 
+@pytest.mark.parametrize("form", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("entry", [float("inf"), float("nan"), 1e6])
+def test_entries_that_a_form_cannot_store_are_refused(form: str, entry: float) -> None:
+    tensor = torch.tensor([[1.0, entry]])
+    if entry == 1e6 and form != "float16":
+        stored, scale = quantise(tensor, form, "map.S")
+        assert dequantise({"S": stored} | {"S" + SCALE: scale}, "S", 2)[0, 1] == pytest.approx(entry)
+        return
+    with pytest.raises(UserError, match=r"map\.S"):
+        quantise(tensor, form, "map.S")
+    assert quantise(tensor, "float32")[0] is tensor
+
+
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_a_row_of_zeros_stays_zero(form: str) -> None:
     stored, scale = quantise(torch.zeros(2, 3), form)
