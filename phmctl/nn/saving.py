@@ -31,8 +31,8 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         quantize: ``float32`` keeps every value; ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
 
     Raises:
-        UserError: the model is on the meta device, its state has parts that are not tensors, or `quantize` is unknown or
-            cannot store an entry.
+        UserError: the model is on the meta device, its state has parts that are not tensors, or `quantize` is unknown
+            or cannot store an entry.
         OutputError: the folder cannot be written, or has other files.
     """
     for name, value in model.state_dict(keep_vars=True).items():
