@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -37,10 +38,13 @@ def step(model: nn.Module) -> Iterator[None]:
                 loss(model, batch).backward()
         optimizer.step()
 
-    A and S get their gradients at the end of the block, unless it raises an exception; clip them afterwards.
+    A and S get their gradients at the end of the block, unless it raises an exception. So clear gradients before the
+    block and clip them after it; ``autograd.grad`` and ``backward(inputs=...)`` do not reach A and S. Passes under
+    ``no_grad`` build H each time. In ``DistributedDataParallel`` all backward passes but the last need ``no_sync``.
 
     Raises:
-        UserError: the block contains another one of the same model or a step of its optimiser, or ends too early.
+        UserError: the block contains another one of the same model, a step of its optimiser or ``create_graph``, ends
+            too early, or the processes' wrapper has ``static_graph`` or ``find_unused_parameters``.
     """
     with Leaves(model).active():
         yield
@@ -106,34 +110,42 @@ class _Map:
         stacked = self.structure.groups > 1 or (isinstance(source, Kronecker) and source.parts > 1)
         self.grouped = tensors["S"].device.type in GROUPED and not stacked
         self.leaves: dict[torch.dtype, Tensor] = {}  # H by dtype
-        self.versions: dict[torch.dtype, list[int]] = {}  # of the parameters that H was built from
+        self.states: dict[torch.dtype, list[tuple[object, ...]]] = {}  # of the parameters that H was built from
 
     def leaf(self, tensors: Tensors) -> Tensor | None:
-        """Return H, or None if it must be computed: from other or changed tensors, or for a transformation."""
+        """Return H, or None if it must be computed: from other, changed or frozen tensors, or without gradients."""
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            _check_wrapper(DistributedDataParallel._get_active_ddp_module())  # type: ignore[no-untyped-call]
+        if not torch.is_grad_enabled() or tensors.keys() != self.tensors.keys():
+            return None
         if any(tensor is not self.tensors[name] for name, tensor in tensors.items()):
             return None
         dtype = compute_dtype(tensors["S"])
-        if torch.compiler.is_compiling():
+        if compiling:
             return self.leaves.get(dtype)
-        if needs_plain_operations() or torch.is_inference_mode_enabled():
+        if needs_plain_operations() or not any(tensor.requires_grad for tensor in tensors.values()):
             return None
         if dtype not in self.leaves:
             self.sums.append(_Sums(self.group, dtype))
-        return self.leaves[dtype] if self.versions[dtype] == [tensor._version for tensor in tensors.values()] else None
+        return self.leaves[dtype] if self.states[dtype] == self.state() else None
+
+    def state(self) -> list[tuple[object, ...]]:
+        """Return what changes if a parameter is written, gets other data, is frozen or is unfrozen."""
+        return [(tensor._version, tensor.data_ptr(), tensor.requires_grad) for tensor in self.tensors.values()]
 
 
 class _Sums:
     """The H of a group in one dtype, and their gradient."""
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
     def __init__(self, group: Sequence[_Map], dtype: torch.dtype) -> None:
         first = group[0].tensors
         self.used: set[int] = set()  # indices of the maps that have a gradient
         # Hooks of the caller, as of gradient checkpointing, do not concern what H is built from.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
             if not group[0].grouped:
-                self.roots = [group[0].source.compute(first)]  # the parameters get their gradients through the roots
+                copies = {name: tensor.clone() for name, tensor in first.items()}  # stay if a parameter changes
+                self.roots = [group[0].source.compute(copies)]  # the parameters get their gradients through the roots
                 H = self.roots[0].detach()[None]
             else:
                 with without_autocast(first["S"].device.type):
@@ -147,13 +159,15 @@ class _Sums:
             leaf = H[index].detach().requires_grad_()
             leaf.register_post_accumulate_grad_hook(partial(self._receive, index, H.shape))  # type: ignore[no-untyped-call]
             entry.leaves[dtype] = leaf
-            entry.versions[dtype] = [tensor._version for tensor in entry.tensors.values()]
+            entry.states[dtype] = entry.state()
 
     def _receive(self, index: int, shape: torch.Size, leaf: Tensor) -> None:
         """Add the gradient that a backward pass gave a leaf."""
         gradient, leaf.grad = leaf.grad, None
         if not self.roots or gradient is None:
             raise UserError("phmctl.step: a backward pass came after the block of its forward pass; move it inside")
+        if gradient.requires_grad:
+            raise UserError("phmctl.step: backward(create_graph=True) needs the gradients of A and S; leave the block")
         if not self.used:
             self.gradient = gradient.new_empty(shape, dtype=torch.promote_types(gradient.dtype, torch.float32))
         if index in self.used:
@@ -193,13 +207,18 @@ class _Stack(torch.autograd.Function):
 
 
 def _weight_of(module: nn.Module) -> tuple[KroneckerSum | Kronecker | None, Tensors]:
-    """Return what computes a module's H, and the tensors for it; None if the module has no Kronecker sum."""
+    """Return the structure or parametrization of a module's H, None without a Kronecker sum, and its tensors."""
     if isinstance(module, StructuredWeight) and isinstance(module.structure, KroneckerSum):
         return module.structure, module.tensors()
     if isinstance(module, ParametrizationList) and isinstance(kronecker := module[0], Kronecker):
         names = (*kronecker.structure.rule_names, "S")
         return kronecker, {name: getattr(module, f"original{i}") for i, name in enumerate(names)}
     return None, {}
+
+
+def _check_wrapper(wrapper: DistributedDataParallel | None) -> None:
+    if wrapper is not None and (wrapper.static_graph or wrapper.find_unused_parameters):
+        raise UserError("phmctl.step: DistributedDataParallel must not set static_graph or find_unused_parameters")
 
 
 def _refuse_step(optimiser: Optimizer, *_: Any) -> None:

@@ -193,6 +193,60 @@ def test_validation_within_a_block_sees_the_present_parameters(grouped: bool) ->
             torch.testing.assert_close(vector_loss(model, 3), 64 * first)
 
 
+@torch.no_grad()
+def test_validation_within_a_block_sees_other_data(grouped: bool) -> None:
+    """As of an average of weights that takes their place for a while."""
+    model = chain(bias=False)
+    with phmctl.step(model):
+        for change in (lambda S: S.data.mul_(2), lambda S: setattr(S, "data", S.data * 2)):
+            first = vector_loss(model, 3)
+            for layer in model:
+                change(layer.S)
+            torch.testing.assert_close(vector_loss(model, 3), 64 * first)
+    with torch.enable_grad(), phmctl.step(model):
+        first = vector_loss(model, 3)
+        model[0].S.data = model[0].S.data * 2
+        torch.testing.assert_close(vector_loss(model, 3), 4 * first)
+
+
+def test_gradients_are_those_of_the_parameters_before_a_change(grouped: bool) -> None:
+    model = chain()
+
+    expected, changed = gradients(model, vector_loss, held=False), {k: v / 2 for k, v in model.state_dict().items()}
+    model.zero_grad()
+    with phmctl.step(model):
+        vector_loss(model, 3).backward()
+        model.load_state_dict(changed)
+    actual = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(actual, expected)
+
+
+def test_maps_that_are_frozen_for_one_of_two_losses(grouped: bool) -> None:
+    """As a discriminator is while the generator learns from it."""
+
+    def train(held: bool, first: bool) -> Tensor:
+        model = chain()
+        with phmctl.step(model) if held else nullcontext():
+            for trains in (first, not first, True):
+                model[1].requires_grad_(trains)
+                vector_loss(model, 3).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    for first in (False, True):
+        torch.testing.assert_close(train(True, first), train(False, first))
+
+
+@pytest.mark.parametrize("options", [{"algebra": "quaternion"}, {"rank": 4, "execution": "dense"}])
+def test_maps_of_different_rules_share_components(options: dict[str, Any], grouped: bool) -> None:
+    for reverse in (False, True):
+        torch.manual_seed(0)
+        layers = [PHMLinear(16, 16, n=4), PHMLinear(16, 16, n=4, **options)]
+        layers[0].S = layers[1].S
+        model = nn.Sequential(*reversed(layers) if reverse else layers)
+        expected, actual = (gradients(model, vector_loss, [2, 3], held=held) for held in (False, True))
+        torch.testing.assert_close(actual, expected)
+
+
 def test_a_compiled_model_uses_the_leaves_without_compiling_again(grouped: bool) -> None:
     torch._dynamo.reset()
     model, graphs = chain(), []
@@ -227,6 +281,8 @@ def test_mistakes_are_refused(grouped: bool) -> None:
         loss = vector_loss(model, 3)
     with pytest.raises(UserError, match="backward"):
         loss.backward()
+    with pytest.raises(UserError, match="create_graph"), phmctl.step(model):
+        vector_loss(model, 3).backward(create_graph=True)
     optimiser.step()
 
 

@@ -3,6 +3,7 @@
 ``python -m tests.training.jobs FOLDER``, with torchrun's variables in the environment, runs the jobs of that folder.
 """
 
+import copy
 import os
 import pickle
 import signal
@@ -12,12 +13,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import phmctl
+from phmctl import PHMLinear
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.errors import DataError
@@ -89,6 +94,29 @@ def exchanged(data: Path, root: Path, processes: Processes, n: int) -> tuple[int
     finally:
         del processes.total
     return max(sent), weights(run).nbytes
+
+
+def wrapped(processes: Processes, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of a wrapped model in ``phmctl.step``, and the mean of those that each process has alone."""
+
+    def train(called: Any, rank: int) -> None:
+        for last in (False, True):
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(rank)).double() + last
+            with nullcontext() if last or called is alone else called.no_sync():
+                called(x).square().sum().backward()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(PHMLinear(8, 8, n=2), nn.Tanh(), PHMLinear(8, 8, n=2)).double()
+    alone = copy.deepcopy(model)
+    for rank in range(processes.count):
+        train(alone, rank)
+    wrapper = DistributedDataParallel(model, **options)
+    with phmctl.step(wrapper):
+        train(wrapper, processes.rank)
+    mine, expected = (
+        torch.cat([parameter.grad.flatten() for parameter in trained.parameters()]) for trained in (model, alone)
+    )
+    return mine, expected / processes.count
 
 
 class DoubleClassification(ClassificationTask):

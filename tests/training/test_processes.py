@@ -50,6 +50,8 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
         "dense bytes": (jobs.exchanged, {"data": copying_data, "root": root / "bytes", "n": 1}),
         "resumed": translation("resumed", old=alone["begun"]),
         "begun on": translation("begun on", old=root / "begun/copying/phm-n4/v001", steps=15),
+        "wrapped": (jobs.wrapped, {}),
+        "wrapped with a static graph": (jobs.wrapped, {"static_graph": True}),
         "asked": fake("asked", stopped=1, accumulate=2),
         "poisoned": fake("poisoned", poison=(0, 3), accumulate=2),
         "refused": fake("refused", refusing=1),
@@ -87,6 +89,12 @@ def test_a_step_exchanges_each_gradient_once(two: dict[str, Any]) -> None:
     assert (sent, dense_sent) == (parameters, dense_parameters)
     assert other == (sent, parameters)
     assert sent < 0.6 * dense_sent
+
+
+def test_a_step_of_a_wrapped_model_has_the_mean_of_the_gradients(two: dict[str, Any]) -> None:
+    for gradients, expected in two["wrapped"]:
+        torch.testing.assert_close(gradients, expected)
+    assert all(result.startswith("UserError: phmctl.step: ") for result in two["wrapped with a static graph"])
 
 
 def test_too_few_micro_batches_are_divided(alone: dict[str, Path], two: dict[str, Any]) -> None:
