@@ -17,6 +17,8 @@ def test_n_that_divides_every_dimension_is_accepted() -> None:
         (7, {"a": 512}, r"n = 7 .*a = 512; .*n = 4 or 8$"),
         (0, {"a": 4}, "^n = 0"),
         (2, {"a": 0}, "^a = 0"),
+        (True, {"a": 4}, "^n = True"),
+        (2.0, {"a": 4}, r"^n = 2\.0"),
     ],
 )
 def test_an_error_names_the_dimension_and_the_nearest_n(n: int, dimensions: dict[str, int], place: str) -> None:

@@ -119,8 +119,10 @@ def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED, groups: int = 1)
     """
     k, d, *kernel = weight.shape
     check_channels(n, d, k // groups, kernel, groups)
-    if not weight.is_floating_point():
-        raise UserError(f"the weight has dtype {weight.dtype}; A and S are real floating-point numbers")
+    if not weight.is_floating_point() or weight.itemsize < 2:
+        raise UserError(
+            f"the weight has dtype {weight.dtype}; A and S are real floating-point numbers of 16 bits or more"
+        )
     if weight.is_meta:
         raise UserError("the weight is on the meta device; load its values first")
     if not weight.isfinite().all():

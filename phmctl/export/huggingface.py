@@ -68,9 +68,9 @@ def write_huggingface(source: ExportSource, folder: Path) -> None:
         "model_max_length": longest_source(source.run),
         "truncation_side": {"start": "right", "end": "left"}[keep],
     }
-    write_tokenizer(tokenizers.source, folder, limits)
+    write_tokenizer(tokenizers.source, folder, limits, ends=source.translates)
     if not tokenizers.joint:
-        write_tokenizer(tokenizers.target, folder / TARGET, limits)
+        write_tokenizer(tokenizers.target, folder / TARGET, limits, ends=source.translates)
     if not is_pegasus(source):
         note(
             "only the tokenizer is exported: transformers has the same model only for pre-norm with final_norm and "
@@ -91,8 +91,8 @@ def write_huggingface(source: ExportSource, folder: Path) -> None:
     save_tensors(folder / "model.safetensors", dict(_tensors(form, length)), {"format": "pt"})
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, limits: Mapping[str, int | str]) -> None:
-    """Write a tokenizer for ``PreTrainedTokenizerFast``: equal ids with EOS at the end, and equal decoded text.
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, limits: Mapping[str, int | str], *, ends: bool) -> None:
+    """Write a tokenizer for ``PreTrainedTokenizerFast``: equal ids, then EOS if the text `ends`; equal decoded text.
 
     `limits` are the library's settings for ``truncation=True``.
     """
@@ -102,7 +102,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, limits: Mapping[str, int
     folder.mkdir(exist_ok=True)
     engine = Engine.from_str(tokenizer.engine_json())
     eos = SPECIAL_TOKENS[EOS]
-    engine.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, EOS)])
+    if ends:
+        engine.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, EOS)])
     engine.decoder = decoders.Sequence([engine.decoder, decoders.Strip(" ", 1, 0)])  # the space before the first word
     write_atomic(folder / "tokenizer.json", engine.to_str(pretty=True))
     special = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
@@ -199,6 +200,7 @@ def verify_huggingface(source: ExportSource, folder: Path, count: int | None = N
 
 
 def _verify_ids(library: Any, source: ExportSource, folder: Path, texts: list[Any]) -> None:
+    end = [EOS] if source.translates else []
     lines = [line for text in texts for line in ([text] if isinstance(text, str) else text)]
     tokenizers = [(source.tokenizers.source, folder)]
     if not source.tokenizers.joint:
@@ -206,7 +208,7 @@ def _verify_ids(library: Any, source: ExportSource, folder: Path, texts: list[An
     for tokenizer, path in tokenizers:
         exported = library.PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
         for line, ours, theirs in zip(lines, tokenizer.encode(lines), exported(lines)["input_ids"], strict=True):
-            if [*ours, EOS] != theirs:
+            if [*ours, *end] != theirs:
                 raise PhmctlError(f"the export was not written: transformers gives {line!r} different token ids")
 
 

@@ -60,7 +60,7 @@ _SCORES = re.compile(r"results/[^/]+\.(?:json|hyp|tsv)")  # files that eval writ
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
     "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.decoding.onnx_engine` describes inputs and outputs",
-    "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in this folder, which needs torch only",
+    "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in it, which needs torch and safetensors only",
     "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`",
 }
 

@@ -29,9 +29,9 @@ CTRANSLATE2_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by defa
 
 
 def longest_source(run: Run) -> int:
-    """Return the length of the longest text that is not truncated, in tokens with EOS."""
+    """Return the length of the longest text that is not truncated, in tokens; with EOS if the run translates."""
     data: Any = run.recipe.data
-    return int(data.max_tokens) + 1
+    return int(data.max_tokens) + isinstance(run.recipe, TranslationRecipe)
 
 
 def longest_output(run: Run) -> int:

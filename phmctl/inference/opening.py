@@ -131,12 +131,15 @@ def with_engine(run: Run, options: ModelOptions) -> Run:
     engine = options.engine or engine_of(run)
     check_known("engine", engine, ENGINES)
     if isinstance(run, Export):
-        if run.to == SAFETENSORS and engine == CTRANSLATE2 and isinstance(run.recipe, TranslationRecipe):
+        takes_ctranslate2 = run.to == SAFETENSORS and isinstance(run.recipe, TranslationRecipe)
+        if takes_ctranslate2 and engine == CTRANSLATE2:
             _, in_memory = _exporting()
             return in_memory(run, options.quantize or EXACT)
         if engine != run.engine or options.quantize not in (None, run.quantize):
+            other = f" or {CTRANSLATE2}" if takes_ctranslate2 else ""
             raise UserError(
-                f"{run.folder} is an export to {run.to}; leave --engine and --quantize out, or give the run itself"
+                f"{run.folder} is an export to {run.to}, for --engine {run.engine}{other}; leave --engine and "
+                "--quantize out, or give the run itself"
             )
         return run
     check_quantize(engine, options.quantize)

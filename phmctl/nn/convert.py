@@ -113,8 +113,10 @@ def convert(
     selected = {name: found[name] for name in convertible if _matches(select, name, found[name])}
     if not selected:
         kinds = _counted(type(module).__name__ for module in found.values()) or "none"
-        problem = f"select = {select!r} matches none of them" if convertible else "none of them can be converted"
-        raise UserError(f"modules with weights: {kinds}; {problem}, convertible names: {convertible[:3] or 'none'}")
+        problems = {str(_unchanged(name, module).skipped) for name, module in found.items()}
+        if convertible:
+            problems = {f"select = {select!r} matches none of them; names that it can match: {convertible[:3]}"}
+        raise UserError("; ".join([f"modules with weights: {kinds}", *sorted(problems)]))
     before = _parameter_count(model)
     converter = _Converter(model, list(selected.values()), order, algebra)
     # Tables with a padding row come first, so that maps that share their weight keep its row of zeros.
@@ -181,7 +183,12 @@ def _parameter_count(model: nn.Module) -> int:
 def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UserError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
-    return model if inplace else copy.deepcopy(model)
+    if inplace:
+        return model
+    # Old weight_norm, spectral_norm and prune keep a computed weight with its graph, which deepcopy refuses.
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    computed = [value for value in attributes if isinstance(value, Tensor) and value.grad_fn is not None]
+    return copy.deepcopy(model, {id(weight): weight.detach().clone() for weight in computed})
 
 
 class _Converter:
@@ -227,7 +234,9 @@ class _Converter:
         if _is_special_table(module):
             return "a PHM table has no max_norm and no sparse gradient"
         if any(key not in owner._parameters for owner, key in weights):
-            return "its weight is already computed: a conversion, a parametrization, a norm, a pruning"
+            if any(is_computed(owner, key) for owner, key in weights):
+                return "it is already converted; phmctl.to_dense(model) goes back"
+            return "its weight is already computed: a parametrization, a norm, a pruning"
         if any(map(is_lazy, weights.values())):
             return "the shape of its weight is not known before its first input"
         for weight in weights.values():

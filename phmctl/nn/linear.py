@@ -174,11 +174,15 @@ class KroneckerWeight(StructuredWeight):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         weight = state.get(prefix + "weight")
-        is_dense = isinstance(weight, Tensor) and weight.shape == (self.rows, self.columns, *self.kernel)
-        if is_dense and self.n > 1 and self.owns_rule and prefix + "S" not in state:
-            A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
-            state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
-            note(f"{prefix}weight: the nearest sum of {self.n} Kronecker products has a relative error of {error:.3f}")
+        if isinstance(weight, Tensor) and self.n > 1 and self.owns_rule and prefix + "S" not in state:
+            shape = (self.rows, self.columns, *self.kernel)
+            if weight.shape == shape:
+                A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
+                state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
+                note(f"{prefix}weight: the nearest sum of {self.n} Kronecker products has relative error {error:.3f}")
+            else:
+                problems: list[str] = arguments[-1]  # torch raises them together with the missing names
+                problems.append(f"{prefix}weight is {tuple(weight.shape)} there, {shape} in the layer")
         saved_rule = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
         state.update({prefix + name: tensor for name, tensor in self.structure.adapt(saved_rule).items()})
         super()._load_from_state_dict(state, prefix, *arguments)

@@ -73,12 +73,17 @@ def load_into(model: Model, folder: Path | str) -> Model:
 
     Raises:
         RunError: a file is missing, damaged or of another model; the model is unchanged.
-        UserError: the model is on the meta device, or converted in another way.
+        UserError: the model is on the meta device, of another dtype, or converted in another way.
     """
     folder = Path(folder)
     records, stored = _read(folder)
     if any(tensor.is_meta for tensor in model.state_dict().values()):
         raise UserError("the model is on the meta device; make it on another one, or call model.to_empty(device=...)")
+    saved, expected = _dtypes(stored), _dtypes(model.state_dict())
+    if saved and saved.isdisjoint(expected):
+        raise UserError(
+            f"{folder} has weights of {saved}, the model {expected}; call model.to({min(saved, key=str)}) first"
+        )
     present = conversions(model)
     if present and present != records:
         raise UserError(f"the model is already converted, but not as in {folder}; load into a fresh dense model")
@@ -136,6 +141,10 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         tensors[name] = dequantise(tensors, name, columns).reshape(shape).to(getattr(torch, dtype))
         tensors.pop(name + SCALE, None)
     return description.get("weights", []), tensors
+
+
+def _dtypes(tensors: Mapping[str, Tensor]) -> set[torch.dtype]:
+    return {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
 
 
 def _rows(tensor: Tensor) -> Tensor:

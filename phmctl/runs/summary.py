@@ -63,7 +63,7 @@ class Summary:
     reason: str | None  # error of a failed training
     step: int  # of the newest checkpoint or log line
     minutes: float | None  # of training; None if the log does not contain it
-    best: Best | None  # None before the first validation
+    best: Best | None  # None before the first validation, and if the log lacks its line
     parameters: Parameters | None  # None without a checkpoint
 
     @cached_property
@@ -168,7 +168,10 @@ def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | 
 
 
 def _best(entries: Sequence[Mapping[str, Any]], checkpoint_state: Mapping[str, Any]) -> Best | None:
-    """Return the validation that the state of a checkpoint names as the best; its metric is the one with the score."""
+    """Return the validation that a checkpoint names as the best, or None if the log lacks it.
+
+    Its metric is the one with the score.
+    """
     step, score = checkpoint_state.get("best_step"), checkpoint_state.get("best_score")
     if not isinstance(step, int) or not isinstance(score, (int, float)):
         return None
@@ -179,9 +182,7 @@ def _best(entries: Sequence[Mapping[str, Any]], checkpoint_state: Mapping[str, A
     metrics = {key: value for key, value in validation.items() if type(value) in (int, float)}
     metrics = {key: value for key, value in metrics.items() if key not in ("step", "seconds")}
     metric = next((name for name, value in metrics.items() if value in (score, -score)), None)
-    if metric is None:
-        return Best(step, "score", score, metrics)
-    return Best(step, metric, metrics[metric], metrics)
+    return None if metric is None else Best(step, metric, metrics[metric], metrics)
 
 
 def count_stored(checkpoint: Path) -> Parameters | None:

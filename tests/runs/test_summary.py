@@ -112,6 +112,8 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
     assert (summary.best.step, summary.best.metric, summary.best.value) == (4, "accuracy", 0.8)
     assert summary.best.metrics == {"loss": 0.6, "accuracy": 0.8}
     assert summary.minutes == 4.0
+    run = make(tmp_path, {"step": 4, "stale": 0, "best_step": 4, "best_score": 0.8}, log[:-20], steps=10)
+    assert summarise(run.folder).best is None  # the log line is damaged
 
 
 @pytest.mark.parametrize(
