@@ -179,7 +179,8 @@ class KroneckerWeight(StructuredWeight):
             if weight.shape == shape:
                 A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
                 state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
-                note(f"{prefix}weight: the nearest sum of {self.n} Kronecker products has relative error {error:.3f}")
+                nearest = f"the nearest sum of {self.n} Kronecker products"
+                note(f"{prefix}weight: {nearest} has a relative error of {error:.3f}")
             else:
                 problems: list[str] = arguments[-1]  # torch raises them together with the missing names
                 problems.append(f"{prefix}weight is {tuple(weight.shape)} there, {shape} in the layer")
