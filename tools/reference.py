@@ -143,14 +143,19 @@ def _rows(titles: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 
 def keys() -> str:
-    """Return a table for each section of each task's recipe."""
-    parts = []
+    """Return a table of the tasks, and one of the keys of each section."""
+    tables: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}  # by section and row: its default in each recipe
+    labels: dict[str, list[str]] = {}  # by section: the recipes that have it
     for task, recipe in RECIPES.items():
-        parts.append(f"## task: {task}\n\n{inspect.getdoc(recipe)}")
         for name, field in recipe.model_fields.items():
             members = sections(field.annotation)
-            parts += [_table(name, section, is_union=len(members) > 1) for section in members]
-    return "\n\n".join(parts)
+            for section in members:
+                kind = get_args(section.model_fields["kind"].annotation)[0] if len(members) > 1 else task
+                labels.setdefault(name, []).append(kind)
+                for row, default in _keys(name, section):
+                    tables.setdefault(name, {}).setdefault(row, {})[kind] = default
+    tasks = _rows(("task", "recipes"), [(task, inspect.getdoc(recipe) or "") for task, recipe in RECIPES.items()])
+    return "\n\n".join([tasks, *(_section(name, rows, labels[name]) for name, rows in tables.items())])
 
 
 def sections(annotation: Any) -> list[type[BaseModel]]:
@@ -160,16 +165,25 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
     return [section for alternative in get_args(annotation) for section in sections(alternative)]
 
 
-def _table(name: str, section: type[BaseModel], *, is_union: bool) -> str:
-    suffix = f" (kind: {get_args(section.model_fields['kind'].annotation)[0]})" if is_union else ""
-    rows = [
-        f"### {name}{suffix}\n\n{inspect.getdoc(section)}\n\n| key | default | values | meaning |\n|---|---|---|---|"
-    ]
+def _keys(name: str, section: type[BaseModel]) -> Iterator[tuple[tuple[str, str, str], str]]:
+    """Yield the key, values and meaning of each key of a section, with its default."""
     for key, field in section.model_fields.items():
         default = "required" if field.default is PydanticUndefined else f"`{_yaml(field.default)}`"
-        cells = [f"`{name}.{key}`", default, _values(field.annotation), meaning(section, key)]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+        yield (f"`{name}.{key}`", _values(field.annotation), meaning(section, key)), default
+
+
+def _section(name: str, rows: dict[tuple[str, ...], dict[str, str]], labels: list[str]) -> str:
+    """Return the table of a section. Recipes are named only if a key is not in all of them, or its defaults differ."""
+    lines = [f"## {name}", "", "| key | recipes | default | values | meaning |", "|---|---|---|---|---|"]
+    for (key, values, text), defaults in sorted(rows.items(), key=lambda row: -len(row[1])):
+        having = "all" if len(labels) > 1 and list(defaults) == labels else ", ".join(defaults)
+        default, *others = dict.fromkeys(defaults.values())
+        if others:
+            default = "; ".join(f"{label} {value}" for label, value in defaults.items())
+        lines.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in (key, having, default, values, text)) + " |"
+        )
+    return "\n".join(lines)
 
 
 def _yaml(value: Any) -> str:
