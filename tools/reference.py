@@ -143,19 +143,66 @@ def _rows(titles: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 
 def keys() -> str:
-    """Return a table of the tasks, and one of the keys of each section."""
-    tables: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}  # by section and row: its default in each recipe
-    labels: dict[str, list[str]] = {}  # by section: the recipes that have it
+    """Return a table for each section of a recipe and each group of tasks, or kinds of model, that have its keys."""
+    parts = []
+    for name in dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.model_fields):
+        users = _users(name)
+        groups = _groups(users)
+        parts += [f"## {name}"] if users else []
+        for group in sorted(groups, key=lambda group: -len(group)):
+            title = "all" if len(group) == len(users) > 1 else ", ".join(group)
+            purpose = f"{inspect.getdoc(users[group[0]])}\n\n" if len(group) == 1 else ""
+            rows = [_row(name, key, {user: users[user] for user in group}) for key in groups[group]]
+            head = "| key | default, other values | meaning |\n|---|---|---|"
+            parts.append("\n".join([f"### {title}\n\n{purpose}{head}", *rows]))
+    return "\n\n".join(parts)
+
+
+def _users(name: str) -> dict[str, type[BaseModel]]:
+    """Return the sections of this name by task, those of `model` by kind."""
+    users = {}
     for task, recipe in RECIPES.items():
-        for name, field in recipe.model_fields.items():
-            members = sections(field.annotation)
-            for section in members:
-                kind = get_args(section.model_fields["kind"].annotation)[0] if len(members) > 1 else task
-                labels.setdefault(name, []).append(kind)
-                for row, default in _keys(name, section):
-                    tables.setdefault(name, {}).setdefault(row, {})[kind] = default
-    tasks = _rows(("task", "recipes"), [(task, inspect.getdoc(recipe) or "") for task, recipe in RECIPES.items()])
-    return "\n\n".join([tasks, *(_section(name, rows, labels[name]) for name, rows in tables.items())])
+        field = recipe.model_fields.get(name)
+        for section in sections(field.annotation) if field else []:
+            users[get_args(section.model_fields["kind"].annotation)[0] if name == "model" else task] = section
+    return users
+
+
+def _groups(users: dict[str, type[BaseModel]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the keys, grouped by the users that have them with the same meaning."""
+    having: dict[tuple[str, str], list[str]] = {}
+    for user, section in users.items():
+        for key in usable(section):
+            having.setdefault((key, meaning(section, key)), []).append(user)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for (key, _), names in having.items():
+        groups.setdefault(tuple(names), []).append(key)
+    return groups
+
+
+def usable(section: type[BaseModel]) -> list[str]:
+    """Return the keys that a section accepts, without `kind`, which names it."""
+    return [key for key in section.model_fields if key != "kind" and key in getattr(section, "USED", {key})]
+
+
+def _row(name: str, key: str, users: dict[str, type[BaseModel]]) -> str:
+    """Return the row of a key; its default and values are those of the first user, then those that differ."""
+    having: dict[str, list[str]] = {}
+    for user, section in users.items():
+        having.setdefault(_choices(section, key), []).append(user)
+    first, *others = having
+    choices = "; ".join([first, *(f"{', '.join(having[other])}: {other}" for other in others)])
+    cells = [f"`{name}.{key}`", choices, meaning(next(iter(users.values())), key)]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _choices(section: type[BaseModel], key: str) -> str:
+    """Return the default of a key and its other values, if the default does not show their type."""
+    field = section.model_fields[key]
+    if field.default is PydanticUndefined:
+        return f"required: {_values(field.annotation)}"
+    values = [value for value in _values(field.annotation).split(", ") if value[0] == "`" or field.default is None]
+    return ", ".join(dict.fromkeys([f"`{_yaml(field.default)}`", *(value for value in values if value != "null")]))
 
 
 def sections(annotation: Any) -> list[type[BaseModel]]:
@@ -163,27 +210,6 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, BaseModel) else []
     return [section for alternative in get_args(annotation) for section in sections(alternative)]
-
-
-def _keys(name: str, section: type[BaseModel]) -> Iterator[tuple[tuple[str, str, str], str]]:
-    """Yield the key, values and meaning of each key of a section, with its default."""
-    for key, field in section.model_fields.items():
-        default = "required" if field.default is PydanticUndefined else f"`{_yaml(field.default)}`"
-        yield (f"`{name}.{key}`", _values(field.annotation), meaning(section, key)), default
-
-
-def _section(name: str, rows: dict[tuple[str, ...], dict[str, str]], labels: list[str]) -> str:
-    """Return the table of a section. Recipes are named only if a key is not in all of them, or its defaults differ."""
-    lines = [f"## {name}", "", "| key | recipes | default | values | meaning |", "|---|---|---|---|---|"]
-    for (key, values, text), defaults in sorted(rows.items(), key=lambda row: -len(row[1])):
-        having = "all" if len(labels) > 1 and list(defaults) == labels else ", ".join(defaults)
-        default, *others = dict.fromkeys(defaults.values())
-        if others:
-            default = "; ".join(f"{label} {value}" for label, value in defaults.items())
-        lines.append(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in (key, having, default, values, text)) + " |"
-        )
-    return "\n".join(lines)
 
 
 def _yaml(value: Any) -> str:

@@ -293,7 +293,7 @@ class RuleModelSection(LinearSection):
     """A linear map that learns a multiplication rule (Figure 2)."""
 
     kind: Literal["rule"] = "rule"
-    bias: bool = False  # whether the map has a bias
+    bias: bool = False
 
 
 def _check_parts(key: str, composition: str, parts_key: str, parts: int) -> None:

@@ -34,11 +34,11 @@ class ParallelSection(Section):
 
     card: str  # name of a dataset card or of your own corpus
     tokenizer: Literal["bpe", "word"] = "bpe"  # byte-pair encoding, or words
-    vocabulary: Vocabulary = 8000  # token types including special tokens; per side if not joint
-    joint: bool = True  # both sides share a vocabulary
+    vocabulary: Vocabulary = 8000  # token types including special tokens
+    joint: bool = True  # both sides share a vocabulary; false: each side has a vocabulary of this size
     direction: Literal["forward", "reverse"] = "forward"  # reverse: from the card's target language to its source
     copies: bool = False  # train also contains each target as its own source, for style transfer
-    max_tokens: PositiveInt = 256  # maximum length of a side in train, in tokens of the text
+    max_tokens: PositiveInt = 256  # maximum length of a text in train, in tokens
 
 
 class LabelledSection(Section):
@@ -75,7 +75,8 @@ class TrainingSection(Section):
 
     batch_key: ClassVar[str] = ""  # name of the field with the size of a micro-batch
 
-    steps: NonNegativeInt = 0  # number of optimiser steps; required unless `minutes` is set
+    # number of optimiser steps, for probes of iterations of L-BFGS; required unless `minutes` is set
+    steps: NonNegativeInt = 0
     minutes: NonNegative = 0.0  # alternative to `steps`: the steps that fit into these minutes, timed before step 1
     accumulate: PositiveInt = 1  # number of micro-batches per optimiser step
     optimizer: Literal["adam", "adamw"] = "adam"  # adamw decouples the weight decay
@@ -147,12 +148,13 @@ class ClassificationTraining(CountedTraining):
 class ProbeTraining(TrainingSection):
     """L-BFGS on all vectors at once; `steps` counts its iterations."""
 
+    USED: ClassVar = frozenset({"steps", "weight_decay", "validate_every", "patience", "seed", "device", "threads"})
+
     weight_decay: NonNegative = 1e-3
 
     @model_validator(mode="after")
     def _only_lbfgs_keys(self) -> Self:
-        used = {"steps", "weight_decay", "validate_every", "patience", "seed", "device", "threads"}
-        if unused := sorted(self.model_fields_set - used):
+        if unused := sorted(self.model_fields_set - self.USED):
             raise ValueError(f"training.{unused[0]} does nothing for probes, which L-BFGS fits; leave it out")
         return self
 
