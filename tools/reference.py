@@ -90,7 +90,7 @@ def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]
 
 
 def name_table(names: list[str]) -> str:
-    """Return a table of functions and classes (for a module, of its own): the call and the first sentence."""
+    """Return a table of functions and classes (for a module, of its classes): the call and the first sentence."""
     rows: list[tuple[str, str]] = []
     for name in names:
         value = _find(name)
@@ -107,11 +107,10 @@ def _find(name: str) -> Any:
 
 
 def _members(value: Any, name: str) -> list[tuple[str, str]]:
-    """Return the rows of a function, of a class with its own methods, or of a module's functions and classes."""
+    """Return the rows of a function, of a class with its own methods, or of a module's classes."""
     if isinstance(value, types.ModuleType):
         own = [each for each in vars(value).values() if getattr(each, "__module__", None) == value.__name__]
-        named = [each for each in own if inspect.isroutine(each) or isinstance(each, type)]
-        return [row for each in named if each.__name__[0] != "_" for row in _members(each, each.__name__)]
+        return [row for each in own if isinstance(each, type) for row in _members(each, each.__name__)]
     rows = [(_call(value, name), _first_sentence(inspect.getdoc(value) or ""))]
     if isinstance(value, type) and not issubclass(value, tuple):
         for key, method in vars(value).items():
