@@ -132,9 +132,6 @@ def section(verdict: str, figure: str, numbers: str) -> str:
 def size() -> str:
     two, four, eight, fixed = (against_dense(model) for model in STRUCTURES)
     chrf = against_dense("PHM, n = 4", "chrF").value.value
-    alt = "BLEU over parameters after 4,000 steps: " + "; ".join(
-        f"{model} {plateau(model).mean:.2f}" for model in ("dense", *STRUCTURES)
-    )
     rows = [["dense", f"{parameters('dense'):,}", plateau("dense").text(), plateau("dense", "chrF").text(), "–", "–"]]
     rows[0].append("–")
     for model, change in zip(STRUCTURES, (two, four, eight, fixed), strict=True):
@@ -145,7 +142,7 @@ def size() -> str:
         f"**Half of the weights cost nothing (n = 2: {signed(two.value.value)} BLEU; a loss of {MARGIN} excluded: "
         f"p {_is(two.p_inferior)}), a quarter {abs(four.value.value):.2f} BLEU (n = 4; p {_is(four.p_value)}; chrF "
         f"{signed(chrf)}), an eighth {abs(eight.value.value):.2f} (n = 8; p {_is(eight.p_value)}).**",
-        picture("parameters", alt),
+        picture("parameters", "BLEU over parameters of dense and PHM models after 4,000 steps"),
         table(["model", "parameters", "BLEU", "chrF", "BLEU less dense (95 %)", "p", f"p of a loss of {MARGIN}"], rows),
     )
 
@@ -166,13 +163,10 @@ def steps() -> str:
         dense, four = at_steps("dense", number), at_steps("PHM, n = 4", number)
         seeds = f"{dense.count}, {four.count}"
         rows.append([f"{number:,}", seeds, dense.text(), four.text(), interval(change), probability(change.p_value)])
-    alt = "BLEU less dense: " + "; ".join(
-        f"after {number:,} steps n = 4 {signed(change.value.value)}" for number, change in changes.items()
-    )
     return section(
-        f"**Early in training, n = 4 is ahead of dense ({signed(short)} BLEU after 800 steps), but dense catches "
-        f"up ({signed(long)} after 4,000 steps, by the last checkpoint).**",
-        picture("steps", alt),
+        f"**n = 4 is ahead of dense early ({signed(short)} BLEU after 800 steps), but dense catches up "
+        f"({signed(long)} after 4,000 steps).**",
+        picture("steps", "BLEU less dense after 800, 2,000 and 4,000 steps"),
         table(["steps", "seeds", "dense: BLEU", "n = 4: BLEU", "difference (95 %)", "p"], rows),
     )
 
@@ -190,7 +184,6 @@ def equal_parameters() -> str:
                 difference = welch(equal_score("dense", number), score)
                 test = f"{interval(difference)}, p {_is(difference.p_value)}"
             rows.append([f"{number:,}", model, f"{parameters(model, name):,}", rate, score.text(), test])
-    alt = "BLEU of dense and of PHM with d = 512: " + "; ".join(f"{row[0]} steps, {row[1]} {row[4]}" for row in rows)
     scores = {row["model"]: float(row["BLEU"]) for row in select("equal minutes")}
     times = [duration(WIDE, processor) / duration("dense", processor) for processor in ("Zen 3", "Zen 4")]
     return section(
@@ -198,7 +191,7 @@ def equal_parameters() -> str:
         f"dense of the same size (4,000 steps, p {_is(change.p_value)} and {probability(chrf.p_value)}), but it "
         f"trains {times[0]:.1f} (float32) to {times[1]:.1f} (bfloat16) times as long; if both train for 25 "
         f"minutes, they are level ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).**",
-        picture("equal-parameters", alt),
+        picture("equal-parameters", "BLEU of dense and of PHM with d = 512"),
         table(["steps", "model", "parameters", "rate", "BLEU", "difference (95 %)"], rows),
     )
 
@@ -216,13 +209,12 @@ def teacher() -> str:
     for model, change in changes.items():
         scores = [plateau(model, metric).text() for metric in ("BLEU", "chrF")]
         rows.append([model, f"{parameters(model):,}", *scores, interval(change), probability(change.p_value)])
-    alt = "BLEU with and without a teacher: " + "; ".join(f"{row[0]} {row[2]}" for row in rows)
     return section(
         f"**Yes: taught by a dense model, n = 4 is {beside(four)} dense without a teacher "
         f"(p {_is(changes[TAUGHT[1]].p_value)}) and {beside(small.value.value)} a taught dense model of its size, "
         f"and n = 8 is level with dense ({signed(eight)}); a taught dense model of full size gains most "
         f"({signed(dense)}).**",
-        picture("teacher", alt),
+        picture("teacher", "BLEU of models with and without a teacher"),
         table(["model", "parameters", "BLEU", "chrF", "BLEU less dense without (95 %)", "p"], rows),
     )
 
@@ -237,12 +229,11 @@ def by_bytes() -> str:
             rows.append([f"{int(number):,} at {rate}", model, str(seeds), *cells])
     number = file_steps()[-1]
     (large, dense, _), (small, tables, _) = (files(number)[model][1][form] for model, form in COMPARED_FILES)
-    ends = f"dense {large:g} MB, {dense.mean:.2f} BLEU; PHM {small:g} MB, {tables.mean:.2f} BLEU"
     return section(
         f"**The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
         f"times smaller than the dense model in float32, and {beside(tables.mean - dense.mean)} it after "
         f"{int(number):,} steps ({tables.count} seed{'s' * (tables.count > 1)} against {dense.count}).**",
-        picture("bytes", f"BLEU over megabytes of the file: {ends}"),
+        picture("bytes", "BLEU over megabytes of the file"),
         table(["steps", "model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"], rows),
     )
 
@@ -254,7 +245,7 @@ def _file_text(file: File | None) -> str:
 
 @block
 def tasks() -> str:
-    rows, words = [], []
+    rows = []
     for name, unit in TASKS.items():
         for model, dense, system in task(name):
             value = system.mean - dense.mean
@@ -262,16 +253,15 @@ def tasks() -> str:
             if dense.count > 1 and system.count > 1:
                 change = welch(dense, system)
                 test = f"{interval(change)}, p {_is(change.p_value)}"
-            rows.append([name, unit, model, dense.text(), system.text(), test])
-            words.append(f"{name}, {model}: {signed(value)}")
+            rows.append([f"{name}, {unit}", model, dense.text(), system.text(), test])
     pairs = {model: system.mean - dense.mean for model, dense, system in task("sentence pairs")}
     plays = {model: system.mean - dense.mean for model, dense, system in task("Shakespeare")}
     return section(
         "**n = 2 is level with dense or above it where it was tried, and so is n = 4 on agreement and neuron "
         f"interaction; n = 5 loses {abs(pairs['PHM, n = 5']):.1f} points on sentence pairs, and n = 4 "
         f"{abs(plays['PHM, n = 4']):.2f} BLEU on Shakespeare.**",
-        picture("tasks", f"Difference from dense: {'; '.join(words)}"),
-        table(["task", "score", "model", "dense", "PHM", "difference (95 %)"], rows),
+        picture("tasks", "Difference of PHM from dense by task"),
+        table(["task", "model", "dense", "PHM", "difference (95 %)"], rows),
     )
 
 
@@ -289,31 +279,6 @@ def rules() -> str:
 
 # ------------------------------------------------------------------------------------------------------- docs/lab
 
-RATES = ("2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")
-
-
-def by_rate(
-    name: str, metric: str, rates: Sequence[str] = RATES, *, best: Callable[..., str] = min, **values: str
-) -> str:
-    """Return a table of a metric by model and rate; the best of each model is bold."""
-    models = dict.fromkeys(row["model"] for row in select(name) if row[metric])
-    rows = []
-    for model in models:
-        cells = {}
-        for rate in rates:
-            if any(row[metric] for row in select(name, model=model, rate=rate, **values)):
-                score = sample(name, model, metric, rate=rate, **values)
-                written = next(row[metric] for row in select(name, model=model, rate=rate, **values) if row[metric])
-                cells[rate] = f"{score.mean:.{len(written.partition('.')[2])}f}"
-        if not cells:
-            continue
-        top = best(cells.values(), key=float)
-        shown = [f"**{cells[rate]}**" if cells.get(rate) == top else cells.get(rate, "–") for rate in rates]
-        count = next((row["parameters"] for row in select(name, model=model) if row["parameters"]), "")
-        rows.append([model, *([f"{int(count):,}"] if count else []), *shown])
-    head = ["model", *(["parameters"] if len(rows[0]) > len(rates) + 1 else []), *rates]
-    return table(head, rows)
-
 
 @block
 def short_scores() -> str:
@@ -330,18 +295,15 @@ def short_scores() -> str:
 
 
 @block
-def miniature_rates() -> str:
-    return by_rate("miniature", "loss")
-
-
-@block
-def agreement_rates() -> str:
-    return by_rate("agreement", "valid_accuracy", RATES[:3], best=max)
-
-
-@block
-def pairs_rates() -> str:
-    return by_rate("sentence pairs", "valid_accuracy", ("1.9e-3", "3.8e-3", "7.6e-3"), best=max)
+def pairs_best() -> str:
+    """Return the accuracy of sentence pairs at each model's best rate."""
+    name, rows = "sentence pairs", []
+    for model in dict.fromkeys(row["model"] for row in select(name)):
+        rates = dict.fromkeys(row["rate"] for row in select(name, model=model))
+        scores = {rate: sample(name, model, "valid_accuracy", rate=rate) for rate in rates}
+        best = max(scores, key=lambda rate: scores[rate].mean)
+        rows.append([model, f"{parameters(model, name):,}", best, scores[best].text()])
+    return table(["model", "parameters", "rate", "% correct"], rows)
 
 
 @block
