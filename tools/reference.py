@@ -5,8 +5,8 @@
     python tools/reference.py          # after a change of a recipe key, a command or a public name
 
 A page of docs/reference/ has a block ``<!-- reference: recipe keys -->``, ``<!-- reference: commands -->`` or
-``<!-- reference: NAME NAME -->``, which ends with ``<!-- end -->``; :func:`fill` writes its table. As a hook of mkdocs
-this module adds to the table all options of the commands, or the documentation of the names. It also replaces
+``<!-- reference: NAME NAME -->``, which ends with ``<!-- end -->``; :func:`fill` writes its text. As a hook of
+mkdocs this module adds all options of the commands, or the documentation of the names. It also replaces
 ``<!-- readme: NAME -->`` by that part of README, and a line that is only a link to a Python file by the file.
 """
 
@@ -30,16 +30,17 @@ from tools import docs_roles
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+CALLED_BY_TORCH = {"extra_repr", "forward", "reset_parameters", "right_inverse"}
 BLOCK = re.compile(r"(<!-- reference: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str) -> str:
-    """Return a page with the tables of its blocks."""
-    tables = {"recipe keys": keys, "commands": command_table}
+    """Return a page with the text of its blocks."""
+    texts = {"recipe keys": keys, "commands": command_list}
 
     def block(found: re.Match[str]) -> str:
-        table = tables[found[2]]() if found[2] in tables else name_table(found[2].split())
-        return f"{found[1]}{table}\n{found[3]}"
+        text = texts[found[2]]() if found[2] in texts else name_list(found[2].split())
+        return f"{found[1]}{text}\n{found[3]}"
 
     return BLOCK.sub(block, page)
 
@@ -73,10 +74,10 @@ def commands() -> str:
     return get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="phmctl"), name="phmctl")
 
 
-def command_table() -> str:
-    """Return a table of the commands: their arguments, and the first sentence of their help."""
+def command_list() -> str:
+    """Return a list of the commands: their arguments, and the first sentence of their help."""
     command = typer.main.get_command(app)
-    return _rows(("command", "effect"), list(_commands(command, typer.Context(command, info_name="phmctl"))))
+    return _list(list(_commands(command, typer.Context(command, info_name="phmctl"))))
 
 
 def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]:
@@ -89,13 +90,13 @@ def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]
         yield " ".join([context.command_path, *arguments]), _first_sentence(command.help)
 
 
-def name_table(names: list[str]) -> str:
-    """Return a table of functions and classes (for a module, of its classes): the call and the first sentence."""
+def name_list(names: list[str]) -> str:
+    """Return a list of functions and classes (for a module, of its classes): the call and the first sentence."""
     rows: list[tuple[str, str]] = []
     for name in names:
         value = _find(name)
         rows += _members(value, name.rpartition(".")[2])
-    return _rows(("name", "meaning"), rows)
+    return _list(rows)
 
 
 def _find(name: str) -> Any:
@@ -107,7 +108,7 @@ def _find(name: str) -> Any:
 
 
 def _members(value: Any, name: str) -> list[tuple[str, str]]:
-    """Return the rows of a function, of a class with its own methods, or of a module's classes."""
+    """Return the calls and meanings of a function, of a class with its own methods, or of a module's classes."""
     if isinstance(value, types.ModuleType):
         own = [each for each in vars(value).values() if getattr(each, "__module__", None) == value.__name__]
         return [row for each in own if isinstance(each, type) for row in _members(each, each.__name__)]
@@ -115,7 +116,7 @@ def _members(value: Any, name: str) -> list[tuple[str, str]]:
     if isinstance(value, type) and not issubclass(value, tuple):
         for key, method in vars(value).items():
             function = getattr(method, "__func__", method)
-            if inspect.isfunction(function) and function.__doc__ and key[0] != "_" and key != "extra_repr":
+            if inspect.isfunction(function) and function.__doc__ and key[0] != "_" and key not in CALLED_BY_TORCH:
                 call = _call(getattr(value, key), f"{name}.{key}").replace("(self, ", "(").replace("(self)", "()")
                 rows.append((call, _first_sentence(inspect.getdoc(function) or "")))
     return rows
@@ -136,9 +137,8 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[.;:]) ", text)[0].rstrip(".;:")
 
 
-def _rows(titles: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    lines = [f"| {titles[0]} | {titles[1]} |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{first}` | {second} |" for first, second in rows)])
+def _list(items: list[tuple[str, str]]) -> str:
+    return "\n".join(f"- `{code}`: {meaning}" for code, meaning in items)
 
 
 def keys() -> str:
