@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.dimension import FIXED_DIMENSION, check_channels
+from phmctl.dimension import FIXED_DIMENSION, check_channels, check_divides
 from phmctl.errors import DimensionError, UserError, check_known
 
 LEARNED = "phm"
@@ -18,11 +18,18 @@ ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 
 
 def check_algebra(algebra: str, n: int) -> None:
-    """Raise UserError if no algebra has this name, DimensionError if it is fixed and has another dimension than n."""
+    """Raise UserError if no algebra has this name, DimensionError if n is not a positive integer or its dimension."""
     check_known("algebra", algebra, ALGEBRAS)
+    check_divides(n)
     implied = FIXED_DIMENSION.get(algebra, n)
     if n != implied:
         raise DimensionError(f"algebra {algebra!r} has n = {implied}, not {n}; use n = {implied} or 'phm'")
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise UserError if parameters cannot have this dtype."""
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        raise UserError(f"dtype {dtype}: A and S are real floating-point numbers of at least 16 bits")
 
 
 def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
@@ -119,10 +126,7 @@ def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED, groups: int = 1)
     """
     k, d, *kernel = weight.shape
     check_channels(n, d, k // groups, kernel, groups)
-    if not weight.is_floating_point() or weight.itemsize < 2:
-        raise UserError(
-            f"the weight has dtype {weight.dtype}; A and S are real floating-point numbers of 16 bits or more"
-        )
+    check_dtype(weight.dtype)
     if weight.is_meta:
         raise UserError("the weight is on the meta device; load its values first")
     if not weight.isfinite().all():

@@ -63,7 +63,7 @@ class LinearBuilder:
 
     def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
         """Build one map that stacks `splits` maps (fused QKV: 3), which decide the fan-out of the initialisation."""
-        learned = self.algebra == LEARNED and self.n > 1
+        learned = self.algebra == LEARNED and self.n != 1
         layer = PHMLinear(
             in_features,
             out_features,

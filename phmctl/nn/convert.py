@@ -103,9 +103,9 @@ def convert(
         DimensionError: n is not the algebra's dimension.
         UserError: neither n of at least 2 nor a fixed algebra; no module is selected, or none can be converted.
     """
-    order = FIXED_DIMENSION.get(algebra, 0) if n is None else n
+    order = FIXED_DIMENSION.get(algebra, 1) if n is None else n
     check_algebra(algebra, order)
-    if order < 2:
+    if order == 1:
         raise UserError(f"n = {n}: convert needs n of at least 2, or a fixed algebra that implies it")
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
@@ -188,7 +188,10 @@ def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
     # Old weight_norm, spectral_norm and prune keep a computed weight with its graph, which deepcopy refuses.
     attributes = [value for module in model.modules() for value in vars(module).values()]
     computed = [value for value in attributes if isinstance(value, Tensor) and value.grad_fn is not None]
-    return copy.deepcopy(model, {id(weight): weight.detach().clone() for weight in computed})
+    try:
+        return copy.deepcopy(model, {id(weight): weight.detach().clone() for weight in computed})
+    except (RuntimeError, TypeError) as problem:
+        raise UserError(f"the model cannot be copied, so pass inplace=True: {problem}") from problem
 
 
 class _Converter:

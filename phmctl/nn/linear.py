@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from phmctl.algebra.bilinear import Factors, decompose
 from phmctl.algebra.initialisation import natural_rank
-from phmctl.algebra.kronecker import LEARNED, nearest_sum
+from phmctl.algebra.kronecker import LEARNED, check_dtype, nearest_sum
 from phmctl.algebra.modes import compute_dtype
 from phmctl.console import note
 from phmctl.dimension import check_divides
@@ -53,8 +53,8 @@ class StructuredWeight(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Allocate the parameters; subclasses call :meth:`draw`."""
-        if dtype is not None and not dtype.is_floating_point:
-            raise UserError(f"dtype = {dtype}: the parameters are real floating-point numbers")
+        if dtype is not None:
+            check_dtype(dtype)
         super().__init__()
         self.structure = structure
         self.rows, self.columns, self.kernel = rows, columns, kernel

@@ -55,6 +55,7 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         save_tensors(temporary / MODEL, tensors)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_diff_dict"):
+            config.dtype = model.dtype  # from_pretrained makes the model in it
             config.save_pretrained(temporary)
         seal(temporary, MANIFEST, {"format": FORMAT, "weights": records, "rounded": rounded})
 
@@ -65,7 +66,8 @@ def load_into(model: Model, folder: Path | str) -> Model:
 
     Args:
         model: a fresh model of the same class and sizes. It is converted in the same way, unless it is already, and its
-            parameters and buffers get the saved values. PHM layers that were made by hand must be in it.
+            parameters and buffers get the saved values, in their own dtype. PHM layers that were made by hand must be
+            in it.
         folder: the folder.
 
     Returns:
@@ -73,17 +75,12 @@ def load_into(model: Model, folder: Path | str) -> Model:
 
     Raises:
         RunError: a file is missing, damaged or of another model; the model is unchanged.
-        UserError: the model is on the meta device, of another dtype, or converted in another way.
+        UserError: the model is on the meta device, or converted in another way.
     """
     folder = Path(folder)
     records, stored = _read(folder)
     if any(tensor.is_meta for tensor in model.state_dict().values()):
         raise UserError("the model is on the meta device; make it on another one, or call model.to_empty(device=...)")
-    saved, expected = _dtypes(stored), _dtypes(model.state_dict())
-    if saved and saved.isdisjoint(expected):
-        raise UserError(
-            f"{folder} has weights of {saved}, the model {expected}; call model.to({min(saved, key=str)}) first"
-        )
     present = conversions(model)
     if present and present != records:
         raise UserError(f"the model is already converted, but not as in {folder}; load into a fresh dense model")
@@ -91,15 +88,17 @@ def load_into(model: Model, folder: Path | str) -> Model:
     first = first_names(model.state_dict(keep_vars=True))
     for name in [name for name in stored if first.get(name, name) not in stored]:
         stored[first[name]] = stored.pop(name)  # save_pretrained keeps one name of a tied tensor, not always the first
+    tensors = model_tensors(model)
+    stored |= {name: stored[name].to(tensor.dtype) for name, tensor in tensors.items() if name in stored}
     try:
-        check_fit(model_tensors(model), stored, folder)
+        check_fit(tensors, stored, folder)
     except RunError:
         for (owner, key), weight in dense_weights.items():
             restore(owner, key, weight)
         raise
     for owner in {owner for owner, _ in dense_weights if isinstance(owner, nn.RNNBase)}:
         compute_flat_weights(owner)
-    for name, tensor in model_tensors(model).items():
+    for name, tensor in tensors.items():
         tensor.copy_(stored[name])
     return model
 
@@ -143,10 +142,6 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     return description.get("weights", []), tensors
 
 
-def _dtypes(tensors: Mapping[str, Tensor]) -> set[torch.dtype]:
-    return {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-
-
 def _rows(tensor: Tensor) -> Tensor:
     """Return a tensor with rows of at least 16 numbers, if it has as many: of a convolution with its kernel."""
     while tensor.dim() > 1 and tensor.shape[-1] < 16:
@@ -177,7 +172,7 @@ def _parametrize(
                 owner = model.get_submodule(module)
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})
                 weight = owner.get_parameter(key)
-                kronecker.right_inverse = lambda weight, tensors=originals: tuple(t.to(weight.device) for t in tensors)
+                kronecker.right_inverse = lambda weight, tensors=originals: tuple(t.to(weight) for t in tensors)
                 attach(owner, key, kronecker)
                 del kronecker.right_inverse
                 dense_weights[owner, key] = weight

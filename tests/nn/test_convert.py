@@ -253,6 +253,7 @@ def test_a_padding_row_of_zeros_stays_zero() -> None:
         nn.utils.spectral_norm(nn.Linear(8, 8)),
         parametrizations.weight_norm(nn.LSTM(8, 8), "weight_hh_l0"),
         nn.Linear(8, 8).to(torch.float8_e4m3fn),
+        nn.Embedding.from_pretrained(torch.ones(8, 8, dtype=torch.int8)),
         nn.LSTM(8, 8, device="meta"),
         nn.Linear(8, 8).apply(lambda layer: nn.init.constant_(layer.weight[3], float("nan"))),
         nn.Linear(8, 8, dtype=torch.complex64),
@@ -301,6 +302,15 @@ def test_models_with_weights_that_hooks_compute_are_copied(make: Callable[[], nn
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+def test_models_that_cannot_be_copied_are_converted_in_place() -> None:
+    layer = nn.Linear(8, 8)
+    layer.outputs = [layer(torch.ones(8))]
+    for change in (functools.partial(phmctl.convert, n=4), phmctl.to_dense):
+        with pytest.raises(UserError, match="inplace=True"):
+            change(layer)
+        change(layer, inplace=True)
+
+
 def test_what_is_not_supported_is_named_with_its_reason() -> None:
     others = [
         nn.Bilinear(8, 8, 8),
@@ -347,6 +357,7 @@ def test_a_table_and_the_map_that_is_tied_to_it_stay_one(options: dict[str, Any]
         ({"algebra": "quaternoin"}, "quaternoin"),
         ({"n": 8, "algebra": "quaternion"}, "quaternion.* 8"),
         ({"n": 1}, "n = 1"),
+        ({"n": "4"}, "n = 4 must be an integer"),
         ({"n": 4, "model": 3}, "int"),
     ],
 )

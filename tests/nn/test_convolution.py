@@ -133,6 +133,7 @@ def test_channels_last(maker: Callable[[], nn.Module]) -> None:
         ({"padding": "same", "stride": 2}, "same"),
         ({"kernel_size": (3, 0)}, "kernel_size = 0"),
         ({"dtype": torch.complex64}, "complex64"),
+        ({"dtype": torch.float8_e5m2}, "float8"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import prune
 
-from phmctl import PHMEmbedding, PHMLinear, convert
+from phmctl import PHMLSTM, Kronecker, PHMConv2d, PHMEmbedding, PHMLinear, convert
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn import structures
 from phmctl.nn.build import LinearBuilder
@@ -187,6 +187,15 @@ def test_from_linear(n: int, algebra: str) -> None:
 def test_what_from_linear_refuses(source: Any, n: int, error: type[Exception]) -> None:
     with pytest.raises(error):
         PHMLinear.from_linear(source, n)
+
+
+@pytest.mark.parametrize("n", [True, 2.0, "4", None])
+def test_n_is_an_integer_in_every_layer(n: Any) -> None:
+    for layer in (PHMLinear, PHMEmbedding, PHMLSTM, lambda *sizes, n: PHMConv2d(*sizes, 3, n=n)):
+        with pytest.raises(DimensionError, match=f"n = {n} must"):
+            layer(8, 8, n=n)
+    with pytest.raises(DimensionError, match=f"n = {n} must"):
+        Kronecker(n)
 
 
 def test_a_dense_weight_of_another_shape_or_for_a_shared_rule_is_refused_by_torch() -> None:
