@@ -80,7 +80,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_every_command_on_a_page_has_its_options(path: Path) -> None:
-    keys = set(re.findall(r"^\| `([a-z_.]+)` ", reference.keys(), re.MULTILINE))
+    keys = set(re.findall(r"^- `([a-z0-9_.]+)` ", reference.keys(), re.MULTILINE)) | {"model.kind"}
     for words in commands(path.read_text(encoding="utf-8")):
         command = COMMAND
         while words and words[0] in getattr(command, "commands", {}):
@@ -141,14 +141,14 @@ def test_the_generated_reference_has_every_key_and_command() -> None:
         for name, field in recipe.model_fields.items():
             for section in reference.sections(field.annotation):
                 for key in reference.usable(section):
-                    assert f"| `{name}.{key}` |" in keys
+                    assert f"- `{name}.{key}` (" in keys
                     assert reference.meaning(section, key), (name, key)
     assert all(f"## `phmctl {name}`" in shown for name in COMMAND.commands)
 
 
 def test_the_reference_states_a_key_once_with_the_defaults_that_differ() -> None:
-    tables = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", reference.keys(), re.MULTILINE | re.DOTALL))
-    assert "| `training.batch_size` | `64` |" in tables["classification, rule"]
-    assert "| `training.label_smoothing` | `0.1`; classification: `0.0` |" in tables["translation, classification"]
-    assert reference.keys().count("| `training.steps` |") == 1
+    lists = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", reference.keys(), re.MULTILINE | re.DOTALL))
+    assert "- `training.batch_size` (`64`):" in lists["classification, rule"]
+    assert "- `training.label_smoothing` (`0.1`; classification: `0.0`):" in lists["translation, classification"]
+    assert reference.keys().count("- `training.steps` ") == 1
     assert "learning_rate" not in reference.usable(RECIPES["probing"].model_fields["training"].annotation)

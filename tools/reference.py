@@ -91,7 +91,7 @@ def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]
 
 
 def name_list(names: list[str]) -> str:
-    """Return a list of functions and classes (for a module, of its classes): the call and the first sentence."""
+    """Return a list of functions, classes and modules: the call and the first sentence of the docstring."""
     rows: list[tuple[str, str]] = []
     for name in names:
         value = _find(name)
@@ -108,10 +108,12 @@ def _find(name: str) -> Any:
 
 
 def _members(value: Any, name: str) -> list[tuple[str, str]]:
-    """Return the calls and meanings of a function, of a class with its own methods, or of a module's classes."""
+    """Return the calls and meanings of a function, of a class with its methods, or of a module with its exceptions."""
     if isinstance(value, types.ModuleType):
-        own = [each for each in vars(value).values() if getattr(each, "__module__", None) == value.__name__]
-        return [row for each in own if isinstance(each, type) for row in _members(each, each.__name__)]
+        classes = [member for member in vars(value).values() if isinstance(member, type)]
+        own = [each for each in classes if issubclass(each, BaseException) and each.__module__ == value.__name__]
+        module = (value.__name__, _first_sentence(inspect.getdoc(value) or ""))
+        return [module, *(row for error in own for row in _members(error, error.__name__))]
     rows = [(_call(value, name), _first_sentence(inspect.getdoc(value) or ""))]
     if isinstance(value, type) and not issubclass(value, tuple):
         for key, method in vars(value).items():
@@ -142,7 +144,7 @@ def _list(items: list[tuple[str, str]]) -> str:
 
 
 def keys() -> str:
-    """Return a table for each section of a recipe and each group of tasks, or kinds of model, that have its keys."""
+    """Return a list for each section of a recipe and each group of tasks, or kinds of model, that have its keys."""
     parts = []
     for name in dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.model_fields):
         users = _users(name)
@@ -150,10 +152,9 @@ def keys() -> str:
         parts += [f"## {name}"] if users else []
         for group in sorted(groups, key=lambda group: -len(group)):
             title = "all" if len(group) == len(users) > 1 else ", ".join(group)
-            purpose = f"{inspect.getdoc(users[group[0]])}\n\n" if len(group) == 1 else ""
-            rows = [_row(name, key, {user: users[user] for user in group}) for key in groups[group]]
-            head = "| key | default, other values | meaning |\n|---|---|---|"
-            parts.append("\n".join([f"### {title}\n\n{purpose}{head}", *rows]))
+            parts += [f"### {title}", *([inspect.getdoc(users[group[0]]) or ""] if len(group) == 1 else [])]
+            lines = [_line(name, key, {user: users[user] for user in group}) for key in groups[group]]
+            parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -184,15 +185,14 @@ def usable(section: type[BaseModel]) -> list[str]:
     return [key for key in section.model_fields if key != "kind" and key in getattr(section, "USED", {key})]
 
 
-def _row(name: str, key: str, users: dict[str, type[BaseModel]]) -> str:
-    """Return the row of a key; its default and values are those of the first user, then those that differ."""
+def _line(name: str, key: str, users: dict[str, type[BaseModel]]) -> str:
+    """Return the line of a key; its default and values are those of the first user, then those that differ."""
     having: dict[str, list[str]] = {}
     for user, section in users.items():
         having.setdefault(_choices(section, key), []).append(user)
     first, *others = having
     choices = "; ".join([first, *(f"{', '.join(having[other])}: {other}" for other in others)])
-    cells = [f"`{name}.{key}`", choices, meaning(next(iter(users.values())), key)]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"- `{name}.{key}` ({choices}): {meaning(next(iter(users.values())), key)}"
 
 
 def _choices(section: type[BaseModel], key: str) -> str:
