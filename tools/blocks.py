@@ -23,7 +23,6 @@ from tools.results import (
     equal_score,
     file_steps,
     files,
-    minutes,
     parameters,
     plateau,
     sample,
@@ -94,25 +93,6 @@ def bullets() -> str:
             "as long on a CPU.",
         ]
     )
-
-
-@block
-def models() -> str:
-    """Return README's table."""
-    teacher = minutes("dense")
-    rows = []
-    for label, model in (
-        ("dense Transformer, d = 256", "dense"),
-        ("**PHM, n = 2**", "PHM, n = 2"),
-        ("**PHM, n = 4**", "PHM, n = 4"),
-        ("**PHM, n = 4, taught** by dense", "PHM, n = 4, taught"),
-        ("**PHM, n = 4, d = 512**, the size of dense", WIDE),
-    ):
-        name = "equal parameters" if model == WIDE else "plateau"
-        time = f"{minutes(model)} min" + (f" + the teacher's {teacher}" if "taught" in model else "")
-        score = plateau(model)
-        rows.append([label, f"{parameters(model, name):,}", f"{score.text()} ({score.count} seeds)", time])
-    return table(["model", "parameters", "BLEU ± sd", "training, one core"], rows)
 
 
 # ------------------------------------------------------------------------------------------------- docs/results.md

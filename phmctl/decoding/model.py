@@ -82,7 +82,7 @@ class Model:
         n_best: int = 1,
         strict: bool = False,
     ) -> "list[list[Translation]]":
-        """Translate texts by beam search.
+        """Return the translations of each text, best first, by beam search.
 
         Args:
             texts: N texts of one line each; they are cleaned like the training text.
