@@ -4,21 +4,22 @@
 
     python tools/reference.py          # after a change of a recipe key, a command or a public name
 
-A page of docs/reference/ has a block ``<!-- reference: recipe keys -->``, ``<!-- reference: commands -->`` or
-``<!-- reference: NAME NAME -->``, which ends with ``<!-- end -->``; :func:`fill` writes its text. As a hook of
-mkdocs this module adds all options of the commands, or the documentation of the names. It also replaces
-``<!-- readme: NAME -->`` by that part of README, and a line that is only a link to a Python file by the file.
+A page of docs/reference/ has a block ``<!-- reference: recipe keys -->`` or ``<!-- reference: NAME NAME -->``, which
+ends with ``<!-- end -->``; :func:`fill` writes its text. As a hook of mkdocs this module adds the documentation of the
+names, replaces ``<!-- commands -->`` by all options of the commands, ``<!-- readme: NAME -->`` by that part of README,
+and a line that is only a link to a Python file by the file.
 """
 
 import importlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -36,10 +37,9 @@ BLOCK = re.compile(r"(<!-- reference: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTAL
 
 def fill(page: str) -> str:
     """Return a page with the text of its blocks."""
-    texts = {"recipe keys": keys, "commands": command_list}
 
     def block(found: re.Match[str]) -> str:
-        text = texts[found[2]]() if found[2] in texts else name_list(found[2].split())
+        text = keys() if found[2] == "recipe keys" else name_list(found[2].split())
         return f"{found[1]}{text}\n{found[3]}"
 
     return BLOCK.sub(block, page)
@@ -49,15 +49,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the parts of a page that only the site has."""
 
     def block(found: re.Match[str]) -> str:
-        if found[2] == "recipe keys":
-            return found[0]
-        shown = [f"::: {name}" for name in found[2].split()]
-        return commands() if found[2] == "commands" else "\n\n".join([found[0], *shown])
+        names = [] if found[2] == "recipe keys" else found[2].split()
+        return "\n\n".join([found[0], *(f"::: {name}" for name in names)])
 
     def file(found: re.Match[str]) -> str:
         return f"``` {{ .python }}\n{(ROOT / found[1]).read_text(encoding='utf-8')}```"
 
     markdown = BLOCK.sub(block, markdown)
+    if "<!-- commands -->" in markdown:
+        markdown = markdown.replace("<!-- commands -->", commands())
     markdown = re.sub(r"^\[`?\S+\]\(\.\./(\S+\.py)\)$", file, markdown, flags=re.MULTILINE)
     return re.sub(r"<!-- readme: (\w+) -->", lambda found: readme_part(found[1]), markdown)
 
@@ -72,22 +72,6 @@ def commands() -> str:
     """Return all commands with their arguments and options."""
     command = typer.main.get_command(app)
     return get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="phmctl"), name="phmctl")
-
-
-def command_list() -> str:
-    """Return a list of the commands: their arguments, and the first sentence of their help."""
-    command = typer.main.get_command(app)
-    return _list(list(_commands(command, typer.Context(command, info_name="phmctl"))))
-
-
-def _commands(command: Any, context: typer.Context) -> Iterator[tuple[str, str]]:
-    if hasattr(command, "list_commands"):
-        for name in command.list_commands(context):
-            member = command.get_command(context, name)
-            yield from _commands(member, typer.Context(member, parent=context, info_name=name))
-    else:
-        arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
-        yield " ".join([context.command_path, *arguments]), _first_sentence(command.help)
 
 
 def name_list(names: list[str]) -> str:
@@ -125,13 +109,18 @@ def _members(value: Any, name: str) -> list[tuple[str, str]]:
 
 
 def _call(value: Callable[..., Any], name: str) -> str:
-    """Return how a function or class is called: its arguments, with their defaults but without types."""
+    """Return how a function or class is called: its arguments, with their defaults but without types.
+
+    An ellipsis stands for the arguments that a layer shares with the layer of torch that it replaces.
+    """
     if isinstance(value, type) and issubclass(value, BaseException):
         return name
     signature, none = inspect.signature(value), inspect.Parameter.empty
-    plain = [each.replace(annotation=none) for each in signature.parameters.values()]
+    twin = getattr(torch.nn, name.removeprefix("PHM"), None) if name.startswith("PHM") else None
+    shared = set(inspect.signature(twin).parameters if twin else {}) & set(signature.parameters)
+    plain = [each.replace(annotation=none) for key, each in signature.parameters.items() if key not in shared]
     arguments = str(signature.replace(parameters=plain, return_annotation=none)).replace("'", '"')
-    return name + re.sub(r"=<[^>]*>", "=…", arguments)
+    return name + re.sub(r"=<[^>]*>", "=…", arguments.replace("(", "(…, ", 1) if shared else arguments)
 
 
 def _first_sentence(text: str) -> str:
