@@ -140,7 +140,8 @@ class _AtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, T, U, V, bias)
-        return fused(_mixed_product, x.device, x, T, U, V, bias)
+        plain_bias = None if bias is None else bias.view_as(bias)  # sizes of an nn.Parameter are constants of a graph
+        return fused(_mixed_product, x.device, x, T, U, V, plain_bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

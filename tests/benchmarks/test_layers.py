@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,32 @@ def test_gpu_check_measures_the_whole_table(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--smoke", "--output", str(path)])
     assert gpu_check.main() == 0
     document = json.loads(path.read_text())
-    assert [section.__name__ in document for section in gpu_check.SECTIONS] == [True] * 7
-    assert [row["stored as"] for row in document["layers"]] == ["nn.Linear", "A", "rank 4"]
-    assert all(row["error"] < 0.02 for row in document["layers"])
+    assert {measure.__name__ for measure in gpu_check.MEASURES} - document.keys() == {"tests"}
+    assert [row["stored as"] for row in document["layers"]] == ["nn.Linear", "A", "rank 4"] * 2
+    assert all(row["error"] < 0.02 for name in ("layers", "lstm") for row in document[name])
     assert {row["model"] for row in document["training"]} == {"dense", "phm-n4", "phm-n4-r4"}
-    assert all(row["speed"]["median"] > 0 for name in ("training", "decoding", "iwslt_sized") for row in document[name])
-    assert len(document["launches"]) == 4
+    speeds = ("training", "compiled_training", "compiled_fast_training", "decoding", "iwslt_sized")
+    assert all(row["speed"]["median"] > 0 for name in speeds for row in document[name])
+    assert len(document["launches"]) == len(document["attention"]["rows"]) == len(document["kernels"]) == 4
+    assert all(row["kernels"][0]["milliseconds"] > 0 for row in document["kernels"])
+
+
+def test_gpu_check_stops_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import gpu_check
+
+    def quick(*_: object) -> int:
+        return 1
+
+    def slow(*_: object) -> None:
+        time.sleep(60)
+
+    path = tmp_path / "figures.json"
+    monkeypatch.setattr(gpu_check, "MEASURES", (quick, slow, gpu_check.tests))
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--smoke", "--minutes", "0.002", "--output", str(path)])
+    gpu_check.main()
+    document = json.loads(path.read_text())
+    assert [document[name] == 1 for name in ("quick", "slow", "tests")] == [True, False, False]
 
 
 def test_layer_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,8 +170,8 @@ def test_padding_to_a_multiple_makes_few_shapes() -> None:
             assert not side[:, narrow.shape[1] :].any()
     shapes, wide_shapes = (len({tuple(side.shape for side in batch.sides) for batch in b}) for b in (batches, padded))
     assert wide_shapes < 0.6 * shapes
-    labelled = collate(EncodedTexts((ragged([[5] * 9, [5]]),), np.zeros(2, np.int64)), [0, 1]).padded(8)
-    assert labelled.source.shape == (2, 16)
+    labelled = collate(EncodedTexts((ragged([[5] * 9, [5]]),), np.zeros(2, np.int64)), [0, 1])
+    assert labelled.padded(8).source.shape == labelled.to("meta").source.shape == (2, 16)
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import phmctl
-from phmctl import PHMLSTM, PHMConv2d, PHMLinear
+from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear
 from phmctl.assembly import build_transformer
 from phmctl.errors import UserError
 from phmctl.nn import step as implementation
@@ -73,6 +73,15 @@ def lstm() -> nn.Module:
     return PHMLSTM(16, 16, n=4, num_layers=2)
 
 
+def table() -> nn.Module:
+    torch.manual_seed(0)
+    return PHMEmbedding(48, 16, n=4)
+
+
+def lookup_loss(model: nn.Module, batch: int) -> Tensor:
+    return model(torch.randint(0, 48, (batch, 9), generator=torch.Generator().manual_seed(batch))).square().sum()
+
+
 def vector_loss(model: nn.Module, batch: int) -> Tensor:
     x = torch.randn(batch, 3, 16, generator=torch.Generator().manual_seed(batch))
     y = model(x)
@@ -99,6 +108,7 @@ MODELS: list[tuple[Callable[..., nn.Module], dict[str, Any], Loss]] = [
     (transformer, {"parametrization": "factors", "rank": 4, "execution": "dense"}, text_loss),
     (transformer, {"projections": "packed"}, text_loss),
     (transformer, {"embeddings": "phm"}, text_loss),
+    (table, {}, lookup_loss),
     (lstm, {}, vector_loss),
     (converted, {}, vector_loss),
     (gru, {}, vector_loss),
@@ -116,6 +126,26 @@ def test_gradients_are_those_of_a_step_without_it(
         assert (actual - expected).norm() <= (1e-6 if grouped else 3e-7) * expected.norm()
         if len(batches) == 1 and not grouped and "embeddings" not in options:
             assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(("build", "options", "loss"), MODELS[-5:])
+def test_every_map_is_built_once_and_used(
+    build: Callable[..., nn.Module], options: dict[str, Any], loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: also for lookups, the gates of an LSTM, converted modules and convolutions."""
+    monkeypatch.setattr(implementation, "GROUPED", {"cpu"})
+    model, builds = build(**options), []
+    init = implementation._Sums.__init__
+
+    def watched(sums: Any, group: Any, dtype: Any) -> None:
+        builds.append((sums, group))
+        init(sums, group, dtype)
+
+    monkeypatch.setattr(implementation._Sums, "__init__", watched)
+    gradients(model, loss, [3, 2])
+    maps = sum(name.split(".")[-1] in ("S", "original1") for name, _ in model.named_parameters())
+    assert [len(sums.used) for sums, _ in builds] == [len(group) for _, group in builds]
+    assert sum(len(group) for _, group in builds) == maps > 0
 
 
 def test_gradients_add_up_in_float32_and_h_in_bfloat16_is_rounded_once(grouped: bool) -> None:
