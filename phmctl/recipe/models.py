@@ -50,14 +50,14 @@ class LinearSection(Section):
 
     kind: str
     algebra: Algebra = "real"  # phm learns its rule; low-rank and monarch are for comparison
-    # number of components of phm or blocks of monarch, at least 2; the other algebras have a fixed n
+    # components of phm or blocks of monarch, at least 2; other algebras have a fixed n
     n: Annotated[int, Field(ge=1, le=1024)] = 1
     # which maps share a learned rule: none, the maps of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
     # how maps are applied: dense builds H, rank multiplies by R blocks of factors; by default rank where it is faster
     execution: Literal["dense", "rank"] | None = None
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A or as factors W, U, V
-    # number of terms R of the factors, by default the rank of a random rule; rank of low-rank maps
+    # terms R of the factors, by default the rank of a random rule; rank of low-rank maps
     rank: Width | None = None
     bias: bool = True  # whether linear maps have biases
 
@@ -126,8 +126,8 @@ class StackSection(LinearSection):
 
     width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
-    heads: Width = 8  # number of attention heads; must divide the width
-    # width of the embeddings, which a map of the model's algebra projects to the model's width; null: the model's width
+    heads: Width = 8  # attention heads; must divide the width
+    # width of the embeddings, which a map of the algebra projects to the model's width; null: that width
     embedding_width: Width | None = None
     upsize: Layers = 1  # factor of attention and feed-forward widths; 2: the † rows of Table 2
     # fused: one map for Q, K, V, in cross-attention one for Q and one for K, V (§4.2); separate: one map for each;
@@ -138,9 +138,9 @@ class StackSection(LinearSection):
     dropout: Probability = 0.1  # of residuals and embeddings
     attention_dropout: Probability = 0.0  # of attention weights
     activation_dropout: Probability = 0.0  # after the ReLU of the feed-forward
-    # output of a stack: the top layer (none), or a composition of all layers (Li et al. 2020)
+    # output of a stack: the top layer, or a composition of all layers (Li et al. 2020)
     compose_layers: Literal["none", "linear", "hierarchical", "bilinear"] = "none"
-    # output of attention: a map of the concatenated heads (none), or a composition of the heads
+    # output of attention: a map of the concatenated heads, or a composition of the heads
     compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"
     composition_rank: Width | None = None  # r of bilinear compositions; by default the width
     first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
@@ -230,8 +230,8 @@ class TransformerSection(StackSection):
     """The encoder-decoder Transformer."""
 
     kind: Literal["transformer"] = "transformer"
-    encoder_layers: Layers = 6  # number of encoder layers
-    decoder_layers: Layers = 6  # number of decoder layers
+    encoder_layers: Layers = 6  # encoder layers
+    decoder_layers: Layers = 6  # decoder layers
     embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
     # map to the vocabulary; tied: it shares the weight of the target embedding
     generator: Literal["dense", "phm", "tied"] = "tied"
@@ -253,8 +253,8 @@ class EncoderClassifierSection(StackSection):
     kind: Literal["encoder"]
     width: Width = 128
     feed_forward: Width = 512
-    heads: Width = 4  # number of attention heads; must divide the width
-    layers: Layers = 2  # number of layers
+    heads: Width = 4  # attention heads; must divide the width
+    layers: Layers = 2  # encoder layers
     projections: Literal["fused", "separate"] = "fused"
     pooling: Literal["last", "mean"] = "last"  # state of the last token, or mean over all tokens
 

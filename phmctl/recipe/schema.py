@@ -60,8 +60,8 @@ class RuleDataSection(Section):
     """Random products from which a layer learns a multiplication rule (Figure 2)."""
 
     product: Literal["rotation-3d", "hamilton", "octonion"]  # the rule to learn
-    samples: PositiveInt = 1000  # number of training examples
-    dims: Width = 1  # number of hypercomplex features of input and output
+    samples: PositiveInt = 1000  # training examples
+    dims: Width = 1  # hypercomplex features of input and output
     seed: Seed = 1  # seed of the true map and the samples
 
     @property
@@ -75,34 +75,34 @@ class TrainingSection(Section):
 
     batch_key: ClassVar[str] = ""  # name of the field with the size of a micro-batch
 
-    # number of optimiser steps, for probes of iterations of L-BFGS; required unless `minutes` is set
+    # optimiser steps, for probes iterations of L-BFGS; required without `minutes`
     steps: NonNegativeInt = 0
-    minutes: NonNegative = 0.0  # alternative to `steps`: the steps that fit into these minutes, timed before step 1
-    accumulate: PositiveInt = 1  # number of micro-batches per optimiser step
+    minutes: NonNegative = 0.0  # instead of `steps`: as many as fit into these minutes, timed before step 1
+    accumulate: PositiveInt = 1  # micro-batches per optimiser step
     optimizer: Literal["adam", "adamw"] = "adam"  # adamw decouples the weight decay
     beta1: Probability = 0.9  # Adam: decay of the first moment
     beta2: Probability = 0.98  # Adam: decay of the second moment
     epsilon: Positive = 1e-9  # Adam: term added to the denominator
     weight_decay: NonNegative = 0.0  # applies to one factor of a PHM weight
-    learning_rate: Positive = 1e-3  # peak learning rate of embeddings, norms, biases; with rates: one, also of maps
-    # structured: the rate of each factor of a map fits its width and scale; one: all have the same rate
+    learning_rate: Positive = 1e-3  # peak rate of embeddings, norms, biases; with rates: one, also of maps
+    # structured: a rate for each factor of a map; one: the same for all
     rates: Literal["structured", "one"] = "structured"
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # learning rate after warm-up
-    warmup: NonNegativeInt = 4000  # number of steps in which the learning rate rises
+    warmup: NonNegativeInt = 4000  # steps in which the learning rate rises
     clip: NonNegative = 0.0  # maximum global gradient norm; 0 is off
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
     seed: Seed = 1  # seed of initialisation, dropout and batch order
     log_every: Annotated[PositiveInt, NOTHING] = 50  # steps between lines of metrics.jsonl
     validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps between validations
     save_every: Annotated[PositiveInt, CHOICE] = 500  # steps between checkpoints
-    keep: Annotated[PositiveInt, NOTHING] = 1  # number of newest checkpoints to keep, in addition to `best`
-    # number of last checkpoints whose weights are averaged at the end; 0 is off
+    keep: Annotated[PositiveInt, NOTHING] = 1  # newest checkpoints to keep, in addition to `best`
+    # last checkpoints whose weights are averaged at the end; 0: none
     average: Annotated[NonNegativeInt, CHOICE] = 0
-    # number of validations without improvement after which training stops; 0 is off
+    # validations without improvement until training stops; 0: never
     patience: Annotated[NonNegativeInt, CHOICE] = 0
     device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # run whose tensors of the same name and shape initialise the model
-    threads: Annotated[NonNegativeInt, NOTHING] = 0  # number of CPU threads; 0: torch's default
+    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads; 0: torch's default
     tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files; needs the extra tensorboard
     compile: bool = False  # use torch.compile; on a CPU it needs a C++ compiler
     timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that a process waits for the others
@@ -124,7 +124,7 @@ class TranslationTraining(TrainingSection):
     batch_tokens: PositiveInt = 4096  # tokens of a micro-batch with padding: sentences × longest side
     label_smoothing: Probability = 0.1  # probability spread over all classes
     validate_bleu: bool = False  # compute greedy BLEU on valid; `best` then follows BLEU
-    # sacrebleu tokenizer of BLEU (13a, zh, ja-mecab, char, …); by default the usual one of the card's language
+    # sacrebleu tokenizer (13a, zh, ja-mecab, char, …); by default that of the card's language
     bleu_tokenizer: Annotated[str | None, CHOICE] = None
 
 
@@ -133,7 +133,7 @@ class CountedTraining(TrainingSection):
 
     batch_key = "batch_size"
 
-    batch_size: PositiveInt = 64  # number of texts, pairs or samples of a micro-batch
+    batch_size: PositiveInt = 64  # texts, pairs or samples of a micro-batch
 
 
 class ClassificationTraining(CountedTraining):
@@ -141,7 +141,7 @@ class ClassificationTraining(CountedTraining):
 
     label_smoothing: Probability = 0.0  # probability spread over all classes
     teacher: str | None = None  # run whose probabilities are learned; it needs the same labels and vocabulary
-    # weight of the teacher's probabilities in the loss; the weight of the labels is 1 minus it
+    # weight of the teacher's probabilities in the loss, against the labels
     teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
@@ -167,7 +167,7 @@ class DecodingSection(Section):
     max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # maximum output: max_ratio × source tokens + max_extra
     max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20  # see max_ratio
     batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens of a batch, with padding
-    # bfloat16: compute in it on a device that has it; null is float32
+    # bfloat16: on a device that has it; null: float32
     precision: Literal["float32", "bfloat16"] | None = None
 
 
