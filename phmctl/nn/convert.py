@@ -5,11 +5,10 @@ module keeps its class, hooks and forward, and its attribute ``weight`` is H.
 """
 
 import copy
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,7 +26,7 @@ from phmctl.errors import PhmctlError, UserError
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
-from phmctl.nn.parametrization import Kronecker, attach, compute_flat_weights, is_computed, restore
+from phmctl.nn.parametrization import Kronecker, attach, is_computed, restore
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVERTIBLE = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, *_TABLES)
@@ -42,7 +41,7 @@ class Converted:
 
     name: str  # in the model
     kind: str  # its class
-    shape: tuple[int, ...]  # of its first weight
+    shape: tuple[int, ...]  # of its first weight with the most axes
     before: int  # parameters of its weights
     after: int  # parameters of A and S; equal to `before` if it was skipped
     error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None if it was skipped
@@ -130,20 +129,27 @@ def convert(
     return model, Conversion([rows[name] for name in selected], others, before, _parameter_count(model))
 
 
+def _row(name: str, module: nn.Module) -> Converted:
+    """Return the row of a module that is unchanged."""
+    weights = [weight for weight in _weights(module) if not is_lazy(weight)]
+    shape = max((tuple(weight.shape) for weight in weights), default=(), key=len)
+    size = sum(weight.numel() for weight in weights)
+    return Converted(name, type(module).__name__, shape, before=size, after=size, error=None)
+
+
 def _unchanged(name: str, module: nn.Module) -> Converted:
     """Return the row of a module that is not selected or not supported."""
-    shapes = [() if is_lazy(weight) else tuple(weight.shape) for weight in _weights(module)]
+    row = _row(name, module)
     if _is_convertible(module):
         reason = _NOT_SELECTED
     elif isinstance(module, StructuredWeight):
         reason = "it is a layer of phmctl"
-    elif all(len(shape) < 2 for shape in shapes):
+    elif len(row.shape) < 2:
         reason = _VECTOR
     else:
         problem = "its weight has two input axes" if isinstance(module, nn.Bilinear) else "convert does not know it"
-        reason = f"{type(module).__name__} is not supported: {problem}"
-    size = sum(map(math.prod, shapes))
-    return Converted(name, type(module).__name__, max(shapes, default=(), key=len), size, size, None, reason)
+        reason = f"{row.kind} is not supported: {problem}"
+    return replace(row, skipped=reason)
 
 
 def conversions(model: nn.Module) -> list[dict[str, Any]]:
@@ -199,38 +205,24 @@ class _Converter:
 
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str) -> None:
         self.n, self.algebra = n, algebra
-        self.users: dict[int, list[tuple[str, int]]] = {}  # id of a tensor -> names and ids of the modules that hold it
-        for name, module in model.named_modules():
-            for parameter in module.parameters(recurse=False):
-                self.users.setdefault(id(parameter), []).append((name, id(module)))
+        self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
         convertible = [module for module in modules if not _is_special_table(module)]
-        self.converting = {id(owner) for module in convertible for owner, _ in _weight_attributes(module)}
-        self.parametrizations: dict[int, Any] = {}  # by the id of the weight that they replace
+        converting = {owner for module in convertible for owner, _ in _weight_attributes(module)}
+        others = [(name, module) for name, module in model.named_modules() if module not in converting]
+        # Names of modules that stay dense, by the ids of their parameters.
+        self.dense = {id(parameter): name for name, module in others for parameter in module.parameters(recurse=False)}
 
     def convert(self, name: str, module: nn.Module) -> Converted:
         """Parametrize all weights of a module, or none of them, and return its row of the report."""
         weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
-        shapes = [() if is_lazy(weight) else tuple(weight.shape) for weight in weights.values()]
-        before = sum(map(math.prod, shapes)) if shapes[0] else 0
-        columns = name, type(module).__name__, shapes[0], before
+        row = _row(name, module)
         reason = self._obstacle(module, weights) or self._parametrize(weights)
         if reason is not None:
-            return Converted(*columns, after=before, error=None, skipped=reason)
-        after = 0
-        squared_error = squared_norm = 0.0
-        for (owner, key), weight in weights.items():
-            parametrizations: Any = owner.parametrizations
-            shared = self.parametrizations.setdefault(id(weight), parametrizations[key])  # the first user's
-            parametrizations[key] = shared
-            for parameter in shared.parameters():
-                parameter.requires_grad_(weight.requires_grad)
-                after += parameter.numel()
-            squared_error += (getattr(owner, key) - weight).norm().item() ** 2
-            squared_norm += weight.norm().item() ** 2
-        if isinstance(module, nn.RNNBase):
-            compute_flat_weights(module)
-        error = (squared_error / squared_norm) ** 0.5 if squared_norm else 0.0
-        return Converted(*columns, after=after, error=error)
+            return replace(row, skipped=reason)
+        after = sum(_parameter_count(self.chains[id(weight)]) for weight in weights.values())
+        W = torch.cat([weight.flatten() for weight in weights.values()])
+        H = torch.cat([getattr(owner, key).flatten() for owner, key in weights])
+        return replace(row, after=after, error=((H - W).norm() / W.norm()).item() if W.any() else 0.0)
 
     def _obstacle(self, module: nn.Module, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
         """Return the reason why a module cannot be converted, or None."""
@@ -245,16 +237,16 @@ class _Converter:
         for weight in weights.values():
             if type(weight) not in (nn.Parameter, Tensor):  # sharded, quantised
                 return f"its weight is a {type(weight).__name__}, not a plain nn.Parameter"
-            for user, user_id in self.users[id(weight)]:
-                if user_id not in self.converting:
-                    return f"it shares its weight with {user or 'the model'}, which is not converted with it"
+            if id(weight) in self.dense:
+                return f"it shares its weight with {self.dense[id(weight)] or 'the model'}, which stays dense"
         return None
 
     def _parametrize(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
         """Register a parametrization for each weight; if one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                attach(owner, key, Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight)))
+                kronecker = Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight))
+                attach(owner, key, kronecker, self.chains)
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
                 if parametrize.is_parametrized(owner, key):
@@ -269,13 +261,10 @@ def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
         return {"groups": module.groups, "transposed": module.transposed}
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and not key.startswith("weight_hr"):  # a projection
         return {"parts": len(weight) // module.hidden_size}
-    return {"zero_row": _zero_row(module, weight)}
-
-
-def _zero_row(module: nn.Module, weight: Tensor) -> int | None:
-    """Return the padding row of a table if it is zero."""
-    padding = module.padding_idx if isinstance(module, _TABLES) else None
-    return None if padding is None or weight.is_meta or weight[padding].any() else int(padding)
+    padding = getattr(module, "padding_idx", None)
+    if padding is not None and (weight.is_meta or weight[padding].any()):
+        padding = None
+    return {"zero_row": padding}
 
 
 def _is_special_table(module: nn.Module) -> bool:
@@ -314,15 +303,17 @@ def _modules_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             parts.update(map(id, module.modules()))
         elif parametrize.is_parametrized(module):
             parts.update(map(id, module.parametrizations.modules()))
-        if _is_convertible(module) or any(True for _ in _weights(module)):
+        if _weights(module):
             yield name, module
 
 
-def _weights(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters and the computed weights of a module of any type, except its biases."""
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Return the weights of a module of any type, also computed ones."""
+    if _is_convertible(module):
+        return [getattr(owner, key) for owner, key in _weight_attributes(module)]
     computed = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
     keys = [key for key, _ in module.named_parameters(recurse=False)]
-    return (getattr(module, key) for key in (*keys, *computed) if "bias" not in key)
+    return [getattr(module, key) for key in (*keys, *computed) if "bias" not in key]
 
 
 def _matches(select: Selection, name: str, module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """PHM convolutions: the kernels of all positions share one rule (Grassucci et al. 2022, "PHNNs", §3.2)."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,20 @@ Size = int | tuple[int, ...]
 Dense = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class PHMConv(KroneckerWeight):
+class FixedMemoryFormat(nn.Module):
+    """A module whose parameters keep their memory format, because the axes of S are not those of H.
+
+    ``to(memory_format=torch.channels_last)`` would convert every tensor of four axes and refuse a tensor of five.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def convert(tensor: Tensor) -> Tensor:
+            return fn(tensor.flatten(1)).view(tensor.shape) if tensor.dim() > 3 else fn(tensor)
+
+        return super()._apply(convert, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class PHMConv(FixedMemoryFormat, KroneckerWeight):
     """The base of the convolutions; :class:`PHMConv2d` explains them."""
 
     dense_type: ClassVar[type[Dense]]
@@ -65,8 +78,8 @@ class PHMConv(KroneckerWeight):
         except ValueError as problem:
             raise UserError(f"{type(self).__name__}: {problem}") from None
         check_divides(1, kernel_size=min(dense.kernel_size))
-        check_channels(n, in_channels // groups, out_channels // groups, dense.kernel_size, groups)
         columns, kernel = in_channels // groups, dense.kernel_size
+        check_channels(n, columns, out_channels // groups, kernel, groups)
         placement: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(out_channels, columns, n, algebra, kernel=kernel, groups=groups, **placement)
         self.settings = settings
@@ -84,9 +97,6 @@ class PHMConv(KroneckerWeight):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (B, d, ...) to (B, k, ...)."""
         return self.dense_type._conv_forward(self, x, self.weight, self.bias)  # type: ignore[arg-type, no-any-return]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PHMConv":
-        return super()._apply(without_memory_format(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def on_meta(self) -> Dense:
         """Return torch's layer of the same arguments on the meta device, without values."""
@@ -124,12 +134,3 @@ class PHMConv3d(PHMConv):
     """``nn.Conv3d`` whose weight is a sum of Kronecker products; see :class:`PHMConv2d`."""
 
     dense_type = nn.Conv3d
-
-
-def without_memory_format(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a conversion of parameters, as ``nn.Module._apply`` takes it, that leaves their memory format.
-
-    ``to(memory_format=torch.channels_last)`` converts every tensor of four axes and refuses a tensor of five, but the
-    axes of S are not the axes of H.
-    """
-    return lambda tensor: convert(tensor.flatten(1)).view(tensor.shape) if tensor.dim() > 3 else convert(tensor)

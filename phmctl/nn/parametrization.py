@@ -1,6 +1,5 @@
 """A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and its removal."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from phmctl.algebra.kronecker import LEARNED, check_algebra
 from phmctl.algebra.modes import without_autocast
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.computed import computed
-from phmctl.nn.convolution import without_memory_format
+from phmctl.nn.convolution import FixedMemoryFormat
 from phmctl.nn.structures import KroneckerSum, Tensors, leaf_of
 
 
@@ -100,23 +99,26 @@ class Kronecker(nn.Module):
         return weight.reshape(self.structure.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
-class _Sources(parametrize.ParametrizationList):
-    """The A and S of a converted weight, which keep their memory format."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Sources":
-        return super()._apply(without_memory_format(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
+class _Sources(FixedMemoryFormat, parametrize.ParametrizationList):
+    """The A and S of a converted weight."""
 
 
-def attach(module: nn.Module, key: str, kronecker: Kronecker) -> None:
+def attach(module: nn.Module, key: str, kronecker: Kronecker, chains: dict[int, nn.Module]) -> None:
     """Replace a weight by the nearest A and S.
+
+    `chains` holds the A and S of each weight by its id, for other modules that have the same weight.
 
     Raises:
         DimensionError: n does not divide the weight.
         UserError: the weight is on the meta device, or its values are not real and finite.
     """
+    weight = module._parameters[key]
     parametrize.register_parametrization(module, key, kronecker)
-    sources: Any = module.parametrizations
-    sources[key].__class__ = _Sources
+    parametrizations: Any = module.parametrizations
+    parametrizations[key].__class__ = _Sources
+    parametrizations[key] = chains.setdefault(id(weight), parametrizations[key])
+    if isinstance(module, nn.RNNBase):
+        _compute_flat_weights(module)
 
 
 def is_computed(module: nn.Module, key: str) -> bool:
@@ -150,9 +152,9 @@ def _without(kind: type, key: str, *, last: bool) -> type:
     return kind.__bases__[0] if last else type(kind.__name__, kind.__bases__, members)
 
 
-def compute_flat_weights(rnn: nn.RNNBase) -> None:
+def _compute_flat_weights(rnn: nn.RNNBase) -> None:
     """Let a converted RNN compute the list of weights that its kernel reads; torch would keep H and its graph."""
-    del rnn._flat_weights
+    vars(rnn).pop("_flat_weights", None)
     parametrized: Any = type(rnn)  # the class that torch made for this module alone
     parametrized._flat_weights = property(
         lambda self: [getattr(self, name) for name in self._flat_weights_names],

@@ -14,7 +14,7 @@ from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tenso
 from phmctl.errors import RunError, UserError, check_known, require
 from phmctl.files import FORMAT, read_json_object, read_seal, replacing, seal, verify
 from phmctl.nn.convert import conversions
-from phmctl.nn.parametrization import Kronecker, attach, compute_flat_weights, restore
+from phmctl.nn.parametrization import Kronecker, attach, restore
 from phmctl.nn.structures import RULE_NAMES
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
@@ -96,8 +96,6 @@ def load_into(model: Model, folder: Path | str) -> Model:
         for (owner, key), weight in dense_weights.items():
             restore(owner, key, weight)
         raise
-    for owner in {owner for owner, _ in dense_weights if isinstance(owner, nn.RNNBase)}:
-        compute_flat_weights(owner)
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
     return model
@@ -163,8 +161,8 @@ def _parametrize(
     A weight that does not fit stays dense: the names of the tensors then differ from the stored ones.
     """
     dense_weights = {}
+    chains: dict[int, nn.Module] = {}
     for record in records:
-        chains: list[Any] = []
         prefixes = [_prefix(weight) for weight in record["weights"]]
         originals = [stored[name + i] for i in "01" for name in prefixes if name + i in stored]
         for module, _, key in (weight.rpartition(".") for weight in record["weights"]):
@@ -173,10 +171,7 @@ def _parametrize(
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})
                 weight = owner.get_parameter(key)
                 kronecker.right_inverse = lambda weight, tensors=originals: tuple(t.to(weight) for t in tensors)
-                attach(owner, key, kronecker)
+                attach(owner, key, kronecker, chains)
                 del kronecker.right_inverse
                 dense_weights[owner, key] = weight
-                parametrizations: Any = owner.parametrizations
-                chains.append(parametrizations[key])
-                parametrizations[key] = chains[0]
     return dense_weights
