@@ -1,4 +1,4 @@
-"""``bench layer``, ``bench lstm`` and the tools that measure, without a GPU."""
+"""``bench layer``, ``bench lstm`` and ``make gpu-check``, without a GPU."""
 
 import json
 import subprocess
@@ -82,11 +82,3 @@ def test_gpu_check_stops_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     gpu_check.main()
     document = json.loads(path.read_text())
     assert [document[name] == 1 for name in ("quick", "slow", "tests")] == [True, False, False]
-
-
-def test_layer_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    import layer_table
-
-    _, table = layer_table.markdown([(16, 32)], [2], rounds=1)
-    assert [line.count("|") for line in table.splitlines()] == [7] * 7
