@@ -16,7 +16,7 @@ Dense = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class FixedMemoryFormat(nn.Module):
-    """A module whose parameters keep their memory format, because the axes of S are not those of H.
+    """A module whose parameters keep their memory format: S has other axes than H.
 
     ``to(memory_format=torch.channels_last)`` would convert every tensor of four axes and refuse a tensor of five.
     """

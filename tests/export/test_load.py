@@ -49,6 +49,8 @@ def test_a_translators_export(tiny_run: Run, tmp_path: Path, to: str) -> None:
     if by_torch:
         assert model.score(TEXTS, TEXTS) == pytest.approx(ours.score(TEXTS, TEXTS), abs=1e-2)
         torch.testing.assert_close(model.encode(TEXTS), ours.encode(TEXTS), rtol=1e-4, atol=1e-4)
+        with pytest.raises(UserError, match="--engine torch or ctranslate2"):
+            phmctl.load(folder, engine="onnx")
     else:
         with pytest.raises(UserError, match=r"score.*translate"):
             model.score(TEXTS, TEXTS)
