@@ -1,14 +1,8 @@
 """Draw ``docs/img/*.svg`` and write the numbers of README and docs/ from docs/lab/results.csv.
 
-::
-
-    python tools/figures.py           # after a change of the table
-    python tools/figures.py --png DIR # also PNG files of 400 pixels, to look at
-
 The files are the same for the same table and version of matplotlib.
 """
 
-import argparse
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -71,8 +65,7 @@ def figure(height: float, width: float = WIDTH) -> Figure:
 
 def draw_sample(axes: Axes, at: float, sample: Sample, color: str, *, upright: bool = True, mark: str = "D") -> None:
     """Draw the seeds as points, and their mean with its 95 % interval as a bar; `at` is the place on the other axis."""
-    points = [at] * len(sample.seeds), list(sample.seeds)
-    axes.plot(*(points if upright else points[::-1]), "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+    draw_seeds(axes, at, sample.seeds, color, upright=upright)
     interval = sample.interval
     if interval is not None:
         draw_bar(axes, at, interval.low, interval.high, color, upright=upright)
@@ -80,9 +73,21 @@ def draw_sample(axes: Axes, at: float, sample: Sample, color: str, *, upright: b
     axes.plot(*mean, mark, color=color, markersize=5.5)
 
 
+def draw_seeds(axes: Axes, at: float, seeds: Sequence[float], color: str, *, upright: bool = True) -> None:
+    points = [at] * len(seeds), seeds
+    axes.plot(*(points if upright else points[::-1]), "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+
+
 def draw_bar(axes: Axes, at: float, low: float, high: float, color: str, *, upright: bool = True) -> None:
     ends = ([at, at], [low, high])
     axes.plot(*(ends if upright else ends[::-1]), color=color, linewidth=2, solid_capstyle="butt")
+
+
+def draw_name(
+    axes: Axes, point: tuple[float, float], name: str, side: str, shift: tuple[float, float], color: str
+) -> None:
+    """Write a name beside a point, `shift` points from it; `side` is the end of the name that is there."""
+    axes.annotate(name, point, shift, color=color, textcoords="offset points", ha=side, va="center")
 
 
 def draw_scale(axes: Axes, ticks: Sequence[float], name: str) -> None:
@@ -111,20 +116,13 @@ def parameters() -> Figure:
     """Draw BLEU over the number of parameters."""
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
-    for model, offset in (("dense", (-8, 8)), *zip(results.STRUCTURES, ((0, 0),) * 4, strict=True)):
+    for model in ("dense", *results.STRUCTURES):
         count, sample = results.parameters(model) / 1e6, results.plateau(model)
         count *= 1.05 if model == "quaternion" else 0.97 if model == "PHM, n = 4" else 1.0
         draw_sample(axes, count, sample, COLORS[color_of(model)])
-        left = model in ("dense", "PHM, n = 4")
-        axes.annotate(
-            model.removeprefix("PHM, "),
-            (count, sample.mean),
-            xytext=(-8 if left else 8, 0 if offset == (0, 0) else 3),
-            textcoords="offset points",
-            ha="right" if left else "left",
-            va="center",
-            color=COLORS[color_of(model)],
-        )
+        side, right = ("right", -8) if model in ("dense", "PHM, n = 4") else ("left", 8)
+        shift = (right, 3 if model == "dense" else 0)
+        draw_name(axes, (count, sample.mean), model.removeprefix("PHM, "), side, shift, COLORS[color_of(model)])
     draw_scale(axes, (0.5, 1, 2, 4), "parameters without embeddings, millions")
     axes.set_xlim(0.42, 4.6)
     return drawn
@@ -141,8 +139,7 @@ def steps() -> Figure:
         for place, number in enumerate((800, 2000, 4000)):
             dense, sample = results.at_steps("dense", number), results.at_steps(model, number)
             at = place + 0.09 * (index - 1)
-            seeds = [seed - dense.mean for seed in sample.seeds]
-            axes.plot([at] * len(seeds), seeds, "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+            draw_seeds(axes, at, [seed - dense.mean for seed in sample.seeds], color)
             if sample.deviation is not None:
                 value = results.welch(dense, sample).value
                 draw_bar(axes, at, value.low, value.high, color)
@@ -211,8 +208,7 @@ def tasks() -> Figure:
         if dense.count > 1 and system.count > 1:
             value = results.welch(dense, system).value
             draw_bar(axes, place, value.low, value.high, color, upright=False)
-            seeds = [seed - dense.mean for seed in system.seeds]
-            axes.plot(seeds, [place] * len(seeds), "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
+            draw_seeds(axes, place, [seed - dense.mean for seed in system.seeds], color, upright=False)
         axes.plot(system.mean - dense.mean, place, "D", color=color, markersize=5.5)
     axes.set_yticks(range(len(rows)), [f"{name}, {model.removeprefix('PHM, ')}" for name, model, *_ in reversed(rows)])
     axes.grid(visible=False, axis="y")
@@ -276,16 +272,14 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
         WIDE: ("PHM, d = 512", "right", 0, 1),
     }
     for model, (label, side, up, factor) in places.items():
-        table = "equal parameters" if model == WIDE else "plateau"
-        count, sample = factor * results.parameters(model, table) / 1e6, results.plateau(model)
+        count, sample = factor * results.parameters(model) / 1e6, results.plateau(model)
         color = colors[color_of(model)]
         interval = sample.interval
         if interval is not None:
             draw_bar(axes, count, interval.low, interval.high, color)
         axes.plot(count, sample.mean, "o", color=color, markersize=8)
         shift = ({"right": -9, "left": 9}.get(side, 0), up)
-        where = {"textcoords": "offset points", "ha": side, "va": "center"}
-        axes.annotate(label, (count, sample.mean), shift, color=color, **where)
+        draw_name(axes, (count, sample.mean), label, side, shift, color)
     draw_scale(axes, (0.5, 1, 2, 4), "parameters, millions")
     axes.set_xlim(0.24, 4.6)
     axes.set_title("BLEU, Multi30k De–En", fontsize=14)
@@ -336,39 +330,25 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }
 
 
-def save(drawn: Figure, path: Path) -> None:
-    """Save a figure as SVG without a date, or as PNG of 400 pixels."""
-    if path.suffix == ".png":
-        drawn.savefig(path, dpi=400 / drawn.get_figwidth())
-    else:
-        drawn.savefig(path, metadata={"Date": None})
-
-
-def draw(folder: Path, suffix: str = ".svg") -> None:
+def draw(folder: Path) -> None:
     """Draw every figure into a folder."""
+    undated = {"Date": None}
     for name, make in FIGURES.items():
         with look():
-            save(make(), folder / f"{name}{suffix}")
+            make().savefig(folder / f"{name}.svg", metadata=undated)
     for dark in (False, True):
         with look(dark=dark, size=14):
-            save(phm(dark=dark), folder / f"phm-{'dark' if dark else 'light'}{suffix}")
+            phm(dark=dark).savefig(folder / f"phm-{'dark' if dark else 'light'}.svg", metadata=undated)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--png", type=Path)
-    options = parser.parse_args()
     for path in PAGES:
         page = path.read_text(encoding="utf-8")
         if blocks.fill(page) != page:
             path.write_text(blocks.fill(page), encoding="utf-8")
-    IMAGES.mkdir(exist_ok=True)
     draw(IMAGES)
     (IMAGES / "badges.svg").write_text(badges(), encoding="utf-8")
     (IMAGES / "site.css").write_text(site_style(), encoding="utf-8")
-    if options.png:
-        options.png.mkdir(exist_ok=True)
-        draw(options.png, ".png")
 
 
 if __name__ == "__main__":

@@ -48,9 +48,8 @@ class Sample:
             return None
         return t_interval(self.mean, self.deviation / math.sqrt(self.count), self.count - 1)
 
-    def text(self, digits: int = 2) -> str:
-        deviation = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
-        return f"{self.mean:.{digits}f}{deviation}"
+    def text(self) -> str:
+        return f"{self.mean:.2f}" if self.deviation is None else f"{self.mean:.2f} ± {self.deviation:.2f}"
 
 
 def sample(table: str, model: str, metric: str, **values: str) -> Sample:
@@ -94,18 +93,28 @@ LAST = {**AVERAGE, "checkpoint": "last"}
 EIGHT = {"rate": "8e-3", "steps": "800", "checkpoint": "last"}
 WIDE = "PHM, n = 4, d = 512"
 STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
-TASKS = {"agreement": "%", "sentence pairs": "%", "Shakespeare": "BLEU", "neuron interaction": "BLEU"}
+TASKS = {  # of each other task: the score, the rates of dense and of PHM, and the models that docs/results.md names
+    "agreement": ("accuracy", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")),
+    "sentence pairs": ("valid_accuracy", "7.6e-3", "3.8e-3", ("PHM, n = 2", "PHM, n = 5")),
+    "Shakespeare": ("BLEU", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4")),
+    "neuron interaction": ("BLEU", "4e-3", "4e-3", ("PHM, n = 4",)),
+}
 FORMS = ("float32", "int8", "int4")  # how the weights of a file are stored
 COMPARED_FILES = (("dense", "float32"), ("PHM, n = 4, PHM tables", "int4"))
 File = tuple[float, Sample, Sample]  # megabytes, BLEU, chrF
 AT_SIXTEEN = {"rate": "1.6e-2", "checkpoint": "average", "steps": "4000"}
 
 
+def table_of(model: str) -> str:
+    """Return the table with a model's trainings of 4,000 steps."""
+    if model == WIDE:
+        return "equal parameters"
+    return "teacher" if "taught" in model else "plateau"
+
+
 def plateau(model: str, metric: str = "BLEU") -> Sample:
     """Return the scores after 4,000 steps, each model at its best rate."""
-    if model == WIDE:
-        return sample("equal parameters", model, metric, **AT_SIXTEEN)
-    return sample("teacher" if "taught" in model else "plateau", model, metric, **AVERAGE)
+    return sample(table_of(model), model, metric, **(AT_SIXTEEN if model == WIDE else AVERAGE))
 
 
 def at_steps(model: str, steps: int) -> Sample:
@@ -118,25 +127,16 @@ def at_steps(model: str, steps: int) -> Sample:
 
 
 def task(name: str) -> list[tuple[str, Sample, Sample]]:
-    """Return models of another task as label, dense sample and own sample, at the rates that docs/results.md names."""
-    if name == "agreement":
-        names = ("dense", "PHM, n = 2", "PHM, n = 4", "PHM, n = 8")
-        dense, *others = (sample(name, model, "accuracy", rate="4e-3") for model in names)
-        return [(model, dense, other) for model, other in zip(names[1:], others, strict=True)]
-    if name == "sentence pairs":
-        dense = sample(name, "dense", "valid_accuracy", rate="7.6e-3")
-        models = ("PHM, n = 2", "PHM, n = 5")
-        return [(model, dense, sample(name, model, "valid_accuracy", rate="3.8e-3")) for model in models]
-    rates = {"rate": "4e-3"}
-    models = ("PHM, n = 2", "PHM, n = 4") if name == "Shakespeare" else ("PHM, n = 4",)
-    return [(model, sample(name, "dense", "BLEU", **rates), sample(name, model, "BLEU", **rates)) for model in models]
+    """Return the models of another task: name, scores of dense, own scores."""
+    metric, dense_rate, rate, models = TASKS[name]
+    dense = sample(name, "dense", metric, rate=dense_rate)
+    return [(model, dense, sample(name, model, metric, rate=rate)) for model in models]
 
 
-def parameters(model: str, table: str = "plateau") -> int:
+def parameters(model: str, table: str | None = None) -> int:
     """Return a model's number of parameters without embeddings."""
-    if "taught" in model:
-        table = "teacher"
-    return int(next(row["parameters"] for row in select(table, model=model) if row["parameters"]))
+    rows = select(table or table_of(model), model=model)
+    return int(next(row["parameters"] for row in rows if row["parameters"]))
 
 
 def file_steps() -> list[str]:
@@ -164,16 +164,11 @@ def against_dense(model: str, metric: str = "BLEU") -> Change:
     return welch(plateau("dense", metric), plateau(model, metric))
 
 
-def minutes(model: str, processor: str = "Zen 4") -> str:
-    """Return the minutes of the longest training of 4,000 steps on a core: Zen 4 in bfloat16, Zen 3 in float32."""
-    name = "equal parameters" if model == WIDE else "teacher" if "taught" in model else "plateau"
-    rows = [row for row in select(name, model=model, processor=processor, steps="4000") if row["minutes"]]
-    return max(rows, key=lambda row: float(row["minutes"].split("-")[0]))["minutes"].replace("-", "–")
-
-
 def duration(model: str, processor: str) -> float:
-    """Return the minutes of a training; of a range the middle."""
-    return fmean(map(float, minutes(model, processor).split("–")))
+    """Return the minutes of the longest training of 4,000 steps on a core: Zen 4 in bfloat16, Zen 3 in float32."""
+    rows = select(table_of(model), model=model, processor=processor, steps="4000")
+    ranges = [[float(end) for end in row["minutes"].split("-")] for row in rows if row["minutes"]]
+    return fmean(max(ranges))
 
 
 def equal_score(model: str, number: int) -> Sample:
