@@ -100,7 +100,8 @@ def convert(
 
     Raises:
         DimensionError: n is not the algebra's dimension.
-        UserError: neither n of at least 2 nor a fixed algebra; no module is selected, or none can be converted.
+        UserError: neither n of at least 2 nor a fixed algebra; no module that is selected can be converted; the model
+            cannot be copied.
     """
     order = FIXED_DIMENSION.get(algebra, 1) if n is None else n
     check_algebra(algebra, order)
@@ -108,23 +109,20 @@ def convert(
         raise UserError(f"n = {n}: convert needs n of at least 2, or a fixed algebra that implies it")
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
-    convertible = [name for name, module in found.items() if _is_convertible(module)]
-    selected = {name: found[name] for name in convertible if _matches(select, name, found[name])}
-    if not selected:
-        kinds = _counted(type(module).__name__ for module in found.values()) or "none"
-        problems = {str(_unchanged(name, module).skipped) for name, module in found.items()}
-        if convertible:
-            problems = {f"select = {select!r} matches none of them; names that it can match: {convertible[:3]}"}
-        raise UserError("; ".join([f"modules with weights: {kinds}", *sorted(problems)]))
+    selected = {
+        name: module for name, module in found.items() if _is_convertible(module) and _matches(select, name, module)
+    }
     before = _parameter_count(model)
     converter = _Converter(model, list(selected.values()), order, algebra)
     # Tables with a padding row come first, so that maps that share their weight keep its row of zeros.
     names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
     rows = {name: converter.convert(name, selected[name]) for name in names}
-    if all(row.skipped for row in rows.values()):
-        reasons = [f"{name or type(model).__name__}: {row.skipped}" for name, row in rows.items()]
-        raise UserError(f"no module can be converted; {'; '.join(reasons[:3])}{'; …' if reasons[3:] else ''}")
     others = [_unchanged(name, module) for name, module in found.items() if name not in selected]
+    if all(row.skipped for row in rows.values()):
+        every = sorted((*rows.values(), *others), key=lambda row: row.skipped == _VECTOR)
+        reasons = [f"{row.name or row.kind}: {row.skipped}" for row in every[:3]]
+        kinds = _counted(row.kind for row in every) or "none"
+        raise UserError("; ".join(["no module can be converted", f"modules with weights: {kinds}", *reasons]))
     _describe_in_configs(model)
     return model, Conversion([rows[name] for name in selected], others, before, _parameter_count(model))
 
@@ -142,13 +140,16 @@ def _unchanged(name: str, module: nn.Module) -> Converted:
     row = _row(name, module)
     if _is_convertible(module):
         reason = _NOT_SELECTED
+    elif isinstance(module, _TABLES):
+        reason = "a PHM table has no max_norm and no sparse gradient"
     elif isinstance(module, StructuredWeight):
         reason = "it is a layer of phmctl"
     elif len(row.shape) < 2:
         reason = _VECTOR
+    elif isinstance(module, nn.Bilinear):
+        reason = "not supported: its weight has two input axes"
     else:
-        problem = "its weight has two input axes" if isinstance(module, nn.Bilinear) else "convert does not know it"
-        reason = f"{row.kind} is not supported: {problem}"
+        reason = "not supported: convert does not know the class"
     return replace(row, skipped=reason)
 
 
@@ -206,8 +207,7 @@ class _Converter:
     def __init__(self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str) -> None:
         self.n, self.algebra = n, algebra
         self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
-        convertible = [module for module in modules if not _is_special_table(module)]
-        converting = {owner for module in convertible for owner, _ in _weight_attributes(module)}
+        converting = {owner for module in modules for owner, _ in _weight_attributes(module)}
         others = [(name, module) for name, module in model.named_modules() if module not in converting]
         # Names of modules that stay dense, by the ids of their parameters.
         self.dense = {id(parameter): name for name, module in others for parameter in module.parameters(recurse=False)}
@@ -216,7 +216,7 @@ class _Converter:
         """Parametrize all weights of a module, or none of them, and return its row of the report."""
         weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
         row = _row(name, module)
-        reason = self._obstacle(module, weights) or self._parametrize(weights)
+        reason = self._obstacle(weights) or self._parametrize(weights)
         if reason is not None:
             return replace(row, skipped=reason)
         after = sum(_parameter_count(self.chains[id(weight)]) for weight in weights.values())
@@ -224,10 +224,8 @@ class _Converter:
         H = torch.cat([getattr(owner, key).flatten() for owner, key in weights])
         return replace(row, after=after, error=((H - W).norm() / W.norm()).item() if W.any() else 0.0)
 
-    def _obstacle(self, module: nn.Module, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
+    def _obstacle(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
         """Return the reason why a module cannot be converted, or None."""
-        if _is_special_table(module):
-            return "a PHM table has no max_norm and no sparse gradient"
         if any(key not in owner._parameters for owner, key in weights):
             if any(is_computed(owner, key) for owner, key in weights):
                 return "it is already converted; phmctl.to_dense(model) goes back"
@@ -267,10 +265,6 @@ def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
     return {"zero_row": padding}
 
 
-def _is_special_table(module: nn.Module) -> bool:
-    return isinstance(module, _TABLES) and (module.max_norm is not None or module.sparse)
-
-
 def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:
     """Return where a convertible module has its weights: pairs of a module and the name of its attribute."""
     if isinstance(module, nn.RNNBase):
@@ -290,6 +284,8 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def _is_convertible(module: nn.Module) -> bool:
+    if isinstance(module, _TABLES) and (module.max_norm is not None or module.sparse):
+        return False
     return isinstance(module, _CONVERTIBLE) or is_conv1d(module)
 
 
