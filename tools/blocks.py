@@ -66,6 +66,7 @@ def fill(page: str) -> str:
 def bullets() -> str:
     half, quarter, wide = (against_dense(model) for model in ("PHM, n = 2", "PHM, n = 4", WIDE))
     taught = against_dense("PHM, n = 4, taught")
+    (large, *_), (small, *_), change = results.smallest_file()
     dense = parameters("dense")
     shares = [f"{100 * parameters(model) / dense:.0f} %" for model in ("PHM, n = 2", "PHM, n = 4")]
     time = duration(WIDE, "Zen 4") / duration("dense", "Zen 4")
@@ -74,6 +75,8 @@ def bullets() -> str:
             f"- **{shares[0]} of the weights (n = 2), level**: {interval(half)}.",
             f"- **{shares[1]} of the weights (n = 4)**: {interval(quarter)}; taught by a dense model "
             f"{interval(taught)}.",
+            f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4, PHM tables too, 4 bits): "
+            f"{interval(change)}.",
             f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}; it trains {time:.1f} times "
             "as long on a CPU.",
         ]
@@ -184,13 +187,12 @@ def by_bytes() -> str:
             cells = [file_text(forms.get(form)) for form in results.FORMS]
             seeds = max(bleu.count for _, bleu, _ in forms.values())
             rows.append([f"{int(number):,} at {rate}", model, str(seeds), *cells])
-    number = results.file_steps()[-1]
-    compared = [results.files(number)[model][1][form] for model, form in results.COMPARED_FILES]
-    (large, dense, _), (small, tables, _) = compared
+    (large, dense, _), (small, tables, _), change = results.smallest_file()
     return section(
         f"The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
-        f"times smaller than the dense model in float32, and {beside(tables.mean - dense.mean)} it after "
-        f"{int(number):,} steps ({tables.count} seed{'s' * (tables.count > 1)} against {dense.count}).",
+        f"times smaller than the dense model in float32, and {beside(change.value.value)} it ({p_is(change)}; "
+        f"{tables.count} seeds against {dense.count}). A loss of {MARGIN} BLEU is excluded (p = "
+        f"{probability(change.p_inferior)}).",
         "bytes",
         "BLEU over megabytes of the file",
         ["steps", "model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],

@@ -159,6 +159,12 @@ def files(steps: str) -> dict[str, tuple[str, dict[str, File]]]:
     return found
 
 
+def smallest_file() -> tuple[File, File, Change]:
+    """Return the compared dense and PHM files after most steps, and the difference of their BLEU."""
+    dense, small = (files(file_steps()[-1])[model][1][form] for model, form in COMPARED_FILES)
+    return dense, small, welch(dense[1], small[1])
+
+
 def against_dense(model: str, metric: str = "BLEU") -> Change:
     """Return a model's difference from dense without a teacher after 4,000 steps."""
     return welch(plateau("dense", metric), plateau(model, metric))
