@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import LEARNED
 from phmctl.algebra.quantise import QUANTIZATIONS, SCALE, dequantise, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
 from phmctl.errors import RunError, UserError, check_known, require
@@ -39,15 +38,14 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         if not isinstance(value, Tensor) or value.is_meta:
             raise UserError(f"{name} of the model is not a tensor with values, and cannot be saved")
     check_known("quantisation", quantize, QUANTIZATIONS)
-    records = conversions(model)
-    learned = [weight for record in records if record["algebra"] == LEARNED for weight in record["weights"]]
-    rules = {_prefix(weight) + "0" for weight in learned}
     # Clones, because safetensors refuses tensors that share memory.
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
     rounded = {}
     for name, tensor in list(tensors.items()):
         is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
-        if quantize != "float32" and is_matrix and name not in rules and name.rpartition(".")[2] not in RULE_NAMES:
+        key = name.rpartition(".")[2]
+        is_rule = key in RULE_NAMES or (key == "original0" and name[:-1] + "1" in tensors)  # else original0 is S
+        if quantize != "float32" and is_matrix and not is_rule:
             rounded[name] = [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
             tensors[name], scale = quantise(_rows(tensor.float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
@@ -57,7 +55,7 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         if hasattr(config, "to_diff_dict"):
             config.dtype = model.dtype  # from_pretrained makes the model in it
             config.save_pretrained(temporary)
-        seal(temporary, MANIFEST, {"format": FORMAT, "weights": records, "rounded": rounded})
+        seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
 
 
 @torch.no_grad()
@@ -147,12 +145,6 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _prefix(weight: str) -> str:
-    """Return the beginning of torch's names of the tensors that a weight is computed from."""
-    module, _, key = weight.rpartition(".")
-    return f"{module}.parametrizations.{key}.original".removeprefix(".")
-
-
 def _parametrize(
     model: nn.Module, records: Sequence[Mapping[str, Any]], stored: Mapping[str, Tensor]
 ) -> dict[tuple[nn.Module, str], nn.Parameter]:
@@ -163,9 +155,10 @@ def _parametrize(
     dense_weights = {}
     chains: dict[int, nn.Module] = {}
     for record in records:
-        prefixes = [_prefix(weight) for weight in record["weights"]]
-        originals = [stored[name + i] for i in "01" for name in prefixes if name + i in stored]
-        for module, _, key in (weight.rpartition(".") for weight in record["weights"]):
+        places = [weight.rpartition(".")[::2] for weight in record["weights"]]  # names of a module and its weight
+        names = [f"{module}.parametrizations.{key}.original".removeprefix(".") for module, key in places]
+        originals = [stored[name + i] for i in "01" for name in names if name + i in stored]
+        for module, key in places:
             with suppress(AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 owner = model.get_submodule(module)
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})
