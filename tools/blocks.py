@@ -75,7 +75,7 @@ def bullets() -> str:
             f"- **{shares[0]} of the weights (n = 2), level**: {interval(half)}.",
             f"- **{shares[1]} of the weights (n = 4)**: {interval(quarter)}; taught by a dense model "
             f"{interval(taught)}.",
-            f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4, PHM tables too, 4 bits): "
+            f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, PHM tables too, 4 bits): "
             f"{interval(change)}.",
             f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}; it trains {time:.1f} times "
             "as long on a CPU.",
