@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from phmctl.errors import PhmctlError, RunError, UserError, lack_of_memory, nearest
-from phmctl.files import FORMAT, read_seal, sha256_text, verify
+from phmctl.errors import PhmctlError, RunError, UserError, check_known, lack_of_memory
+from phmctl.files import FORMAT, QUANTIZATIONS, read_seal, sha256_text, verify
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
@@ -28,8 +28,6 @@ CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", 
 ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # formats that phmctl can run
 COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
 EXACT = "float32"  # the quantisation that keeps the trained numbers
-# The types of the stored numbers; CTranslate2's depend on the machine.
-STORED = {HUGGINGFACE: (EXACT,), **dict.fromkeys(COMPACT, (EXACT, "float16", "int8", "int4"))}
 MODEL = "model"  # the folder of CTranslate2's own files
 # The files that phmctl reads; the manifest has to list each of them.
 _READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "weights.bin", f"{MODEL}/*", "tokenizer/*")
@@ -162,7 +160,7 @@ def check_quantize(to: str, quantize: str | None) -> None:
     """Raise UserError if a format cannot store its numbers in this type; CTranslate2's types depend on the machine."""
     if quantize is None or to == CTRANSLATE2:
         return
-    if to not in STORED:
+    if to in COMPACT:
+        check_known(f"quantisation of {to}", quantize, QUANTIZATIONS)
+    elif (to, quantize) != (HUGGINGFACE, EXACT):
         raise UserError(f"--quantize {quantize}: {to} computes with the run's numbers; leave it out")
-    if quantize not in STORED[to]:
-        raise UserError(f"--quantize {quantize}: {to} stores {', '.join(STORED[to])}{nearest(quantize, STORED[to])}")

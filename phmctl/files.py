@@ -28,6 +28,7 @@ from phmctl.console import warn
 from phmctl.errors import OutputError, UserError, WriteFailedError
 
 FORMAT = 1  # format number of recipes, prepared data, checkpoints, results and exports; readers refuse other numbers
+QUANTIZATIONS = ("float32", "float16", "int8", "int4")  # the types in which a file stores weights
 
 _ABANDONED_AFTER = 86_400.0  # seconds without a change after which a temporary's writer is considered dead
 _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO}

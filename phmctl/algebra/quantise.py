@@ -9,7 +9,6 @@ from torch import Tensor
 
 from phmctl.errors import RunError, UserError
 
-QUANTIZATIONS = ("float32", "float16", "int8", "int4")
 SCALE = ".scale"  # follows the name of a rounded tensor in the name of its scales
 _LARGEST = {"int8": 127, "int4": 7}
 # Scales to choose from, as shares of the one that stores a row's largest entry: with 4 bits, cutting it off loses less.

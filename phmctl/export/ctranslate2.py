@@ -15,13 +15,11 @@ from torch import Tensor
 
 from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.errors import MissingExtraError, UserError, check_known, require
+from phmctl.errors import MissingExtraError, check_known, require
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
 from phmctl.files import writing
 from phmctl.nn.layers import sinusoids
-
-QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
 
 def write_ctranslate2(
@@ -29,13 +27,10 @@ def write_ctranslate2(
 ) -> None:
     """Write a Transformer as a CTranslate2 model into ``folder/model``.
 
-    Raises UserError if CTranslate2 does not know the quantisation or this machine cannot run it.
+    Raises UserError if CTranslate2 cannot compute with the quantisation on this processor.
     """
-    check_known("quantisation", quantize, QUANTIZATIONS)
-    supported = require("ctranslate2", "ctranslate2").get_supported_compute_types("cpu")
-    if quantize not in supported:
-        types = ", ".join(name for name in QUANTIZATIONS if name in supported)
-        raise UserError(f"--quantize {quantize}: this machine's processor cannot run it; it can run {types}")
+    types = require("ctranslate2", "ctranslate2").get_supported_compute_types("cpu")
+    check_known("quantisation of CTranslate2 on this processor:", quantize, sorted(types))
     specs = require("ctranslate2.specs", "ctranslate2")
     try:
         spec = _spec(specs, form, max_positions)

@@ -33,18 +33,30 @@ def compact_graphs(paths: list[Path], dense: Mapping[str, Tensor], compact: Comp
     """
     onnx = require("onnx", "onnx")
     _, stored = compact.rounded(form)
-    targets: dict[tuple[tuple[int, ...], bytes], tuple[str, str]] = {}
+    targets: dict[tuple[tuple[int, ...], bytes], tuple[str, str]] = {}  # a matrix's name and layout, by its key
     for name, tensor in dense.items():
         if tensor.dim() > 1:
             for layout, array in _layouts(name, tensor.numpy()):
                 targets.setdefault(_key(array), (name, layout))
-    file = _WeightFile(stored)
+    places: dict[str, tuple[int, int]] = {}  # offset and length of each stored tensor in the file of weights
     for path in paths:
         model = onnx.load(str(path))
-        _rewrite(onnx, model.graph, targets, compact, file)
+        graph, nodes = model.graph, _Nodes(onnx, compact, stored, places)
+        kept = []
+        for initializer in graph.initializer:
+            array = onnx.numpy_helper.to_array(initializer)
+            target = targets.get(_key(array)) if array.ndim > 1 else None
+            if target is None:
+                kept.append(initializer)
+            else:
+                nodes.write(initializer.name, array.shape, *target)
+        all_nodes = [*nodes.nodes, *graph.node]
+        del graph.initializer[:], graph.node[:]
+        graph.initializer.extend([*kept, *nodes.initializers])
+        graph.node.extend(all_nodes)
         onnx.save(model, str(path))
     with writing(paths[0].parent / WEIGHTS):
-        (paths[0].parent / WEIGHTS).write_bytes(file.content)
+        (paths[0].parent / WEIGHTS).write_bytes(b"".join(stored[name].numpy().tobytes() for name in places))
 
 
 def _layouts(name: str, array: Array) -> Iterator[tuple[str, Array]]:
@@ -61,47 +73,13 @@ def _key(array: Array) -> tuple[tuple[int, ...], bytes]:
     return array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
 
 
-class _WeightFile:
-    """The bytes of all stored tensors that graphs use, each once."""
-
-    def __init__(self, stored: Mapping[str, Tensor]) -> None:
-        self.stored = stored
-        self.content = bytearray()
-        self._places: dict[str, tuple[int, int]] = {}
-
-    def place(self, name: str) -> tuple[int, int]:
-        """Return the offset and the length of a tensor in the file."""
-        if name not in self._places:
-            data = self.stored[name].contiguous().numpy().tobytes()
-            self._places[name] = len(self.content), len(data)
-            self.content += data
-        return self._places[name]
-
-
-def _rewrite(
-    onnx: Any, graph: Any, targets: Mapping[Any, tuple[str, str]], compact: CompactForm, file: _WeightFile
-) -> None:
-    """Replace each initializer that is a dense matrix by the nodes that compute it."""
-    builder = _Nodes(onnx, compact, file)
-    kept = []
-    for initializer in graph.initializer:
-        array = onnx.numpy_helper.to_array(initializer)
-        target = targets.get(_key(array)) if array.ndim > 1 else None
-        if target is None:
-            kept.append(initializer)
-        else:
-            builder.write(initializer.name, array.shape, *target)
-    nodes = [*builder.nodes, *graph.node]
-    del graph.initializer[:], graph.node[:]
-    graph.initializer.extend([*kept, *builder.initializers])
-    graph.node.extend(nodes)
-
-
 class _Nodes:
     """Nodes and initializers that compute matrices, each matrix once."""
 
-    def __init__(self, onnx: Any, compact: CompactForm, file: _WeightFile) -> None:
-        self._onnx, self._compact, self._file = onnx, compact, file
+    def __init__(
+        self, onnx: Any, compact: CompactForm, stored: Mapping[str, Tensor], places: dict[str, tuple[int, int]]
+    ) -> None:
+        self._onnx, self._compact, self._stored, self._places = onnx, compact, stored, places
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self._made: set[str] = set()
@@ -128,24 +106,19 @@ class _Nodes:
     def _slice(self, row: Rows) -> str:
         path, first, last = row
         value = self._matrix(path)
-        if (first, last) == (0, self._shape(path)[0]):
+        if (first, last) == (0, self._height(path)):
             return value
         bounds = [self._constant(np.array([bound])) for bound in (first, last, 0)]
         return self._node("Slice", [value, *bounds])
 
-    def _shape(self, path: str) -> tuple[int, int]:
-        """Return rows and columns of a matrix."""
+    def _height(self, path: str) -> int:
+        """Return the number of rows of a matrix."""
         tensors = self._compact.tensors
-        if f"{path}.S" in tensors:
-            n, height, width = tensors[f"{path}.S"].shape
-            return n * height, n * width
-        if f"{path}.R" in tensors:
-            left, right = tensors[f"{path}.L"], tensors[f"{path}.R"]
-            return left.shape[0] * left.shape[1], right.shape[0] * right.shape[2]
-        if f"{path}.weight" in tensors:
-            height, width = tensors[f"{path}.weight"].shape
-            return height, width
-        return self._shape(f"{path}.table")[0], self._shape(f"{path}.map")[0]
+        for name in (f"{path}.S", f"{path}.L"):
+            if name in tensors:
+                blocks, height, _ = tensors[name].shape
+                return blocks * height
+        return len(tensors[f"{path}.weight"]) if f"{path}.weight" in tensors else self._height(f"{path}.table")
 
     def _matrix(self, path: str) -> str:
         """Add the nodes of a matrix; see :func:`phmctl.models.plain.matrix`."""
@@ -184,9 +157,9 @@ class _Nodes:
             return f"{name}/float32"
         self._made.add(name)
         value = self._external(name)
-        if self._file.stored[name].dtype == torch.uint8:
+        if self._stored[name].dtype == torch.uint8:
             value = self._unpacked(value, self._compact.tensors[name].shape)
-        if name + SCALE in self._file.stored:
+        if name + SCALE in self._stored:
             number = self._node("Cast", [value], to=self._onnx.TensorProto.FLOAT)
             return self._node("Mul", [number, self._external(name + SCALE)], output=f"{name}/float32")
         return self._node("Cast", [value], to=self._onnx.TensorProto.FLOAT, output=f"{name}/float32")
@@ -203,8 +176,10 @@ class _Nodes:
 
     def _external(self, name: str) -> str:
         """Add an initializer that lies in the file of weights."""
-        tensor = self._file.stored[name]
-        offset, length = self._file.place(name)
+        tensor = self._stored[name]
+        if name not in self._places:
+            self._places[name] = sum(length for _, length in self._places.values()), tensor.nbytes
+        offset, length = self._places[name]
         dtype = self._onnx.helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype)
         proto = self._onnx.TensorProto(name=f"{name}/stored", data_type=dtype, dims=tensor.shape)
         proto.data_location = self._onnx.TensorProto.EXTERNAL

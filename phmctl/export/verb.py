@@ -201,7 +201,7 @@ def export(
         to: a format of :data:`phmctl.exports.FORMATS`.
         output: a new or empty folder, or with `force` an export, which is replaced.
         weights: ``phm``, A and S of each map, the default of the formats that can hold them; or ``dense``.
-        quantize: the type of the stored numbers, :data:`phmctl.exports.STORED`; None: float32.
+        quantize: the type of the stored numbers, :data:`phmctl.files.QUANTIZATIONS` or CTranslate2's; None: float32.
         texts: number of validation texts to verify the export on; None: all.
 
     Raises:

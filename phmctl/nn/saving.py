@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.quantise import QUANTIZATIONS, SCALE, dequantise, quantise
+from phmctl.algebra.quantise import SCALE, dequantise, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
 from phmctl.errors import RunError, UserError, check_known, require
-from phmctl.files import FORMAT, read_json_object, read_seal, replacing, seal, verify
+from phmctl.files import FORMAT, QUANTIZATIONS, read_json_object, read_seal, replacing, seal, verify
 from phmctl.nn.convert import conversions
 from phmctl.nn.parametrization import Kronecker, attach, restore
 from phmctl.nn.structures import RULE_NAMES
