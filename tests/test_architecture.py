@@ -15,7 +15,7 @@ PACKAGE = Path(phmctl.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LAYERS = (  # from the lowest: a module imports from its own layer and from those before it
     {"errors", "dimension", "languages", "options", "shipped", "files", "console", "devices", "timing", "recipe",
-     "runs", "checkpoints", "exports"},
+     "runs", "checkpoints", "exports", "plain"},
     {"algebra", "metrics"},
     {"nn", "data"},
     {"models"},

@@ -1,13 +1,12 @@
 """Round matrices for storage: float16, or integers of 8 or 4 bits with one scale for each row."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phmctl.errors import RunError, UserError
+from phmctl.errors import UserError
 
 SCALE = ".scale"  # follows the name of a rounded tensor in the name of its scales
 _LARGEST = {"int8": 127, "int4": 7}
@@ -52,17 +51,3 @@ def quantise(tensor: Tensor, form: str, name: str = "a tensor") -> tuple[Tensor,
 
 def _integers(tensor: Tensor, scale: Tensor, largest: int) -> Tensor:
     return (tensor / scale.clamp(min=torch.finfo(scale.dtype).tiny)).round().clamp(-largest, largest)
-
-
-def dequantise(stored: Mapping[str, Tensor], name: str, columns: int) -> Tensor:
-    """Return a stored tensor in float32, (..., columns). Raises RunError if its numbers or scales are damaged."""
-    tensor, scale = stored[name], stored.get(name + SCALE)
-    if scale is None:
-        return tensor.float()
-    packed = tensor.dtype == torch.uint8
-    width = (columns + 1) // 2 if packed else columns
-    if tensor.shape[-1] != width or scale.shape != (*tensor.shape[:-1], 1) or not scale.isfinite().all():
-        raise RunError(f"the numbers or the scales of {name} are damaged: {tuple(tensor.shape)}, {tuple(scale.shape)}")
-    if packed:
-        tensor = torch.stack([tensor & 15, tensor >> 4], dim=-1).flatten(-2)[..., :columns].float() - 8
-    return tensor.float() * scale

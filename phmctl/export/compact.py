@@ -1,6 +1,6 @@
 """The stored form of a trained model: A and S of each PHM map, and rounded numbers.
 
-A compact form has the tensors from which :mod:`phmctl.models.plain` computes the tensors of the dense form. `rows` in
+A compact form has the tensors from which :mod:`phmctl.plain` computes the tensors of the dense form. `rows` in
 its config names, for each computed tensor, the matrices whose rows it stacks: a part of a fused map, a table without
 its last rows, or the gates of an LSTM. A matrix has A and S, R and L, or a table and a map, each of these by its name.
 """

@@ -2,7 +2,7 @@
 
 H of each map is built from A and S in float64 and rounded once. For any algebra, n, parametrization, sharing of rules
 and arrangement of the projections, the twin has one dense weight for each map, separate queries, keys and values, and
-tables without the rows that make n divide them. :mod:`phmctl.models.plain` is the code that runs it.
+tables without the rows that make n divide them. :mod:`phmctl.plain` is the code that runs it.
 """
 
 import copy
@@ -24,7 +24,7 @@ FUSED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "val
 
 @dataclass(frozen=True)
 class DenseForm:
-    config: dict[str, Any]  # arguments of :mod:`phmctl.models.plain`; `shared` maps a shared table's name to its first
+    config: dict[str, Any]  # arguments of :mod:`phmctl.plain`; `shared` maps a shared table's name to its first
     tensors: dict[str, Tensor]  # float32 on the CPU, by name; a shared tensor once
 
     def all_tensors(self) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Dens
 
 
 def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the arguments from which :mod:`phmctl.models.plain` builds the model."""
+    """Return the arguments from which :mod:`phmctl.plain` builds the model."""
     config: dict[str, Any] = {"kind": section.kind, "width": section.width, "shared": {}}
     if isinstance(section, PairClassifierSection):
         keys = ("embedding_width", "hidden", "combination")

@@ -1,6 +1,6 @@
 """Write ONNX graphs with dynamic batch sizes and lengths.
 
-:mod:`phmctl.decoding.onnx_engine` describes their inputs and outputs. They are traced from :mod:`phmctl.models.plain`,
+:mod:`phmctl.decoding.onnx_engine` describes their inputs and outputs. They are traced from :mod:`phmctl.plain`,
 so they contain standard operators only.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl import plain
 from phmctl.data.special import EOS
 from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
 from phmctl.errors import require
@@ -19,7 +20,6 @@ from phmctl.export.compact import CompactForm
 from phmctl.export.dense import DenseForm
 from phmctl.export.onnx_weights import compact_graphs
 from phmctl.exports import EXACT
-from phmctl.models import plain
 
 _TEXT_AXES = {0: "B", 1: "S"}
 _DYNAMIC_AXES = {

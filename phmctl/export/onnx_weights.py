@@ -121,7 +121,7 @@ class _Nodes:
         return len(tensors[f"{path}.weight"]) if f"{path}.weight" in tensors else self._height(f"{path}.table")
 
     def _matrix(self, path: str) -> str:
-        """Add the nodes of a matrix; see :func:`phmctl.models.plain.matrix`."""
+        """Add the nodes of a matrix; see :func:`phmctl.plain.matrix`."""
         tensors = self._compact.tensors
         if f"{path}/H" in self._made:
             return f"{path}/H"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phmctl import __version__
+from phmctl import __version__, plain
 from phmctl.accounting.ledger import ledger_for
 from phmctl.assembly import texts_of
 from phmctl.checkpoints import save_tensors
@@ -49,7 +49,6 @@ from phmctl.exports import (
     check_quantize,
 )
 from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
-from phmctl.models import plain
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import AUTO, DATA, EXPORT, RECIPE, Run
 from phmctl.runs.results import read_results

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.quantise import SCALE, dequantise, quantise
+from phmctl import plain
+from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
 from phmctl.errors import RunError, UserError, check_known, require
 from phmctl.files import FORMAT, QUANTIZATIONS, read_json_object, read_seal, replacing, seal, verify
@@ -133,7 +134,11 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     tensors = {name: tensor for path in shards for name, tensor in read_tensors(path, _ADVICE).items()}
     for name, (dtype, *shape) in description.get("rounded", {}).items():
         columns = _rows(torch.empty(shape, device="meta")).shape[-1]
-        tensors[name] = dequantise(tensors, name, columns).reshape(shape).to(getattr(torch, dtype))
+        try:
+            numbers = plain.numbers(tensors, name, {name: columns})
+            tensors[name] = numbers.reshape(shape).to(getattr(torch, dtype))
+        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+            raise RunError(f"{folder} is damaged: {error}; {_ADVICE}") from error
         tensors.pop(name + SCALE, None)
     return description.get("weights", []), tensors
 

@@ -6,7 +6,7 @@ import torch
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import UserError
 from phmctl.export.dense import dense_form
-from phmctl.models.plain import MODELS
+from phmctl.plain import MODELS
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
 SMALL = {"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 2, "decoder_layers": 2}

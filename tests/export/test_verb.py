@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import phmctl
-from phmctl import exports
+from phmctl import exports, plain
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import Hypothesis
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
@@ -22,7 +22,6 @@ from phmctl.export.verify import open_source, verify_translator
 from phmctl.exports import Export, open_run_or_export
 from phmctl.files import verify, write_json, write_sealed
 from phmctl.inference.opening import ModelOptions, with_engine
-from phmctl.models import plain
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results

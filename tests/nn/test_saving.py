@@ -160,6 +160,9 @@ def test_an_untied_weight_does_not_fit_a_tied_one(tmp_path: Path) -> None:
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: rewrite(folder, format=2),
         lambda folder: rewrite(folder, weights=[{"weights": ["weight"]}]),
+        lambda folder: rewrite(folder, rounded={"bias": ["float32", 9]}),
+        lambda folder: rewrite(folder, rounded={"scale": ["float32", 8]}),
+        lambda folder: rewrite(folder, rounded={"bias": ["float5", 8]}),
         lambda folder: rewrite(folder, weights=[{"n": 4, "algebra": "quaternion", "weights": ["weight"]}]),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl import exports
+from phmctl import exports, plain
 from phmctl.assembly import Classifier, build_classifier, texts_of, trained
 from phmctl.console import silence
 from phmctl.data import copies
@@ -30,7 +30,6 @@ from phmctl.decoding.search import TORCH
 from phmctl.devices import pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError, UserError
 from phmctl.exports import Export
-from phmctl.models import plain
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
