@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Test processes, each with one thread: as many as cores, up to eight.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo browser-check docs test faults lint check format bench gpu-check wheel-test clean
+.PHONY: help demo browser-check docs test faults lint format gpu-check wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -73,9 +73,6 @@ docs: $(DEVELOPMENT) ## Render the documentation and the API reference into buil
 format: $(DEVELOPMENT) ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-
-bench: $(RUNTIME) ## Time a PHM layer against the dense layer of the same shape
-	$(PHMCTL) bench layer
 
 wheel-test: $(DEVELOPMENT) ## Build the wheel, install it elsewhere, and check that it has the recipes, cards and the miniature
 	@PYTHON=$(BIN)/python bash tools/wheel_test.sh

@@ -26,7 +26,7 @@ from phmctl.export.dense import DenseForm, dense_form
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verb import export
 from phmctl.export.verify import open_source
-from phmctl.exports import HUGGINGFACE, ONNX, SAFETENSORS, Export
+from phmctl.exports import ONNX, SAFETENSORS, Export
 from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.runs import Run
 from tests.export.conftest import reseal
@@ -204,25 +204,6 @@ def test_an_export_holds_less_than_its_dense_twin(phm_run: Run, to: str, quantiz
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"{sizes['weights'] / 1e6:.2f} MB" in card
     assert Export.open(tmp_path / "out").name.endswith(f"-{quantize}" if quantize else to)
-
-
-@pytest.mark.parametrize(
-    ("to", "options"),
-    [
-        (ONNX, {"quantize": "int2"}),
-        (SAFETENSORS, {"quantize": "int5"}),
-        (HUGGINGFACE, {"quantize": "int8"}),
-        (HUGGINGFACE, {"weights": "phm"}),
-        ("ctranslate2", {"weights": "phm"}),
-        (SAFETENSORS, {"weights": "sparse"}),
-    ],
-)
-def test_a_form_that_the_format_lacks_is_refused(
-    phm_run: Run, to: str, options: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=next(iter(options.values()))):
-        export(phm_run, to, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_dense_run_has_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,6 +185,11 @@ def test_an_export_with_different_answers_is_not_written(
     [
         ({"to": "ctranslate"}, "ctranslate2"),
         ({"to": exports.HUGGINGFACE, "quantize": "int4"}, "--quantize"),
+        ({"to": exports.HUGGINGFACE, "weights": "phm"}, "--weights phm"),
+        ({"to": CT2, "weights": "phm"}, "--weights phm"),
+        ({"to": exports.SAFETENSORS, "weights": "sparse"}, "sparse"),
+        ({"to": exports.SAFETENSORS, "quantize": "int5"}, "int4"),
+        ({"to": exports.ONNX, "quantize": "int2"}, "int4"),
         ({"to": CT2, "quantize": "int9"}, "int9"),
         ({"to": CT2, "checkpoint": "step-9"}, "step-9"),
     ],
