@@ -7,15 +7,11 @@ function of that name (:data:`BLOCKS`) returns. Each number is stored once, in t
 import re
 from collections.abc import Callable, Sequence
 
+from phmctl.tasks.answers import signed, within
 from tools import results
 from tools.results import MARGIN, WIDE, Change, File, against_dense, duration, parameters, plateau, select, welch
 
 BLOCKS: dict[str, Callable[[], str]] = {}
-
-
-def signed(value: float) -> str:
-    """Return a number with its sign."""
-    return f"{value:+.2f}".replace("-", "−")
 
 
 def probability(value: float) -> str:
@@ -27,8 +23,7 @@ def probability(value: float) -> str:
 
 def interval(change: Change) -> str:
     """Return a difference with its 95 % interval."""
-    value = change.value
-    return f"{signed(value.value)} ({signed(value.low)} to {signed(value.high)})"
+    return within(change.value.value, change.value.low, change.value.high, "+.2f")
 
 
 def p_is(change: Change) -> str:
