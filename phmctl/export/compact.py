@@ -49,7 +49,8 @@ def compact_form(model: nn.Module, dense: DenseForm, *, structured: bool) -> Com
     tensors: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
     for name, tensor in dense.tensors.items():
-        parts = list(_rows(modules, name, len(tensor))) if structured and name.endswith(_WEIGHTS) else []
+        places = _rows(modules, name, len(tensor)) if structured and name.endswith(_WEIGHTS) else ()
+        parts = [(path, first, last) for path, first, last in places if _has_structure(modules[path])]
         if parts:
             rows[name] = parts
             for path, _, _ in parts:
@@ -60,7 +61,7 @@ def compact_form(model: nn.Module, dense: DenseForm, *, structured: bool) -> Com
 
 
 def _rows(modules: Modules, name: str, count: int) -> Iterator[Rows]:
-    """Yield the rows of the matrices that make a dense weight of `count` rows, if they have a structure."""
+    """Yield the rows of the matrices that make a dense weight of `count` rows."""
     path, _, parameter = name.rpartition(".")
     if isinstance(modules.get(path), PHMLSTM):
         part = {"weight_ih_l0": "from_input", "weight_hh_l0": "from_hidden"}[parameter]
@@ -68,25 +69,23 @@ def _rows(modules: Modules, name: str, count: int) -> Iterator[Rows]:
         for gate in TORCH_GATES:
             if f"{path}.gates" in modules:
                 first = GATES.index(gate) * height
-                yield from _if_structured(modules, f"{path}.gates", first, first + height)
+                yield f"{path}.gates", first, first + height
             else:
-                yield from _if_structured(modules, f"{path}.{gate}", 0, height)
-        return
-    if path in modules:
-        yield from _if_structured(modules, path, 0, count)
-        return
-    parent, _, projection = path.rpartition(".")
-    for fused, projections in FUSED.items():
-        if projection in projections and f"{parent}.{fused}" in modules:
-            first = projections.index(projection) * count
-            yield from _if_structured(modules, f"{parent}.{fused}", first, first + count)
+                yield f"{path}.{gate}", 0, height
+    elif path in modules:
+        yield path, 0, count
+    else:
+        parent, _, projection = path.rpartition(".")
+        for fused, projections in FUSED.items():
+            if projection in projections and f"{parent}.{fused}" in modules:
+                first = projections.index(projection) * count
+                yield f"{parent}.{fused}", first, first + count
 
 
-def _if_structured(modules: Modules, path: str, first: int, last: int) -> Iterator[Rows]:
-    module = modules[path]
-    has_rule = isinstance(module, KroneckerWeight) and module.n > 1
-    if has_rule or isinstance(module, (TwoFactorLinear, NarrowEmbedding)):
-        yield path, first, last
+def _has_structure(module: nn.Module) -> bool:
+    if isinstance(module, KroneckerWeight):
+        return module.n > 1
+    return isinstance(module, (TwoFactorLinear, NarrowEmbedding))
 
 
 def _factors(modules: Modules, path: str) -> dict[str, Tensor]:
