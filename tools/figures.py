@@ -117,8 +117,8 @@ def parameters() -> Figure:
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
     for model in ("dense", *results.STRUCTURES):
-        count, sample = results.parameters(model) / 1e6, results.plateau(model)
-        count *= 1.05 if model == "quaternion" else 0.97 if model == "PHM, n = 4" else 1.0
+        factor = {"quaternion": 1.05, "PHM, n = 4": 0.97}.get(model, 1.0)  # parts models of one size
+        count, sample = factor * results.parameters(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
         side, right = ("right", -8) if model in ("dense", "PHM, n = 4") else ("left", 8)
         shift = (right, 3 if model == "dense" else 0)

@@ -62,8 +62,6 @@ _USAGE = {
     "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in it, which needs torch and safetensors only",
     "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`",
 }
-
-
 _CONTENT = {
     "phm": "the file holds A and S (or other factors) of each map, from which its weight is computed on loading",
     "dense": "each map is exported as a plain matrix",
@@ -210,9 +208,9 @@ def export(
     """
     check_known("format", to, FORMATS)
     check_quantize(to, quantize)
-    structured = weights == "phm" or (weights is None and to in COMPACT)
-    check_known("form of the weights", weights or "phm", ("phm", "dense"))
-    if structured and to not in COMPACT:
+    weight_form = weights or ("phm" if to in COMPACT else "dense")
+    check_known("form of the weights", weight_form, ("phm", "dense"))
+    if weight_form == "phm" and to not in COMPACT:
         raise UserError(
             f"--weights phm: {to} has no place for A and S, only {' and '.join(COMPACT)} have; use --weights dense"
         )
@@ -220,8 +218,9 @@ def export(
     restore_replaced(target)
     _check_output(output, force=force)
     source = open_source(run, checkpoint)
-    weight_type = quantize or EXACT
-    compact = compact_form(source.model, source.form, structured=structured) if to in COMPACT else None
+    weight_type, compact = quantize or EXACT, None
+    if to in COMPACT:
+        compact = compact_form(source.model, source.form, structured=weight_form == "phm")
     has_factors = compact is not None and bool(compact.rows)
     if weights == "phm" and not has_factors:
         note("the model is dense, so its export with --weights phm is the one with --weights dense")
