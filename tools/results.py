@@ -151,7 +151,8 @@ def files(steps: str) -> dict[str, tuple[str, dict[str, File]]]:
         rates = [row["rate"] for row in select("bytes", steps=steps, model=model)]
         rate = max(rates, key=rates.count)
         forms: dict[str, File] = {}
-        for row in select("bytes", steps=steps, model=model, rate=rate):
+        rows = select("bytes", steps=steps, model=model, rate=rate)
+        for row in sorted(rows, key=lambda row: FORMS.index(row["form"])):
             same = {"steps": steps, "rate": rate, "form": row["form"]}
             scores = [sample("bytes", model, metric, **same) for metric in ("BLEU", "chrF")]
             forms[row["form"]] = (float(row["megabytes"]), scores[0], scores[1])
