@@ -26,7 +26,7 @@ def check_divides(n: int, **dimensions: int) -> None:
         if size < 1:
             raise DimensionError(f"{name} = {size} must be at least 1")
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise DimensionError(f"n = {n} must be an integer of at least 1")
+        raise DimensionError(f"n = {n!r} must be an integer of at least 1")
     indivisible = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
     if not indivisible:
         return
