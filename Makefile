@@ -40,7 +40,7 @@ $(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(RUNTIME)
 
-demo: $(RUNTIME) ## Train a PHM model and its dense twin on the built-in miniature, and compare them: 10 to 25 minutes
+demo: $(RUNTIME) ## Train a PHM model and its dense twin on the built-in miniature, and compare them: 7 to 25 minutes
 	@PHMCTL=$(PHMCTL) bash tools/demo.sh
 
 test: lint docs wheel-test ## Run all checks: ruff, mypy, the documentation, the wheel, pytest
