@@ -40,6 +40,6 @@ cat <<END
 
 Done in $(((SECONDS - started + 59) / 60)) minutes. The runs are $run and $dense. Go on with:
   echo "Der kleine Hund wandert zum Hafen." | $phmctl decode $run
-  $phmctl eval $small    # the small file scores like the run; plain.py in it needs torch alone
+  $phmctl eval $small    # the small file scores like the run; plain.py in it needs torch and safetensors alone
   $phmctl prepare-data talks --recipe miniature --train FILE.tsv --split 1000,1000    # your own pairs
 END
