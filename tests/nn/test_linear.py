@@ -192,9 +192,9 @@ def test_what_from_linear_refuses(source: Any, n: int, error: type[Exception]) -
 @pytest.mark.parametrize("n", [True, 2.0, "4", None])
 def test_n_is_an_integer_in_every_layer(n: Any) -> None:
     for layer in (PHMLinear, PHMEmbedding, PHMLSTM, lambda *sizes, n: PHMConv2d(*sizes, 3, n=n)):
-        with pytest.raises(DimensionError, match=f"n = {n} must"):
+        with pytest.raises(DimensionError, match=f"n = {n!r} must"):
             layer(8, 8, n=n)
-    with pytest.raises(DimensionError, match=f"n = {n} must"):
+    with pytest.raises(DimensionError, match=f"n = {n!r} must"):
         Kronecker(n)
 
 
