@@ -123,7 +123,7 @@ def convert(
         reasons = [f"{row.name or row.kind}: {row.skipped}" for row in every[:3]]
         kinds = _counted(row.kind for row in every) or "none"
         raise UserError("; ".join(["no module can be converted", f"modules with weights: {kinds}", *reasons]))
-    _describe_in_configs(model)
+    describe_in_configs(model)
     return model, Conversion([rows[name] for name in selected], others, before, _parameter_count(model))
 
 
@@ -165,7 +165,7 @@ def conversions(model: nn.Module) -> list[dict[str, Any]]:
     return list(records.values())
 
 
-def _describe_in_configs(model: nn.Module) -> None:
+def describe_in_configs(model: nn.Module) -> None:
     """Write the conversion into each config of `transformers` in a model, or remove it from a dense model's.
 
     ``save_pretrained`` writes the config. ``from_pretrained`` refuses an entry of this name without ``quant_method``;
@@ -179,8 +179,10 @@ def _describe_in_configs(model: nn.Module) -> None:
         entry = getattr(config, "quantization_config", None)
         if records:
             config.quantization_config = {"phmctl": "load with phmctl.from_pretrained(cls, folder)", "weights": records}
+            vars(module)["_weight_conversions"] = []  # save_pretrained would write the names of older versions
         elif isinstance(entry, dict) and "phmctl" in entry:
             del config.quantization_config
+            vars(module)["_weight_conversions"] = None  # those of its class
 
 
 def _parameter_count(model: nn.Module) -> int:
@@ -319,8 +321,10 @@ def _matches(select: Selection, name: str, module: nn.Module) -> bool:
         return fnmatchcase(name, select)
     if isinstance(select, re.Pattern):
         return select.search(name) is not None
-    if callable(select):
+    if callable(select) and not isinstance(select, type):
         return bool(select(name, module))
+    if not isinstance(select, Iterable):
+        raise UserError(f"select: {select!r} is not a glob, a regular expression, a function, or a sequence of these")
     return any(_matches(part, name, module) for part in select)
 
 
@@ -351,7 +355,7 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         for name, child in list(parent._modules.items()):  # named_children() skips the second name of a shared module
             if id(child) in replacements:
                 setattr(parent, name, replacements[id(child)])
-    _describe_in_configs(model)
+    describe_in_configs(model)
     return replacements.get(id(model), model)
 
 

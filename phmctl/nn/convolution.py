@@ -75,7 +75,7 @@ class PHMConv(FixedMemoryFormat, KroneckerWeight):
         settings = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         try:
             dense: Any = self.dense_type(*settings, device="meta")  # type: ignore[arg-type]
-        except ValueError as problem:
+        except (RuntimeError, TypeError, ValueError) as problem:
             raise UserError(f"{type(self).__name__}: {problem}") from None
         check_divides(1, kernel_size=min(dense.kernel_size))
         columns, kernel = in_channels // groups, dense.kernel_size

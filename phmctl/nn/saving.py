@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
 from phmctl.errors import RunError, UserError, check_known, require
 from phmctl.files import FORMAT, QUANTIZATIONS, read_json_object, read_seal, replacing, seal, verify
-from phmctl.nn.convert import conversions
+from phmctl.nn.convert import conversions, describe_in_configs
 from phmctl.nn.parametrization import Kronecker, attach, restore
 from phmctl.nn.structures import RULE_NAMES
 
@@ -36,7 +37,7 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         OutputError: the folder cannot be written, or has other files.
     """
     for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor) or value.is_meta:
+        if not isinstance(value, Tensor) or value.is_meta or is_lazy(value):
             raise UserError(f"{name} of the model is not a tensor with values, and cannot be saved")
     check_known("quantisation", quantize, QUANTIZATIONS)
     # Clones, because safetensors refuses tensors that share memory.
@@ -54,6 +55,7 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
         save_tensors(temporary / MODEL, tensors)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_diff_dict"):
+            describe_in_configs(model)  # also for a part that was converted alone
             config.dtype = model.dtype  # from_pretrained makes the model in it
             config.save_pretrained(temporary)
         seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
@@ -78,6 +80,8 @@ def load_into(model: Model, folder: Path | str) -> Model:
     """
     folder = Path(folder)
     records, stored = _read(folder)
+    if any(map(is_lazy, model.state_dict().values())):
+        raise UserError("the model has layers whose shape is not known before their first input; call it once")
     if any(tensor.is_meta for tensor in model.state_dict().values()):
         raise UserError("the model is on the meta device; make it on another one, or call model.to_empty(device=...)")
     present = conversions(model)
@@ -97,6 +101,7 @@ def load_into(model: Model, folder: Path | str) -> Model:
         raise
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
+    describe_in_configs(model)
     return model
 
 

@@ -180,6 +180,16 @@ def rewrite(folder: Path, **changes: object) -> None:
     (folder / "phm.json").write_text(json.dumps(content | changes))
 
 
+def test_lazy_layers_are_refused_and_the_model_is_unchanged(tmp_path: Path) -> None:
+    phmctl.save(phmctl.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 4)[0], tmp_path)
+    lazy = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(8))
+    with pytest.raises(UserError, match="first input"):
+        phmctl.load_into(lazy, tmp_path)
+    assert type(lazy[0]) is nn.Linear
+    with pytest.raises(UserError, match=r"1\.weight"):
+        phmctl.save(lazy, tmp_path)
+
+
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="weight"):
         phmctl.save(nn.Linear(8, 8, device="meta"), tmp_path / "meta")
@@ -225,6 +235,30 @@ def test_automatic_classes_other_precisions_and_other_folders(tmp_path: Path) ->
         phmctl.from_pretrained(type(tiny("bert")[0]), tmp_path)
     with pytest.raises(RunError):
         phmctl.from_pretrained(type(model), "gpt2")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_names_that_transformers_changes_in_a_file_and_parts_that_were_converted_alone(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4)
+    dense = transformers.ViTForImageClassification(config)
+    dense.save_pretrained(tmp_path)
+    for model in (dense, type(dense).from_pretrained(tmp_path)):
+        converted, _ = phmctl.convert(model, 4)
+        converted.save_pretrained(tmp_path)
+        loaded = phmctl.from_pretrained(type(dense), tmp_path)
+        assert_equal_states(loaded, converted)
+        phmctl.load_into(type(dense)(config), tmp_path).save_pretrained(tmp_path / "filled")
+        assert_equal_states(phmctl.from_pretrained(type(dense), tmp_path / "filled"), converted)
+        again = phmctl.to_dense(loaded)
+        again.save_pretrained(tmp_path)
+        assert_equal_states(type(dense).from_pretrained(tmp_path), again)
+    dense.vit, _ = phmctl.convert(dense.vit, 4)
+    phmctl.save(dense, tmp_path / "part")
+    assert_equal_states(phmctl.from_pretrained(type(dense), tmp_path / "part"), dense)
+    with pytest.raises(ValueError, match="quant"):
+        type(dense).from_pretrained(tmp_path / "part")
 
 
 @pytest.mark.filterwarnings("ignore")
