@@ -112,7 +112,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def check_known(noun: str, name: str, known: Collection[str]) -> None:
     """Raise UserError, with the nearest known name, if `name` is unknown; the message calls it a `noun`."""
     if name not in known:
-        raise UserError(f"no {noun} {name!r}{nearest(name, known)}; choose from {', '.join(known)}")
+        raise UserError(f"no {noun} {name!r}{nearest(str(name), known)}; choose from {', '.join(known)}")
 
 
 def require(module: str, extra: str) -> Any:

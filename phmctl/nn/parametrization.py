@@ -162,6 +162,7 @@ def _compute_flat_weights(rnn: nn.RNNBase) -> None:
     )
     parametrized.__setattr__ = nn.Module.__setattr__  # torch's own writes biases into the list
     parametrized._update_flat_weights = parametrized.flatten_parameters = lambda self: None
+    parametrized._replicate_for_data_parallel = nn.Module._replicate_for_data_parallel  # torch's own copies the list
     parametrized.check_input = _check_width  # torch's own reads the list once more, for its dtype
 
 

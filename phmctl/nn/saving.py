@@ -114,12 +114,15 @@ def from_pretrained(cls: type[Any], folder: Path | str) -> Any:
 
     Raises:
         MissingExtraError: `transformers` is not installed.
+        UserError: `cls` is not a class of its models.
         RunError: a file is missing, damaged or of another class.
     """
     library, folder = require("transformers", "huggingface"), Path(folder)
     read_json_object(folder / CONFIG, RunError, _ADVICE)  # transformers would look for a missing folder on its hub
     config = getattr(cls, "config_class", library.AutoConfig).from_pretrained(folder)
-    build = getattr(cls, "_from_config", None) or cls.from_config
+    build = getattr(cls, "_from_config", None) or getattr(cls, "from_config", None)
+    if build is None:
+        raise UserError(f"{cls.__name__} is not a model class of transformers; fill a model by phmctl.load_into")
     model = load_into(build(config), folder)
     if (folder / "generation_config.json").is_file():
         model.generation_config = library.GenerationConfig.from_pretrained(folder)

@@ -275,7 +275,9 @@ def leaf_of(tensors: Tensors, *, lookup: bool = False) -> Tensor | None:
 
 
 def rms(tensor: Tensor) -> float:
-    """Return the root mean square of a tensor's entries."""
+    """Return the root mean square of a tensor's entries. Raises UserError if they are on the meta device."""
+    if tensor.is_meta:
+        raise UserError("the weights are on the meta device; give them their values first")
     return tensor.detach().double().square().mean().sqrt().item()
 
 

@@ -472,6 +472,16 @@ def test_models_of_transformers(architecture: str, tmp_path: Path) -> None:
     torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(ids).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", [nn.GRU, nn.LSTMCell])
+def test_replicas_as_of_data_parallel(architecture: Any) -> None:
+    layer, _ = phmctl.convert(architecture(8, 8), 4)
+    replica = layer._replicate_for_data_parallel()
+    for name, parameter in layer.named_parameters(recurse=False):
+        setattr(replica, name, parameter)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(replica(x), layer(x))
+
+
 @pytest.mark.parametrize("architecture", [nn.LSTM, nn.MultiheadAttention])
 def test_threads_may_call_one_converted_module_while_another_learns(architecture: type[nn.Module]) -> None:
     shared, _ = phmctl.convert(architecture(16, 16, batch_first=True).eval(), 4)

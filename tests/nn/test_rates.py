@@ -95,6 +95,8 @@ def test_the_transposed_weight_of_transformers() -> None:
 def test_impossible_rates_are_refused(lr: float) -> None:
     with pytest.raises(UserError):
         parameter_groups(nn.Linear(2, 2), lr)
+    with pytest.raises(UserError, match="meta"):
+        parameter_groups(PHMLinear(8, 8, n=4, device="meta"), 1e-3)
 
 
 def test_a_factor_that_begins_at_zero_still_learns() -> None:

@@ -97,6 +97,8 @@ def test_matrices_but_not_rules_are_rounded(form: str, share: float, distance: f
             assert 0 < (tensor - expected[name]).norm() < distance * tensor.norm()
     with pytest.raises(UserError, match="int8"):
         phmctl.save(model, tmp_path / "rounded", quantize="int9")
+    with pytest.raises(UserError, match="int8"):
+        phmctl.save(model, tmp_path / "rounded", quantize=8)  # type: ignore[arg-type]
 
 
 def test_rounded_models_keep_their_dtype(tmp_path: Path) -> None:
@@ -235,6 +237,8 @@ def test_automatic_classes_other_precisions_and_other_folders(tmp_path: Path) ->
         phmctl.from_pretrained(type(tiny("bert")[0]), tmp_path)
     with pytest.raises(RunError):
         phmctl.from_pretrained(type(model), "gpt2")
+    with pytest.raises(UserError, match="Linear"):
+        phmctl.from_pretrained(nn.Linear, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
