@@ -231,7 +231,7 @@ def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the dense tensors of an export, computed from what it stores; a shared table once."""
+    """Return the config of an export and its dense tensors, which have a shared table once."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

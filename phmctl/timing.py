@@ -30,29 +30,30 @@ def alternate(
     names = list(calls)
     repeats = {}
     for name in names:
-        first = _sample(calls[name], 1, device)
-        warm = min(first, _sample(calls[name], 1, device)) if first < seconds else first
+        first = mean_seconds(calls[name], 1, device)
+        warm = min(first, mean_seconds(calls[name], 1, device)) if first < seconds else first
         repeats[name] = max(1, math.ceil(seconds / max(warm, 1e-9)))
         advance(1)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):
         turn = index % max(1, len(names))
         for name in names[turn:] + names[:turn]:
-            samples[name].append(_sample(calls[name], repeats[name], device))
+            samples[name].append(mean_seconds(calls[name], repeats[name], device))
             advance(1)
     return samples
 
 
-def _sample(call: Callable[[], object], repeats: int, device: torch.device | str) -> float:
+def wait(device: torch.device | str) -> None:
+    """Wait until a device has finished."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def mean_seconds(call: Callable[[], object], repeats: int, device: torch.device | str) -> float:
     """Return the mean seconds of `repeats` calls."""
-
-    def wait() -> None:
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize(device)
-
-    wait()
+    wait(device)
     began = time.perf_counter()
     for _ in range(repeats):
         call()
-    wait()
+    wait(device)
     return (time.perf_counter() - began) / repeats

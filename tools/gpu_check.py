@@ -43,6 +43,7 @@ from phmctl.nn.lstm import PHMLSTM
 from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
+from phmctl.timing import mean_seconds, wait
 from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser, stepper
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,11 +167,7 @@ def attention(sizes: Sizes, device: torch.device) -> dict[str, Any]:
             seconds = []
             for next_batch in batches:
                 batch[:] = [next_batch]
-                wait(device)
-                began = time.perf_counter()
-                step()
-                wait(device)
-                seconds.append(time.perf_counter() - began)
+                seconds.append(mean_seconds(step, 1, device))
             rows.append({"kernels": name, "shapes": shapes, "seconds": asdict(Spread.of(seconds))})
     query = torch.randn(64, 4, 16, 64, device=device, dtype=torch.bfloat16)
     mask = torch.ones(64, 1, 1, 16, device=device, dtype=torch.bool)
@@ -259,11 +256,6 @@ def own_microseconds(event: Any) -> float:
 
 def activity(device: torch.device) -> ProfilerActivity:
     return ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def lstm(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ and a line that is only a link to a Python file by the file.
 import importlib
 import inspect
 import re
+import textwrap
 import types
 from collections.abc import Callable
 from functools import cache
@@ -40,9 +41,17 @@ def fill(page: str) -> str:
 
     def block(found: re.Match[str]) -> str:
         text = keys() if found[2] == "recipe keys" else name_list(found[2].split())
-        return f"{found[1]}{text}\n{found[3]}"
+        lines = "\n".join(map(_wrapped, text.split("\n")))
+        return f"{found[1]}{lines}\n{found[3]}"
 
     return BLOCK.sub(block, page)
+
+
+def _wrapped(line: str) -> str:
+    """Return an item of a list in lines of at most 140 characters; other lines as they are."""
+    if not line.startswith("- "):
+        return line
+    return textwrap.fill(line, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -62,7 +62,7 @@ def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
     Args:
         A: (n, n, n), the rule.
         S: (n, k/n, d/n, ...), the components.
-        groups: number of sums that H stacks, all with the rule A. The rows of S are those of the groups in turn.
+        groups: number of sums that H stacks, all with the rule A. S stacks the rows of the groups.
 
     Returns:
         H, (k, d, ...); under autocast, in autocast's dtype.

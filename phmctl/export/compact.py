@@ -89,7 +89,7 @@ def _has_structure(module: nn.Module) -> bool:
 
 
 def _factors(modules: Modules, path: str) -> dict[str, Tensor]:
-    """Return the factors of a matrix by name: A and S, R and L, those of a table and a map, or the weight itself."""
+    """Return the tensors that a matrix is computed from, by name; a matrix without a structure is its weight."""
     module: Any = modules[path]
     if isinstance(module, NarrowEmbedding):
         return _factors(modules, f"{path}.table") | _factors(modules, f"{path}.map")

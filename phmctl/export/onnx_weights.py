@@ -175,7 +175,7 @@ class _Nodes:
         return self._node("Sub", [number, self._constant(np.array(8, np.float32))])
 
     def _external(self, name: str) -> str:
-        """Add an initializer that lies in the file of weights."""
+        """Add an initializer whose values are in the file of weights."""
         tensor = self._stored[name]
         if name not in self._places:
             self._places[name] = sum(length for _, length in self._places.values()), tensor.nbytes

@@ -212,7 +212,7 @@ def export(
     check_known("form of the weights", weight_form, ("phm", "dense"))
     if weight_form == "phm" and to not in COMPACT:
         raise UserError(
-            f"--weights phm: {to} has no place for A and S, only {' and '.join(COMPACT)} have; use --weights dense"
+            f"--weights phm: {' and '.join(COMPACT)} can hold A and S, but {to} cannot; use --weights dense"
         )
     target = output.resolve()
     restore_replaced(target)

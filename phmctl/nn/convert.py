@@ -182,7 +182,7 @@ def describe_in_configs(model: nn.Module) -> None:
             vars(module)["_weight_conversions"] = []  # save_pretrained would write the names of older versions
         elif isinstance(entry, dict) and "phmctl" in entry:
             del config.quantization_config
-            vars(module)["_weight_conversions"] = None  # those of its class
+            vars(module)["_weight_conversions"] = None  # save_pretrained renames again
 
 
 def _parameter_count(model: nn.Module) -> int:
