@@ -10,8 +10,6 @@ from phmctl.errors import UserError
 
 SCALE = ".scale"  # follows the name of a rounded tensor in the name of its scales
 _LARGEST = {"int8": 127, "int4": 7}
-# Scales to choose from, as shares of the one that stores a row's largest entry: with 4 bits, cutting it off loses less.
-_SHARES = {"int8": (1.0,), "int4": tuple(step / 32 for step in range(16, 33))}
 
 
 def quantise(tensor: Tensor, form: str, name: str = "a tensor") -> tuple[Tensor, Tensor | None]:
@@ -36,17 +34,24 @@ def quantise(tensor: Tensor, form: str, name: str = "a tensor") -> tuple[Tensor,
             )
         return rounded, None
     largest = _LARGEST[form]
-    full = tensor.abs().amax(-1, keepdim=True) / largest
-    scale, least = full, torch.full_like(full, math.inf)
-    for share in _SHARES[form]:
-        tried = share * full
-        error = (_integers(tensor, tried, largest) * tried - tensor).square().sum(-1, keepdim=True)
-        scale, least = torch.where(error < least, tried, scale), torch.minimum(error, least)
+    scale = tensor.abs().amax(-1, keepdim=True) / largest
+    if form == "int4":  # with few bits, cutting off the largest entries loses less
+        scale = _least_error_scale(tensor, scale, largest)
     numbers = _integers(tensor, scale, largest)
     if form == "int8":
         return numbers.to(torch.int8), scale
     numbers = F.pad(numbers + 8, (0, numbers.shape[-1] % 2)).to(torch.uint8)
     return numbers[..., ::2] | numbers[..., 1::2] << 4, scale
+
+
+def _least_error_scale(tensor: Tensor, full: Tensor, largest: int) -> Tensor:
+    """Return the scale of each row with the least squared error, from half of the scale `full` up to it."""
+    scale, least = full, torch.full_like(full, math.inf)
+    for share in range(16, 33):
+        tried = share / 32 * full
+        error = (_integers(tensor, tried, largest) * tried - tensor).square().sum(-1, keepdim=True)
+        scale, least = torch.where(error < least, tried, scale), torch.minimum(error, least)
+    return scale
 
 
 def _integers(tensor: Tensor, scale: Tensor, largest: int) -> Tensor:
