@@ -155,12 +155,12 @@ def has_bfloat16(device: "torch.device") -> bool:
 
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    # torch's own check accepts any x86 CPU with AVX-512, but without these it computes in float32 and rounds.
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # also if ONEDNN_MAX_CPU_ISA forbids it
+        return False
+    # torch's check accepts any x86 CPU with AVX-512, but without one of these it computes in float32 and rounds.
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private functions, which may be missing
     probes = [getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)]
-    if probes and platform.machine() in ("x86_64", "AMD64"):
-        return any(probe() for probe in probes)
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return platform.machine() not in ("x86_64", "AMD64") or not probes or any(probe() for probe in probes)
 
 
 def takes_bfloat16(device: "torch.device", setting: str) -> bool:

@@ -36,6 +36,7 @@ from phmctl.benchmarks.models import searcher, variants_of
 from phmctl.benchmarks.ratios import Spread, Timing, compare, machine, parameters_of
 from phmctl.data.batches import Batch
 from phmctl.data.special import EOS
+from phmctl.devices import has_bfloat16
 from phmctl.files import write_json
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
@@ -398,14 +399,17 @@ def accumulated_step(
 
 
 def training_call(module: nn.Module, x: Tensor, *, in_step: bool = True) -> Callable[[], Tensor]:
-    """Return a function that runs a forward and a backward pass, within ``Leaves`` if `in_step`, and returns y."""
+    """Return a function that runs a forward and a backward pass, within ``Leaves`` if `in_step`, and returns y.
+
+    It computes in bfloat16 if the device does: torch has no LSTM in bfloat16 for a processor without AVX-512.
+    """
     leaf, leaves = x.clone().requires_grad_(), Leaves(module)
 
     def call() -> Tensor:
         module.zero_grad(set_to_none=True)
         leaf.grad = None
         with leaves.active() if in_step else nullcontext():
-            with torch.autocast(x.device.type, torch.bfloat16):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=has_bfloat16(x.device)):
                 output = module(leaf)
             y: Tensor = output[0] if isinstance(output, tuple) else output
             y.backward(torch.ones_like(y))
