@@ -261,7 +261,7 @@ def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run with the results of a recipe: its recipe differs only in keys that change no result."""
     for run in Run.versions(root, recipe):
         with suppress(RunError):  # skip unreadable runs
-            if differences(run.requested_recipe(), recipe).keys() <= keys_changing(recipe, NOTHING):
+            if differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING):
                 return summarise(run.folder)
     return None
 

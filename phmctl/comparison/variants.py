@@ -419,7 +419,7 @@ def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, Trials]
 
 
 def _value_of(summary: Summary, key: str) -> float | str:
-    values = dict(flatten(summary.run.requested_recipe().model_dump()))
+    values = dict(flatten(summary.run.recipe.model_dump()))
     if key not in values:
         raise RecipeError(f"--best-of {key}: unknown key of {summary.run.name}{nearest(key, list(values))}")
     value = values[key]

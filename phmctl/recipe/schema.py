@@ -75,9 +75,7 @@ class TrainingSection(Section):
 
     batch_key: ClassVar[str] = ""  # name of the field with the size of a micro-batch
 
-    # optimiser steps, for probes iterations of L-BFGS; required without `minutes`
-    steps: NonNegativeInt = 0
-    minutes: NonNegative = 0.0  # instead of `steps`: as many as fit into these minutes, timed before step 1
+    steps: PositiveInt  # optimiser steps, for probes iterations of L-BFGS
     accumulate: PositiveInt = 1  # micro-batches per optimiser step
     optimizer: Literal["adam", "adamw"] = "adam"  # adamw decouples the weight decay
     beta1: Probability = 0.9  # Adam: decay of the first moment
@@ -106,14 +104,6 @@ class TrainingSection(Section):
     tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files; needs the extra tensorboard
     compile: bool = False  # use torch.compile; on a CPU it needs a C++ compiler
     timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that a process waits for the others
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if not self.steps and not self.minutes:
-            raise ValueError("steps (or minutes) is missing or 0")
-        if self.steps and self.minutes:
-            raise ValueError("steps and minutes are both set; set one to 0: training.steps=0")
-        return self
 
 
 class TranslationTraining(TrainingSection):

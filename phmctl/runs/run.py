@@ -160,20 +160,6 @@ class Run:
             raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {task!r}")
         return self.recipe
 
-    def requested_recipe(self) -> Recipe:
-        """Return the recipe as the user wrote it: ``training.minutes`` instead of the measured number of steps."""
-        try:
-            environment = self.environment()
-        except RunError:  # it is damaged
-            return self.recipe
-        training = self.recipe.training
-        minutes = environment.get("minutes")
-        extended = environment.get("steps", training.steps) != training.steps  # when the run was resumed
-        if not minutes or extended:
-            return self.recipe
-        requested = training.model_copy(update={"steps": 0, "minutes": minutes})
-        return self.recipe.model_copy(update={"training": requested})
-
     @property
     def tokenizer_folder(self) -> Path:
         return self.folder / "tokenizer"

@@ -141,7 +141,7 @@ def summarise(folder: Path) -> Summary:
 
 def _changed(run: Run, unmodified: Mapping[str, Any]) -> Changes:
     """Return the keys whose values in the recipe file (`unmodified`) differ from the run's."""
-    values = dict(flatten(run.requested_recipe().model_dump()))
+    values = dict(flatten(run.recipe.model_dump()))
     ignored = {"name", *_OWN_COLUMNS, *keys_changing(run.recipe, NOTHING)}
     changes = {key: (before, values.get(key)) for key, before in unmodified.items() if key not in ignored}
     return {key: (before, after) for key, (before, after) in changes.items() if before != after}
@@ -259,10 +259,8 @@ def run_differences(first: Run, second: Run) -> Changes:
     files, vocabulary and kept texts.
     """
     ignored = _OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
-    recipes = differences(first.requested_recipe(), second.requested_recipe())
+    recipes = differences(first.recipe, second.recipe)
     changes = {key: values for key, values in recipes.items() if key not in ignored}
-    if "training.minutes" in changes:  # the number of steps of a training by minutes is measured
-        changes.pop("training.steps", None)
     for name, describe in (("data", _data_digest), ("made with", _versions)):
         with suppress(RunError):  # the run lacks the record
             values = (describe(first), describe(second))

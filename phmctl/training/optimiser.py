@@ -1,4 +1,4 @@
-"""The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the step timer of ``minutes``.
+"""The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the timing of a step.
 
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
 (:mod:`phmctl.nn.tuning`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
@@ -8,12 +8,9 @@ The run stores the rates, because a resumed training would compute them from tra
 """
 
 import math
-import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +19,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.checkpoints import MOMENTS, model_tensors, saved_steps, write_checkpoint
+from phmctl.checkpoints import saved_steps
 from phmctl.devices import isolated, takes_bfloat16
-from phmctl.errors import RecipeError, RunError
-from phmctl.files import read_sealed, temporary_folder, write_sealed
-from phmctl.nn.convert import to_dense
+from phmctl.errors import RunError
+from phmctl.files import read_sealed, write_sealed
 from phmctl.nn.step import Leaves
 from phmctl.nn.tuning import groups_by_rate, relative_rates
-from phmctl.recipe.models import MOST
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
-from phmctl.tasks.base import ALONE, Autocast
+from phmctl.tasks.base import Autocast
 from phmctl.timing import alternate
 
 if TYPE_CHECKING:
@@ -142,39 +137,6 @@ def seconds_per_step(task: "Task", training: TrainingSection, device: torch.devi
         calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
         round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
         return median(round_seconds) / len(sample) * training.accumulate
-
-
-def steps_within(minutes: float, task: "Task", training: TrainingSection, device: torch.device, folder: Path) -> int:
-    """Return the number of steps that a training does in `minutes`, its validations and checkpoints included.
-
-    A checkpoint is written into `folder` and removed. An untrained translator writes long sentences, so that with
-    ``validate_bleu`` there are fewer steps than possible.
-
-    Raises:
-        RecipeError: the time is too short for one step.
-        OutputError: the checkpoint cannot be written.
-    """
-    step_seconds = seconds_per_step(task, training, device)
-    with isolated(device, training.threads), temporary_folder(folder / "timing") as temporary:
-        model = task.build_model(device)
-        began = time.perf_counter()
-        with torch.no_grad():
-            task.validate(to_dense(model).eval(), build_autocast(device, training.precision), ALONE)
-        validated = time.perf_counter()
-        moments = prepare_moments(build_optimiser(model, training), model)
-        write_checkpoint(temporary / "checkpoint", {"model": model_tensors(model), MOMENTS: moments}, {})
-        validation_seconds, saving_seconds = validated - began, time.perf_counter() - validated
-    save_every = min(training.save_every, training.validate_every)  # each validation may be the best
-
-    def seconds(steps: int) -> float:
-        validations, checkpoints = math.ceil(steps / training.validate_every), math.ceil(steps / save_every)
-        return steps * step_seconds + validations * validation_seconds + checkpoints * saving_seconds
-
-    steps = bisect_right(range(MOST + 1), 60 * minutes, key=seconds) - 1
-    if steps < 1:
-        needed = f"one step, validation and checkpoint take {seconds(1):.2g} seconds"
-        raise RecipeError(f"training.minutes = {minutes:g}: {needed}; increase it")
-    return steps
 
 
 def mean_loss(task: "Task", model: nn.Module, batch: Any) -> Tensor:

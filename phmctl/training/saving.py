@@ -218,14 +218,12 @@ def data_of(run: Run) -> Path | None:
 def changes_preventing_resume(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the keys, with both values, by which a recipe differs from a run's so that it cannot resume the run.
 
-    ``training.steps`` may differ unless the schedule is linear, which ends at the last step. A recipe with
-    ``training.minutes`` is compared with the run's recipe as the user wrote it.
+    ``training.steps`` may differ unless the schedule is linear, which ends at the last step.
     """
     allowed = keys_changing(recipe, CHOICE, NOTHING)
     if recipe.training.schedule != "linear":
         allowed = allowed | {"training.steps"}
-    trained = run.requested_recipe() if recipe.training.minutes else run.recipe
-    return {key: values for key, values in differences(trained, recipe).items() if key not in allowed}
+    return {key: values for key, values in differences(run.recipe, recipe).items() if key not in allowed}
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
-from phmctl.console import note
 from phmctl.data.prepared.folder import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
-from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.initial import Start, find_start
-from phmctl.training.optimiser import build_schedule, steps_within
+from phmctl.training.optimiser import build_schedule
 from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import summary_writer
 from phmctl.training.saving import (
@@ -106,10 +104,6 @@ def train(
         old, data_folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
             task = trained_kind(recipe).open(recipe, data_folder)
-            minutes = recipe.training.minutes
-            if minutes:
-                recipe = _with_steps(recipe, task, old, root, processes)
-                record = {**(record or {}), "minutes": minutes, "steps": recipe.training.steps}
         return train_task(
             task,
             recipe,
@@ -121,20 +115,6 @@ def train(
             processes=processes,
             record=record,
         )
-
-
-def _with_steps(recipe: Recipe, task: "Task", old: Run | None, root: Path, processes: Processes) -> Recipe:
-    """Return a recipe with steps instead of minutes: the steps of the run to resume, or the result of a timing."""
-    training = recipe.training
-    if processes.many:
-        raise UserError("training.minutes measures one process; with several processes set training.steps")
-    if old is not None:
-        steps = old.recipe.training.steps
-    else:
-        folder = next(path for path in (root, *root.absolute().parents) if path.is_dir())
-        steps = steps_within(training.minutes, task, training, processes.device(training.device), folder)
-        note(f"training.minutes = {training.minutes:g}: {steps:,} steps")
-    return recipe.model_copy(update={"training": training.model_copy(update={"steps": steps, "minutes": 0.0})})
 
 
 @torch_defaults()

@@ -125,8 +125,8 @@ training:
     [
         (MINIMAL, ["training.learning_rate=.inf"], "training.learning_rate"),
         (MINIMAL, common_overrides(algebra="phm"), "model: algebra 'phm'"),
-        (MINIMAL.replace("  steps: 10", "  warmup: 1"), [], "steps (or minutes)"),
-        (MINIMAL, common_overrides(steps=0), "--steps 0: training: steps"),
+        (MINIMAL.replace("  steps: 10", "  warmup: 1"), [], "training.steps"),
+        (MINIMAL, common_overrides(steps=0), "--steps 0: training.steps"),
         (MINIMAL, ["training.steps=soon"], "--set training.steps=soon: training.steps"),
         (MINIMAL, ["steps"], "--set steps"),
         (MINIMAL, ["=3"], "--set =3"),

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,12 @@ import torch
 from torch import nn
 
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.devices import isolated, pick_device
+from phmctl.devices import isolated
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.files import read_sealed, write_sealed
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
-from phmctl.sweeps import newest_of
 from phmctl.tasks.base import Cost, Rows
-from phmctl.tasks.registry import trained_kind
 from phmctl.training import optimiser as measured
 from phmctl.training.train import TrainingResult, train, train_task
 from tests.training.copying import copying_recipe
@@ -122,49 +119,6 @@ def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
     assert not list(tmp_path.iterdir())
 
 
-# -------------------------------- training.minutes: kept as steps, so that a resumed training ends where it would
-
-
-def _timed(minutes: float) -> Recipe:
-    return copying_recipe(n=2, steps=0, schedule="linear", minutes=minutes)
-
-
-def test_minutes_become_steps_that_a_resumed_training_keeps(
-    copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = _train(_timed(0.02), copying_data, tmp_path)
-    training = first.run.recipe.training
-    assert training.steps == first.steps >= 1
-    assert (training.minutes, first.run.environment()["minutes"]) == (0, 0.02)
-    monkeypatch.setattr(measured, "stepper", lambda *_: pytest.fail("the run says how many steps there are"))
-    resumed = _train(_timed(0.02), copying_data, tmp_path, resume=True)
-    assert (resumed.run.folder, resumed.steps_now) == (first.run.folder, 0)
-    assert newest_of(_timed(0.02), tmp_path) is not None  # a sweep leaves it alone
-    for changed in (_timed(0.04), copying_recipe(n=2, steps=0, minutes=0.02)):
-        with pytest.raises(RecipeError):
-            _train(changed, copying_data, tmp_path, resume=True)
-
-
-def test_a_budget_contains_validations_and_checkpoints(
-    copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps of 0.01 s, one validation and one checkpoint for 20 steps of 0.1 and 0.2 s: 40 steps take 1 s."""
-    recipe = copying_recipe(steps=0, minutes=1.2 / 60, validate_every=20, save_every=50)
-    task = trained_kind(recipe).open(recipe, copying_data)
-    clock = [0.0]
-    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(measured, "seconds_per_step", lambda *_: 0.01)
-
-    def takes(seconds: float) -> Callable[..., None]:
-        return lambda *_: clock.__setitem__(0, clock[0] + seconds)
-
-    monkeypatch.setattr(task, "validate", takes(0.1))
-    monkeypatch.setattr(measured, "write_checkpoint", takes(0.2))
-    assert measured.steps_within(1.2 / 60, task, recipe.training, pick_device("cpu"), tmp_path) == 40
-    assert measured.steps_within(1.05 / 60, task, recipe.training, pick_device("cpu"), tmp_path) == 40
-    assert measured.steps_within(0.905 / 60, task, recipe.training, pick_device("cpu"), tmp_path) == 30
-
-
 @pytest.mark.parametrize(
     ("settings", "validations", "remarks"),
     [
@@ -188,27 +142,6 @@ def test_a_schedule_that_is_cut_is_named_before_and_after(
     train_task(task, make_recipe(validate_every=3, **settings), tmp_path)
     lines = capsys.readouterr().err.splitlines()
     assert sum("training.warmup" in line or "linear schedule" in line for line in lines) == remarks
-
-
-@pytest.mark.parametrize("settings", [["training.minutes=5"], ["training.steps=0"]])
-def test_steps_or_minutes_but_not_both(settings: list[str]) -> None:
-    with pytest.raises(RecipeError):
-        load_recipe("miniature", settings)
-    load_recipe("miniature", ["training.steps=0", "training.minutes=5"])
-
-
-def test_more_time_is_more_steps(copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, cpu = _timed(1.0), pick_device("cpu")
-    task = trained_kind(recipe).open(recipe, copying_data)
-    one, ten = (measured.steps_within(minutes, task, recipe.training, cpu, tmp_path) for minutes in (1.0, 10.0))
-    assert 3 < ten / one < 33
-    with pytest.raises(RecipeError):
-        measured.steps_within(1e-9, task, recipe.training, cpu, tmp_path)
-    assert not list(tmp_path.iterdir())
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
-    measured.steps_within(1.0, task, recipe.training.model_copy(update={"compile": True}), cpu, tmp_path)
-    assert len(compiled) == 1
 
 
 def test_the_run_needs_nothing_else(copying_data: Path, tmp_path: Path) -> None:
