@@ -1,20 +1,18 @@
 """Output: results on stdout; progress, notes and warnings on stderr."""
 
-import csv
 import io
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from phmctl.errors import WriteFailedError
-from phmctl.recipe import flatten
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -205,34 +203,6 @@ class Table:
         console.print(table)
         return [line.rstrip() for line in output.getvalue().splitlines()]
 
-    def latex(self) -> str:
-        """Return the table as a ``tabular`` of the package ``booktabs``; title and notes become comments."""
-        head, *body = (" & ".join(_latex(str(cell)) for cell in row) for row in (self.columns, *self.rows))
-        alignment = "l" + "r" * (len(self.columns) - 1)
-        lines = [f"% {_latex(self.title)}", rf"\begin{{tabular}}{{{alignment}}}"]
-        lines += [r"  \toprule", rf"  {head} \\", r"  \midrule"]
-        lines += [rf"  {row} \\" for row in body]
-        lines += [r"  \bottomrule", r"\end{tabular}"]
-        lines += [f"% {_latex(line)}" for line in self.below]
-        return "\n".join(lines) + "\n"
-
-
-def _latex(text: str) -> str:
-    return " ".join(text.split()).translate(_LATEX)
-
-
-def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV with one column per number (``scores.BLEU.mean``); missing values are empty."""
-    rows = []
-    for record in records:
-        rows.append({name: value for name, value in flatten(record) if not isinstance(value, list)})
-    columns = dict.fromkeys(name for row in rows for name in row)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
 
 @dataclass(frozen=True)
 class Shown:
@@ -240,25 +210,22 @@ class Shown:
 
     json: Any = None  # the document of ``--json``
     tables: Iterable[Table] = ()  # printed without ``--json``
-    records: Sequence[Mapping[str, Any]] = ()  # rows of ``--format csv``
     notes: Iterable[str] = ()  # lines on stderr, unless the output is JSON
     text: str = ""  # printed on stdout after the tables
     remarks: Iterable[str] = ()  # lines on stderr in every form
     code: int = 0
 
     def show(self, form: str = "table") -> None:
-        """Print the output as ``table``, ``json``, ``csv`` or ``latex``; raises as :func:`emit` does."""
+        """Print the output as ``table`` or ``json``. Raises as :func:`emit` does."""
         if form == "json":
             emit(json_text(self.json, indent=2) + "\n")
-        elif form == "csv":
-            emit(as_csv(self.records))
         else:
             for table in self.tables:
-                emit(table.latex() if form == "latex" else table.drawn())
+                emit(table.drawn())
         if form != "json":
             for line in self.notes:
                 note(line)
-        if self.text and form not in ("json", "csv"):
+        if self.text and form != "json":
             emit(self.text)
         for line in self.remarks:
             note(line)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 
-from phmctl.metrics.significance import Estimate, t_interval, two_sided_t, upper_tail
+from phmctl.metrics.significance import Estimate, t_interval, two_sided_t
 
 ROOT = Path(__file__).parent.parent
 MARGIN = 0.5  # the loss that a test of non-inferiority excludes
@@ -82,7 +82,8 @@ def welch(baseline: Sample, system: Sample) -> Change:
     freedoms = (baseline.count - 1, system.count - 1)
     freedom = sum(parts) ** 2 / sum(part**2 / degrees for part, degrees in zip(parts, freedoms, strict=True))
     value = system.mean - baseline.mean
-    lost = upper_tail(value + MARGIN, error, freedom)
+    half = two_sided_t((value + MARGIN) / error, freedom) / 2
+    lost = half if value + MARGIN > 0 else 1 - half
     return Change(t_interval(value, error, freedom), two_sided_t(value / error, freedom), lost)
 
 

@@ -7,8 +7,8 @@ import typer
 
 from phmctl.cli.build import app, command
 from phmctl.console import Shown
-from phmctl.errors import UserError, check_known
-from phmctl.options import Call, Json
+from phmctl.errors import UserError
+from phmctl.options import Call
 
 if TYPE_CHECKING:
     from phmctl.comparison.compare import Comparison
@@ -19,45 +19,35 @@ _COMMANDS = 20  # commands that are printed
 @command(app, "compare", target="compare")
 def compare(
     call: Call[list["Comparison"]],
-    format_: str = "table",
     paper: Annotated[str | None, typer.Option(metavar="TABLE")] = None,
-    json: Json = False,
-) -> None:
+) -> Shown:
     """Compare runs over seeds, or with a published table.
 
     Prints means, tested differences, sizes, speeds and other differences between the runs.
 
     Args:
-        format_: table, csv, latex or json.
         paper: Compare our runs with a published table: table1 to table5, ceng501, ni.
     """
-    check_known("format", format_, ("table", "csv", "latex", "json"))
-    tables = _compared_with_paper(call, paper) if paper else _compared(call)
-    tables.show("json" if json else format_)
+    return _compared_with_paper(call, paper) if paper else _compared(call)
 
 
 def _compared(call: Call[list["Comparison"]]) -> Shown:
     comparisons = call()
-    records = []
-    for comparison in comparisons:
-        document = comparison.as_json()
-        records += [{"split": document["split"], **row} for row in document["variants"]]
-    return _comparison_output(comparisons, _document(comparisons), records, "without a result yet (or add --eval):")
+    return _comparison_output(comparisons, _document(comparisons), "without a result yet (or add --eval):")
 
 
 def _compared_with_paper(call: Call[list["Comparison"]], paper: str) -> Shown:
     from phmctl.comparison.papers import compare_papers
 
     if call.arguments.keys() - {"names", "recipe", "checkpoint", "runs"}:
-        raise UserError("--baseline, --best-of, --budget, --eval, --margin and --split cannot be given with --paper")
+        raise UserError("--baseline, --eval and --split cannot be given with --paper")
     runs = None if call["runs"] is None else Path(call["runs"])
     papers = compare_papers(paper, call["names"], root=runs, recipe=call["recipe"], checkpoint=call["checkpoint"])
     document = {"tables": [table.as_json() for table in papers]}
-    records = [{"table": table["key"], **cell} for table in document["tables"] for cell in table["cells"]]
-    return _comparison_output(papers, document, records, "commands that fill empty cells, then phmctl eval:")
+    return _comparison_output(papers, document, "commands that fill empty cells, then phmctl eval:")
 
 
-def _comparison_output(comparisons: list[Any], document: Any, records: list[Any], missing: str) -> Shown:
+def _comparison_output(comparisons: list[Any], document: Any, missing: str) -> Shown:
     tables, notes, commands = [], [], []
     for comparison in comparisons:
         tables += comparison.tables()
@@ -67,7 +57,7 @@ def _comparison_output(comparisons: list[Any], document: Any, records: list[Any]
         notes += [missing, *commands[:_COMMANDS]]
     if len(commands) > _COMMANDS:
         notes.append(f"... and {len(commands) - _COMMANDS:,} more commands; --json lists all")
-    return Shown(document, tables, records, notes=notes)
+    return Shown(document, tables, notes=notes)
 
 
 @command(app, "report", target="compare")

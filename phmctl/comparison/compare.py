@@ -1,6 +1,5 @@
 """Compare variants of a model: scores over seeds, significance tests, sizes, speeds and other differences."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -12,18 +11,14 @@ import typer
 
 from phmctl.checkpoints import folder_name
 from phmctl.comparison.variants import (
-    BUDGETS,
     ComparedRun,
-    Trials,
     Variant,
-    best_of,
     choose_results,
     conditions,
     group_by_model,
     mean,
     mean_and_spread,
     spread,
-    within_budget,
 )
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
@@ -63,8 +58,6 @@ class Comparison:
     variants: tuple[Variant, ...]  # sorted by recipe, algebra and n
     baseline: Variant
     tests: Mapping[str, Sequence[SignificanceTest]]  # by the label of the variant
-    trials: tuple[Trials, ...] = ()  # with --best-of: the values that each model was trained with
-    margin: float | None = None  # of the non-inferiority tests
 
     @cached_property
     def same_machine(self) -> bool:
@@ -82,12 +75,7 @@ class Comparison:
         yield from merge_lines(lines, len(systems))
 
     def notes(self) -> Iterator[str]:
-        """Yield limitations of the comparison, such as single seeds, unfinished runs and unequal trials."""
-        for trials in self.trials:
-            yield str(trials)
-        if len({len(trials.scores) for trials in self.trials}) > 1:
-            counts = ", ".join(f"{trials.model} {len(trials.scores)}" for trials in self.trials)
-            yield f"models were tried with different numbers of values ({counts}); this favours models with more values"
+        """Yield limitations of the comparison, such as single seeds and unfinished runs."""
         notes = [(variant.label, list(_notes(variant, self.split))) for variant in self.variants]
         yield from merge_lines(notes, len(self.variants))
         yield from copy_notes(self.variants)
@@ -95,8 +83,6 @@ class Comparison:
         if len({*steps.values()}) > 1:
             counts = ", ".join(f"{label} {count} steps" for label, count in steps.items())
             yield f"the models were not trained equally long: {counts}"
-        if self.margin is not None and not self.tests:
-            yield f"the margin of {self.margin:g} is not tested because no difference could be tested"
         if not self.same_machine:
             members = [(variant.label, member) for variant in self.variants for member in variant.runs]
             places = {f"{label} on {machine}" for label, member in members for machine in member.machines}
@@ -136,15 +122,12 @@ class Comparison:
             labels = "" if len(single) == len(self.tests) else f"{', '.join(single)}: "
             title += f";\n{labels}{ONE_SEED}"
         columns = ["model", "metric", "difference", "p", "p (Holm)"]
-        if self.margin is not None:
-            columns.append(f"p (worse by {self.margin:g})")
         rows = []
         for label, tests in self.tests.items():
             for test in tests:
-                change, p_margin = test.estimate.difference, test.estimate.p_not_inferior
+                change = test.estimate.difference
                 interval = within(change.value, change.low, change.high, "+.2f")
-                row = [label, test.metric, interval, p_words(test.estimate.p_value), p_words(test.p_holm)]
-                rows.append(row if p_margin is None else [*row, p_words(p_margin)])
+                rows.append([label, test.metric, interval, p_words(test.estimate.p_value), p_words(test.p_holm)])
         methods = dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests)
         return Table(title, columns, rows, text=(1,), below=[*methods])
 
@@ -163,9 +146,7 @@ class Comparison:
         return {
             "split": self.split,
             "baseline": self.baseline.label,
-            "margin": self.margin,
             "metrics": [asdict(metric) for metric in self.metrics],
-            "trials": [asdict(trials) for trials in self.trials],
             "variants": [self._variant_json(variant) for variant in self.variants],
             "conditions": conditions(self.variants),
             "differences": list(self.differences()),
@@ -217,9 +198,6 @@ def compare(
     checkpoint: str | None = None,
     baseline: Annotated[str | None, typer.Option(metavar="RUN|VARIANT")] = None,
     score: Annotated[bool, typer.Option("--eval")] = False,
-    best: Annotated[str | None, typer.Option("--best-of", metavar="KEY")] = None,
-    budget: str | None = None,
-    margin: float | None = None,
 ) -> list[Comparison]:
     """Compare runs over their seeds; return one comparison for each split.
 
@@ -229,13 +207,10 @@ def compare(
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
         baseline: Run or label of a variant to compare with (default: the dense variant, else the first).
         score: First score the runs that have the text and the checkpoint but no result.
-        best: Compare the runs whose value of this recipe key gives their model the best validation score.
-        budget: parameters (without embeddings) or minutes: compare only variants within a tenth of the baseline's.
-        margin: Also test that each variant is worse than the baseline by less than this number of points.
 
     Raises:
-        RunError: no run matches, the runs cannot be compared, or an argument is out of range.
-        UserError: the split, the checkpoint or the budget is unknown.
+        RunError: no run matches, or the runs cannot be compared.
+        UserError: the split or the checkpoint is unknown.
     """
     root = None if runs is None else Path(runs)
     selection = [names] if isinstance(names, str | Path) else list(names)
@@ -247,17 +222,10 @@ def compare(
         with suppress(UserError):  # the baseline may be a label
             select_runs([baseline], root)
             selection.append(baseline)
-    if budget is not None:
-        check_known("budget", budget, BUDGETS)
-    if margin is not None and not 0 <= margin < math.inf:
-        raise RunError(f"--margin {margin}: the margin must be a finite number of points, 0 or more")
     checkpoint = checkpoint and folder_name(checkpoint)
     summaries = list_runs(selection, root)
     if not summaries:
         raise RunError(f"no readable run at {', '.join(map(str, selection))}")
-    trials: list[Trials] = []
-    if best is not None:
-        summaries, trials = best_of(summaries, best)
     comparisons = []
     for name in requested_splits([summary.run for summary in summaries], split):
         check_split_and_checkpoint(summaries, name, checkpoint)
@@ -266,12 +234,9 @@ def compare(
             members = _score_missing(members, name, checkpoint)
         variants = group_by_model(members)
         reference = _find_baseline(variants, baseline, root)
-        if budget is not None:
-            variants = within_budget(variants, reference, budget)
         _check_comparable(variants, reference, name)
         metrics = tuple(trained_kind(reference.first.run.recipe).metrics)
-        tests = _test(variants, reference, margin)
-        comparisons.append(Comparison(name, metrics, tuple(variants), reference, tests, tuple(trials), margin))
+        comparisons.append(Comparison(name, metrics, tuple(variants), reference, _test(variants, reference)))
     return comparisons
 
 
@@ -336,7 +301,7 @@ def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str
             raise RunError(f"{folder} was scored with another case or tokenizer than {first_folder}; score both again")
 
 
-def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) -> dict[str, list[SignificanceTest]]:
+def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[SignificanceTest]]:
     """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label."""
     kind = trained_kind(baseline.first.run.recipe)
     comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
@@ -348,7 +313,7 @@ def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) 
         for metric in metrics:
             uncorrected = []
             for variant in systems:
-                uncorrected.append(compare_answers(comparer, metric, baseline.answers, variant.answers, margin))
+                uncorrected.append(compare_answers(comparer, metric, baseline.answers, variant.answers))
                 advance(1)
             corrected = holm([test.estimate.p_value for test in uncorrected])
             for variant, test, p_holm in zip(systems, uncorrected, corrected, strict=True):
@@ -357,7 +322,7 @@ def _test(variants: Sequence[Variant], baseline: Variant, margin: float | None) 
 
 
 def compare_answers(
-    comparer: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers], margin: float | None
+    comparer: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]
 ) -> SignificanceTest:
     """Test the difference of two models' mean scores over seeds, system minus baseline.
 
@@ -365,7 +330,7 @@ def compare_answers(
     side it is the task's paired test, which says something about these two trainings only.
     """
     scorers = comparer.scorer(metric, baseline), comparer.scorer(metric, system)
-    estimate = difference(*scorers, len(baseline[0].outputs), margin=margin)
+    estimate = difference(*scorers, len(baseline[0].outputs))
     seeds = len(baseline), len(system)
     if seeds != (1, 1):
         return SignificanceTest(metric, POOLED if 1 in seeds else OVER_SEEDS, estimate)

@@ -1,8 +1,4 @@
-"""Group runs into variants, choose the result of each run, and restrict a comparison to fair models.
-
-A variant is one model trained with several seeds. ``--best-of`` compares each model at its best tried value of a recipe
-key; ``--budget`` compares models of equal cost.
-"""
+"""Group runs into variants, which are models trained with several seeds, and choose the result of each run."""
 
 import math
 import shlex
@@ -10,26 +6,22 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from phmctl.console import warn
-from phmctl.errors import RecipeError, RunError, nearest
-from phmctl.recipe import flatten
+from phmctl.errors import RunError
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
-from phmctl.runs.summary import Best, Parameters, Summary, format_value, run_differences, same_model
+from phmctl.runs.summary import Parameters, Summary, run_differences, same_model
 from phmctl.tasks.answers import Answers, Metric
 from phmctl.tasks.registry import trained_kind
 
 T = TypeVar("T")
 
-BUDGETS = ("parameters", "minutes")
 _LABEL_VALUE_LENGTH = 16  # characters of a value in a label
-_BUDGET_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -340,107 +332,3 @@ def _marks(members: Sequence[ComparedRun]) -> list[str]:
         if len(set(marks)) == len(members):
             return marks
     return [f"({number})" for number in range(1, len(members) + 1)]
-
-
-@dataclass(frozen=True)
-class Trials:
-    """The values of a recipe key with which one model was trained, and their validation scores."""
-
-    model: str  # label in tables
-    key: str  # the recipe key, such as training.learning_rate
-    scores: dict[float | str, float]  # mean best validation score over the common seeds, by value
-    metric: str  # the metric of the scores; a lower loss is better
-    best: float | str  # the value with the best score
-
-    def __str__(self) -> str:
-        scores = ", ".join(f"{format_value(value)}: {score:.4g}" for value, score in self.scores.items())
-        values = list(self.scores)  # ascending
-        at_the_end = len(values) > 1 and self.best in (values[0], values[-1])  # a value beyond may be better
-        warning = ", at the end of the tried values" if at_the_end else ""
-        return (
-            f"{self.model}: {self.key} = {format_value(self.best)}{warning} ({self.metric} on valid by value: {scores})"
-        )
-
-
-@dataclass(frozen=True)
-class _Trial:
-    summary: Summary
-    value: float | str  # of the key
-    best: Best  # the run's best validation
-
-
-def best_of(summaries: Sequence[Summary], key: str) -> tuple[list[Summary], list[Trials]]:
-    """Return the runs with each model's best value of a recipe key, and the trials of each model.
-
-    Runs are of one model if they differ only in this key and the seed. The best value has the best mean validation
-    score over the seeds that all values share; without shared seeds, over all seeds.
-    """
-    if key == "training.seed":
-        raise RecipeError(f"--best-of {key}: the best seed does not describe a model; name another setting")
-    unvalidated = [summary.run.name for summary in summaries if summary.best is None]
-    if unvalidated:
-        warn(f"runs without a validation are left out: {', '.join(unvalidated)}")
-    trained = [_Trial(summary, _value_of(summary, key), summary.best) for summary in summaries if summary.best]
-    models = _group(trained, lambda first, trial: same_model(first.summary.run, trial.summary.run, key))
-    if not models:
-        raise RunError("no run has a validation to choose by; train one")
-    if all(len({trial.value for trial in model}) == 1 for model in models):
-        raise RunError(f"--best-of {key}: no two runs differ only in this key and the seed")
-    choices = [_choose_value(model, key) for model in models]
-    tried = [trial.summary for by_value, _ in choices for seeds in by_value.values() for trial in seeds.values()]
-    unfinished = [summary.run.name for summary in tried if summary.state != "finished"]
-    if unfinished:
-        warn(f"unfinished runs may still change the best values: {', '.join(unfinished)}")
-    kept = [[trial.summary for trial in by_value[trials.best].values()] for by_value, trials in choices]
-    labels = _labels([ComparedRun(runs[0], None) for runs in kept])
-    labelled = [replace(trials, model=label) for label, (_, trials) in zip(labels, choices, strict=True)]
-    return [summary for runs in kept for summary in runs], labelled
-
-
-_ByValue = dict[float | str, dict[int, _Trial]]  # one trial per value and seed
-
-
-def _choose_value(trials: Sequence[_Trial], key: str) -> tuple[_ByValue, Trials]:
-    """Return the trials of one model by value and seed, and their scores without the model's label."""
-    by_value: _ByValue = {}
-    finished_last = sorted(trials, key=lambda trial: trial.summary.state == "finished")
-    for trial in sorted(finished_last, key=lambda trial: (isinstance(trial.value, str), trial.value)):
-        by_value.setdefault(trial.value, {})[trial.summary.recipe.training.seed] = trial
-    common = set.intersection(*map(set, by_value.values()))
-    if not common:
-        name = trials[0].summary.run.name
-        warn(f"{name} and its model's other runs: no seed was trained with all values of {key}; all seeds are averaged")
-    scores = {}
-    for value, seeds in by_value.items():
-        scores[value] = statistics.fmean(trial.best.value for seed, trial in seeds.items() if seed in (common or seeds))
-    metric = trials[0].best.metric
-    choose = min if metric == "loss" else max
-    return by_value, Trials("", key, scores, metric, best=choose(scores, key=scores.__getitem__))
-
-
-def _value_of(summary: Summary, key: str) -> float | str:
-    values = dict(flatten(summary.run.recipe.model_dump()))
-    if key not in values:
-        raise RecipeError(f"--best-of {key}: unknown key of {summary.run.name}{nearest(key, list(values))}")
-    value = values[key]
-    return value if type(value) in (int, float) else str(value)
-
-
-def within_budget(variants: Sequence[Variant], baseline: Variant, budget: str) -> list[Variant]:
-    """Return the variants whose cost is within a tenth of the baseline's, and warn about the others."""
-    costs: dict[str, float | None] = {}
-    for variant in variants:
-        costs[variant.label] = variant.minutes if budget == "minutes" else variant.without_embeddings
-    target = costs[baseline.label]
-    if target is None:
-        raise RunError(f"--budget {budget}: the {budget} of {baseline.label} are not known")
-    kept = [
-        variant for variant in variants if abs((costs[variant.label] or 0.0) - target) <= _BUDGET_TOLERANCE * target
-    ]
-    known = ", ".join(f"{label} {cost:,.6g}" for label, cost in costs.items() if cost is not None)
-    if len(kept) < 2:
-        raise RunError(f"--budget {budget}: no model is within a tenth of {baseline.label} ({known})")
-    if len(kept) < len(variants):
-        excluded = ", ".join(variant.label for variant in variants if variant not in kept)
-        warn(f"left out because their {budget} are not within a tenth of {baseline.label}: {excluded} ({known})")
-    return kept

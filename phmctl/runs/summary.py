@@ -269,10 +269,10 @@ def run_differences(first: Run, second: Run) -> Changes:
     return changes
 
 
-def same_model(first: Run, second: Run, *ignored: str) -> bool:
-    """Return whether two runs differ only in the seed, the software versions and the ignored keys."""
+def same_model(first: Run, second: Run) -> bool:
+    """Return whether two runs differ only in the seed and the software versions."""
     models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.n) for run in (first, second)}
-    return len(models) == 1 and not run_differences(first, second).keys() - {"made with", *ignored}
+    return len(models) == 1 and not run_differences(first, second).keys() - {"made with"}
 
 
 def difference_lines(changes: Mapping[str, tuple[Any, Any]], baseline: str = "the baseline") -> list[str]:

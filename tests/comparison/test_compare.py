@@ -1,22 +1,17 @@
-import csv
-import io
 import json
 import math
 import re
 import shutil
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from phmctl.comparison.compare import OVER_SEEDS, POOLED
 from phmctl.comparison.variants import conditions, mean_and_spread
-from phmctl.console import Table
 from phmctl.data.copies import record_copies
 from phmctl.errors import RunError
 from phmctl.metrics.text import bleu, paired_bootstrap
-from phmctl.runs import Run
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import ScoreRequest
 from phmctl.tasks.registry import trained_kind
@@ -258,32 +253,6 @@ def test_runs_with_different_training_settings_are_different_variants(tmp_path: 
     comparison = compare_runs([str(tmp_path)])
     labels = [variant.label for variant in comparison.variants]
     assert labels == ["real (1)", "real (2)", "real (3)"]  # no key has three values
-
-
-def test_csv_reads_back_with_all_figures(root: Path) -> None:
-    comparison = compare_runs([str(root)])
-    rows = list(csv.DictReader(io.StringIO(call("compare", root, "--format", "csv").stdout)))
-    assert [(row["label"], row["n"], row["scores.BLEU.mean"]) for row in rows] == [
-        (variant.label, n, str(statistics.fmean(variant.values(comparison.metrics[0]))))
-        for variant, n in zip(comparison.variants, "41", strict=True)
-    ]
-    assert [row["seeds"] for row in rows] == ["2", "3"]
-    test = comparison.tests["phm-n4"][0].estimate
-    assert float(rows[0]["tests.BLEU.difference.value"]) == pytest.approx(test.difference.value)
-    assert float(rows[0]["tests.BLEU.p_value"]) == test.p_value
-    assert rows[1]["tests.BLEU.p_value"] == ""
-
-
-def test_latex_escapes_special_characters(root: Path) -> None:
-    shown = call("compare", root, "--format", "latex").stdout
-    tables = [table.latex() for table in compare_runs([str(root)]).tables()]
-    assert shown == "".join(tables)
-    assert tables[0].split("\n")[1] == r"\begin{tabular}{lrrrr}"
-    cells = [line.removesuffix(r"\\").split("&") for line in tables[0].split("\n") if line.endswith(r"\\")]
-    assert [(row[0].strip(), len(row)) for row in cells] == [("model", 5), ("phm-n4", 5), ("real", 5)]
-    assert r"$\pm$" in cells[1][2]
-    (line,) = (line for line in Table("", ("50 % of a_b & {c}\n#1 ^ ~ \\x $",), []).latex().split("\n") if "50" in line)
-    assert line.strip() == r"50 \% of a\_b \& \{c\} \#1 \textasciicircum{} \textasciitilde{} \textbackslash{}x \$ \\"
 
 
 def average(run: Run, lines: Sequence[str]) -> None:
