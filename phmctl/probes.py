@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.accounting.published import probing_rows
 from phmctl.algebra.initialisation import SeededDraws
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
@@ -44,6 +43,7 @@ from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.shipped import shipped_names
 
 VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
 # scores of a task and their column titles
@@ -97,7 +97,8 @@ def probe(
 def _prepared(root: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
     """Return the recipes of the tasks whose data is prepared, or of the one that ``data.card`` names."""
     cards = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.card=")]
-    tasks = [card.replace("probing-", "probe-", 1) for card in cards[-1:]] or [row.task for row in probing_rows()]
+    cards = cards[-1:] or [name for name in shipped_names("cards") if name.startswith("probing-")]
+    tasks = [card.replace("probing-", "probe-", 1) for card in cards]
     recipes = {}
     for task in tasks:
         defaults = [f"data.card={task.replace('probe-', 'probing-', 1)}"]
@@ -260,79 +261,41 @@ class ProbingReport:
     against: str | None = None  # the baseline's name
     pooling: str = "mean"  # how encoder states became a vector
 
-    @property
-    def missing(self) -> list[str]:
-        """The published tasks without a score."""
-        return [row.task for row in probing_rows() if row.task not in self.tasks]
-
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values; averages are over the scored tasks of each group."""
-        averages = {group: self._averages(tasks) for group, tasks in _groups().items()}
-        averages = {group: percents for group, percents in averages.items() if percents}
-        return {**asdict(self), "averages": averages, "missing": self.missing}
+        return {**asdict(self), "averages": self._averages()}
 
     def tables(self) -> Iterator[Table]:
-        """Yield the table in the paper's arrangement; the user's own corpora come last."""
-        labels = {row.task: row.label for row in probing_rows()}
-        rows = []
-        for group, tasks in _groups().items():
-            rows += [self._row(labels[task], [task]) for task in tasks]
-            scored = len(self.tasks.keys() & set(tasks))
-            count = f" of {scored}" if scored < len(tasks) else ""
-            rows.append(self._row(f"{group}, average{count}", tasks, average=True))
-        rows += [self._row(task, [task]) for task in self.tasks if task not in labels]
-        columns = [_COLUMNS[name] for name in self._names] + ["Δ"] * (self.against is not None)
-        yield Table(f"probing: accuracy of {self.run} in %", ["", *columns, "Base", "NI", "Δ"], rows)
+        """Yield a table with a row for each task and their average."""
+        rows = [self._row(task) for task in self.tasks]
+        averages = self._averages()
+        gain = [_gain(averages["against"], averages["run"])] if self.against else []
+        rows.append(["average", *(f"{percent:.2f}" for percent in averages.values()), *gain])
+        columns = [_COLUMNS[name] for name in averages] + ["Δ"] * len(gain)
+        yield Table(f"probing: accuracy of {self.run} in %", ["", *columns], rows)
 
-    @property
-    def _names(self) -> list[str]:
-        return [name for name in _COLUMNS if self.against or not name.startswith("against")]
+    def _averages(self) -> dict[str, float]:
+        """Return the mean accuracies in % over the tasks."""
+        names = [name for name in _COLUMNS if self.against or not name.startswith("against")]
+        return {name: 100 * fmean(scores.figures[name].value for scores in self.tasks.values()) for name in names}
 
-    def _averages(self, tasks: Sequence[str]) -> dict[str, float]:
-        """Return the mean accuracies in % over the scored tasks; empty without any."""
-        scored = [self.tasks[task].figures for task in tasks if task in self.tasks]
-        return {name: 100 * fmean(figures[name].value for figures in scored) for name in self._names if scored}
-
-    def _row(self, label: str, tasks: Sequence[str], *, average: bool = False) -> list[str]:
-        """Return the mean accuracies over some tasks, or a task's with intervals, and the published means."""
-        cells = [label]
-        percents = self._averages(tasks)
-        for name in self._names:
-            if not percents:
-                cells.append("–")
-                continue
-            cell = f"{percents[name]:.2f}" if average else f"{percents[name]:.1f}"
-            if not average and name in ("run", "against"):
-                figure = self.tasks[tasks[0]].figures[name]
+    def _row(self, task: str) -> list[str]:
+        """Return a task's accuracies in %, those of encoder states with their intervals."""
+        figures = self.tasks[task].figures
+        cells = [task.removeprefix("probe-")]
+        for name, figure in figures.items():
+            cell = f"{100 * figure.value:.1f}"
+            if name in ("run", "against"):
                 cell += f" ({100 * figure.lower:.1f}–{100 * figure.upper:.1f})"
             cells.append(cell)
-        if self.against is not None:
-            cells.append(_gain(percents["against"], percents["run"]) if percents else "–")
-        published = [row for row in probing_rows() if row.task in tasks]
-        if not published:
-            return [*cells, "–", "–", "–"]
-        base, composed = fmean(row.base for row in published), fmean(row.composed for row in published)
-        return [*cells, f"{base:.2f}", f"{composed:.2f}", _gain(base, composed)]
+        return [*cells, _gain(figures["against"].value, figures["run"].value)] if self.against else cells
 
     @property
     def notes(self) -> Iterator[str]:
         baseline = f"; base: {self.against}" if self.against else ""
         yield f"run: {self.run} ({self.checkpoint}){baseline}; 95 % intervals"
         sizes = {scores.train for scores in self.tasks.values()}
-        yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences, the published ones to 100,000"
+        yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"
-        yield "right: as published (Li et al. 2020, Table 3); our averages are over the scored tasks"
-        if self.missing:
-            names = [task.removeprefix("probe-") for task in self.missing]
-            yield f"no data for {', '.join(names)}: phmctl prepare-data probing-{names[0]} --source DIR"
-
-
-def _groups() -> dict[str, list[str]]:
-    """Return the published tasks by group, in the paper's order."""
-    groups: dict[str, list[str]] = {}
-    for row in probing_rows():
-        groups.setdefault(row.group, []).append(row.task)
-    return groups
 
 
 def _gain(base: float, system: float) -> str:

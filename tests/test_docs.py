@@ -14,9 +14,7 @@ import yaml
 
 import phmctl
 from phmctl import errors
-from phmctl.accounting.published import published_tables
 from phmctl.cli.main import app
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RECIPES
 from phmctl.shipped import shipped_names
 from tools import reference
@@ -92,17 +90,6 @@ def test_every_command_on_a_page_has_its_options(path: Path) -> None:
         assert {each.partition("=")[0] for each in settings if "=" in each and "." in each.split("=")[0]} <= keys, words
         if command.name == "train" and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
             assert words[0] in {*shipped_names("recipes"), "…"} or words[0].startswith("--"), words
-
-
-def test_the_page_of_the_papers_tables_has_every_recipe_with_its_card_and_steps() -> None:
-    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    for table in published_tables():
-        for column in table.columns:
-            recipe = load_recipe(column.recipe)
-            [row] = re.findall(rf"^\| .*`{recipe.name.removesuffix('-big')}`.*$", page, re.MULTILINE)
-            named = (f"`{recipe.data.card}`", f"`{table.names[0]}-", f" {recipe.training.steps:,}")
-            assert [each for each in named if each not in row] == []
-            assert all(f"`{name}`" in page for name in column.stand_ins if not name.startswith(("table", "ceng")))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""``eval --probing``: the vectors of an encoder, the fitted probes, and Table 3."""
+"""``eval --probing``: the vectors of an encoder, the fitted probes, and their table."""
 
 import json
 import shutil
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from phmctl import probes
-from phmctl.accounting.published import probing_rows
 from phmctl.data.prepared.folder import PreparedData
 from phmctl.data.prepared.prepare import prepare
 from phmctl.data.special import EOS
@@ -21,17 +20,11 @@ from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import scores_of
-from phmctl.shipped import shipped_names
 from tests.calls import call
 
 BRIEF = ("training.steps=60", "training.validate_every=30", "data.language=null")
 LEARNED = ("training.steps=100", "training.patience=0")
 TEXTS = ["Der Hund schläft.", "", "Die Katzen sehen heute den alten Mann am Hafen."]
-AVERAGES = {  # Table 3: rows of averages and their relative improvements
-    "surface": ("77.60", "77.81", "+0.3%"),
-    "syntactic": ("65.00", "66.24", "+1.9%"),
-    "semantic": ("74.61", "76.13", "+2.0%"),
-}
 
 
 def recipe(*settings: str) -> ProbingRecipe:
@@ -188,14 +181,17 @@ def share(right: int, total: int = 100) -> Any:
     return accuracy(["a"] * right + ["b"] * (total - right), ["a"] * total)
 
 
-def test_the_table_shows_the_published_averages_and_own_tasks_last() -> None:
-    scores = TaskScores({"majority": share(40), "run": share(60), "run_bag": share(50)}, 9)
-    [table] = ProbingReport("r", "best", {"probe-subj-number": scores, "mine": scores}).tables()
-    rows = {row[0].partition(",")[0]: row for row in table.rows if "average" in str(row[0])}
-    assert {group: (*row[-3:],) for group, row in rows.items()} == AVERAGES
-    assert [*table.rows[-1]] == ["mine", "40.0", "60.0 (50.2–69.1)", "50.0", "–", "–", "–"]
-    cards = {name.replace("probing", "probe") for name in shipped_names("cards") if name.startswith("probing-")}
-    assert {row.task for row in probing_rows()} == cards
+def test_the_table_shows_each_task_and_their_average() -> None:
+    tasks = {
+        "probe-subj-number": TaskScores({"majority": share(40), "run": share(60), "run_bag": share(50)}, 9),
+        "mine": TaskScores({"majority": share(20), "run": share(80), "run_bag": share(60)}, 9),
+    }
+    [table] = ProbingReport("r", "best", tasks).tables()
+    assert [[*row] for row in table.rows] == [
+        ["subj-number", "40.0", "60.0 (50.2–69.1)", "50.0"],
+        ["mine", "20.0", "80.0 (71.1–86.7)", "60.0"],
+        ["average", "30.00", "70.00", "55.00"],
+    ]
 
 
 def test_one_command_probes_the_prepared_tasks_and_fits_no_probe_twice(
@@ -224,7 +220,7 @@ def test_one_command_probes_the_prepared_tasks_and_fits_no_probe_twice(
 
 
 def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="prepare-data probing-sentence-length"):
+    with pytest.raises(DataError, match="prepare-data probing-"):
         probe(tiny_run.folder, data=tmp_path / "nothing")
     with pytest.raises(DataError, match="prepare-data mine"):
         probe(tiny_run.folder, data=copied_data, settings=["data.card=mine"])

@@ -114,7 +114,7 @@ NI = [name for name in NAMES if name.startswith("ni-")]
 @pytest.mark.parametrize("name", NI)
 def test_each_row_of_the_paper_is_the_recipe_with_two_settings(name):
     for row in published_tables("ni")[0].rows:
-        recipe = load_recipe(name, row.options[1::2])
+        recipe = load_recipe(name, row.settings)
         layers, heads = recipe.model.compose_layers, recipe.model.compose_heads
         model = build_transformer(recipe.model, 8, 8, device="meta")
         composed = [path for path, _ in model.named_parameters() if ".composition." in path or "output.P" in path]
@@ -127,8 +127,8 @@ def test_each_row_of_the_paper_is_the_recipe_with_two_settings(name):
 @pytest.mark.parametrize("name", [name for name in NI if "wmt14" in name])
 def test_the_models_have_the_published_parameters(name):
     size, body = ("-big", 176_357_376) if name.endswith("big") else ("", 44_138_496)
-    base, both = (row for row in published_tables("ni")[1].rows if row.size == size)
-    plain, composed = (ledger_for_recipe(load_recipe(name, row.options[1::2])) for row in (base, both))
+    base, both = (row for row in published_tables("ni")[1].rows if row.label.startswith("Big") is bool(size))
+    plain, composed = (ledger_for_recipe(load_recipe(name, row.settings)) for row in (base, both))
     assert plain.without_embeddings.parameters == body
     assert composed.totals.parameters - plain.totals.parameters == both.counts[1].count - base.counts[0].count
 

@@ -6,7 +6,11 @@ function of that name (:data:`BLOCKS`) returns. Each number is stored once, in t
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import yaml
+
+from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.answers import signed, within
 from tools import results
 from tools.results import MARGIN, WIDE, Change, File, against_dense, duration, parameters, plateau, select, welch
@@ -277,3 +281,22 @@ def interaction() -> str:
         if row["steps"] == "900":
             rows.append([row["model"], f"{int(row['parameters']):,}", row["perplexity"], row["BLEU"], row["chrF"]])
     return table(["maps", "parameters with embeddings", "perplexity", "BLEU", "chrF"], rows)
+
+
+# ------------------------------------------------------------------------------------------------- docs/reproduce.md
+
+
+@block
+def papers() -> str:
+    """Return the scores of docs/lab/published.yaml, a table for each table of the papers."""
+    path = results.ROOT / "docs" / "lab" / "published.yaml"
+    parts = []
+    for published in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):  # scores as they are printed
+        head, rows = ["", "recipe", "card", "steps", *published["models"]], []
+        for column in published["columns"]:
+            recipe: Any = load_recipe(column["recipe"])
+            card = column.get("card", recipe.data.card)
+            name = f"{column['name']}; here {column['here']}" if "here" in column else column["name"]
+            rows.append([name, f"`{recipe.name}`", f"`{card}`", f"{recipe.training.steps:,}", *column["scores"]])
+        parts.append(f"**{published['title']}**\n\n{table(head, rows)}")
+    return "\n\n".join(parts)

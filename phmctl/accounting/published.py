@@ -1,4 +1,4 @@
-"""Published tables. ``published.yaml`` holds the data and explains each key."""
+"""Published figures of parameters. ``published.yaml`` holds the data and explains each key."""
 
 from functools import cache
 from pathlib import Path
@@ -27,9 +27,7 @@ class Count(NamedTuple):
 class Row(_Data):
     label: str
     figure: str
-    variant: str
-    options: _Words = ()
-    size: str = ""
+    settings: _Words = ()
     counts: tuple[Count, ...]
     unit: int | None = None
     cut: bool = False
@@ -48,17 +46,6 @@ class Row(_Data):
         return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": agreement}
 
 
-class Column(_Data):
-    label: str
-    recipe: str
-    scores: _Words
-    metric: str
-    split: str = "test"
-    setup: dict[str, Any] = {}
-    stand_ins: tuple[str, ...] = ()
-    remark: str = ""
-
-
 class Maps(_Data):
     """The linear maps that a table counts: names that start with `below`, with or without biases."""
 
@@ -71,11 +58,7 @@ class PublishedTable(_Data):
     names: tuple[str, ...]
     title: str
     rows: tuple[Row, ...]
-    columns: tuple[Column, ...]
-    unsaid: str
-    score: str
     notes: tuple[str, ...]
-    counted: str = "everything"
     maps: Maps | None = None
 
     def measure(self, ledger: Ledger) -> int:
@@ -87,17 +70,7 @@ class PublishedTable(_Data):
 
     def as_json(self) -> dict[str, Any]:
         rows = [row.as_json() for row in self.rows]
-        return {"key": self.key, "title": self.title, "counted": self.counted, "rows": rows, "notes": list(self.notes)}
-
-
-class ProbingRow(_Data):
-    """A row of Li et al. 2020, Table 3: accuracies in % of the base model and of the one with neuron interaction."""
-
-    group: str
-    label: str
-    task: str
-    base: float
-    composed: float
+        return {"key": self.key, "title": self.title, "rows": rows, "notes": list(self.notes)}
 
 
 def published_tables(name: str = "") -> list[PublishedTable]:
@@ -112,17 +85,9 @@ def table_names() -> list[str]:
 
 
 @cache
-def probing_rows() -> tuple[ProbingRow, ...]:
-    return tuple(ProbingRow(**row) for row in _content()["probing"])
-
-
-@cache
 def _tables() -> tuple[PublishedTable, ...]:
-    return tuple(PublishedTable(key=key, **table) for key, table in _content()["tables"].items())
-
-
-def _content() -> Any:
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return tuple(PublishedTable(key=key, **table) for key, table in content["tables"].items())
 
 
 def agrees(figure: str, count: int, unit: float | None = None, *, cut: bool = False) -> bool:

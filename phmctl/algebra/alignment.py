@@ -1,4 +1,4 @@
-"""Compare rules up to a change of basis, and find the known algebra nearest to a learned rule.
+"""Compare rules up to a change of basis.
 
 ``H = Σᵢ kron(A[i], S[i])`` does not change when its terms are mixed. For every invertible P
 
@@ -13,20 +13,12 @@ matrices A[i]. Two rules that give the same H are then related by a change of ba
 dimensions (with a single hypercomplex feature in and out, m = 1), H determines only m dimensions of the span.
 
 Unrelated n-dimensional subspaces of the n² matrices have a distance of √(1 − 1/n) on average.
-:func:`chance_distance` gives the threshold for the nearest of all known algebras.
 """
 
-from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from phmctl.algebra.kronecker import fixed_rule
-from phmctl.dimension import FIXED_DIMENSION
-
-_RANDOM_RULES = 200  # sample size of chance_distance
 
 
 class Alignment(NamedTuple):
@@ -80,54 +72,3 @@ def _row_space(matrix: Tensor) -> Tensor:
     rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rank = int((singular > rounding * singular[0]).sum())
     return right[:rank].t()
-
-
-class NearestAlgebra(NamedTuple):
-    """The known algebra nearest to a learned rule A."""
-
-    name: str
-    rule: Tensor  # A* of the algebra, (n, n, n), float64
-    aligned: Tensor  # Σⱼ P[i, j] A[j], the learned rule in the basis nearest to A*
-    distance: float  # ‖P·A − A*‖ / ‖A*‖: 0 if A* is in the span of the A[i], 1 if A* is orthogonal to it
-
-
-def nearest_known(rule: Tensor) -> NearestAlgebra:
-    """Return the known algebra nearest to a rule A after a change of basis; A is (n, n, n) with n ≥ 2."""
-    learned = rule.detach().to("cpu", torch.float64)
-    algebras = known_rules(len(rule))
-    alignments = {name: align_rules(learned, target) for name, target in algebras.items()}
-    nearest = min(alignments, key=lambda name: alignments[name].relative_error)
-    P, distance, *_ = alignments[nearest]
-    return NearestAlgebra(nearest, algebras[nearest], torch.einsum("ij,jab->iab", P, learned), distance)
-
-
-@cache
-def known_rules(n: int) -> Mapping[str, Tensor]:
-    """Return the rules of the named algebras of dimension n, in float64, by name."""
-    rules = {name: fixed_rule(name, dtype=torch.float64) for name, size in FIXED_DIMENSION.items() if size == n > 1}
-    i, b = torch.arange(n)[:, None], torch.arange(n)
-    cyclic, componentwise = torch.zeros(2, n, n, n, dtype=torch.float64)
-    cyclic[i, (i + b) % n, b] = 1.0  # e_i e_b = e_(i + b mod n)
-    componentwise[b, b, b] = 1.0
-    rules["split-complex" if n == 2 else "cyclic (circulant)"] = cyclic
-    if n == 4:
-        units = torch.eye(4, dtype=torch.float64).view(4, 2, 2)  # E₁₁, E₁₂, E₂₁, E₂₂
-        rules["2×2 matrices"] = torch.einsum("ipq,bqr,apr->iab", units, units, units)
-        for name in ("complex", "split-complex"):
-            rules[f"{name} ⊗ {name}"] = torch.kron(known_rules(2)[name], known_rules(2)[name])
-    if n == 8:
-        rules["complex ⊗ quaternion"] = torch.kron(known_rules(2)["complex"], known_rules(4)["quaternion"])
-    rules["polynomials mod xⁿ"] = cyclic.where((i + b < n)[:, None], 0.0)
-    rules["componentwise"] = componentwise
-    return rules
-
-
-@cache
-def chance_distance(n: int) -> float:
-    """Return the 5 % quantile of the distance from a random rule to the nearest known algebra, from a fixed seed."""
-    generator = torch.Generator().manual_seed(0)
-    distances = []
-    for _ in range(_RANDOM_RULES):
-        rule = torch.randn(n, n, n, generator=generator, dtype=torch.float64)
-        distances.append(nearest_known(rule).distance)
-    return sorted(distances)[_RANDOM_RULES // 20]

@@ -70,15 +70,15 @@ class Comparison:
         systems = [variant for variant in self.variants if variant is not self.baseline]
         lines = []
         for variant in systems:
-            changes = differences(self.baseline.first, variant.first)
+            changes = _differences(self.baseline.first, variant.first)
             lines.append((variant.label, difference_lines(changes)))
-        yield from merge_lines(lines, len(systems))
+        yield from _merge_lines(lines, len(systems))
 
     def notes(self) -> Iterator[str]:
         """Yield limitations of the comparison, such as single seeds and unfinished runs."""
         notes = [(variant.label, list(_notes(variant, self.split))) for variant in self.variants]
-        yield from merge_lines(notes, len(self.variants))
-        yield from copy_notes(self.variants)
+        yield from _merge_lines(notes, len(self.variants))
+        yield from _copy_notes(self.variants)
         steps = {variant.label: variant.steps for variant in self.variants}
         if len({*steps.values()}) > 1:
             counts = ", ".join(f"{label} {count} steps" for label, count in steps.items())
@@ -203,7 +203,7 @@ def compare(
 
     Args:
         names: Runs, folders of runs, or tags.
-        recipe: Compare all runs of this recipe too; with --paper, show only the columns of this recipe.
+        recipe: Compare all runs of this recipe too.
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
         baseline: Run or label of a variant to compare with (default: the dense variant, else the first).
         score: First score the runs that have the text and the checkpoint but no result.
@@ -228,7 +228,7 @@ def compare(
         raise RunError(f"no readable run at {', '.join(map(str, selection))}")
     comparisons = []
     for name in requested_splits([summary.run for summary in summaries], split):
-        check_split_and_checkpoint(summaries, name, checkpoint)
+        _check_split_and_checkpoint(summaries, name, checkpoint)
         members = choose_results(summaries, name, checkpoint)
         if score:
             members = _score_missing(members, name, checkpoint)
@@ -240,10 +240,8 @@ def compare(
     return comparisons
 
 
-def check_split_and_checkpoint(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
+def _check_split_and_checkpoint(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
     """Raise UserError if none of the runs has the split or the checkpoint."""
-    if not summaries:
-        return
     runs = [summary.run for summary in summaries]
     results = [result for summary in summaries for result in summary.results]
     splits = ["test", "valid", *(name for run in runs for name in run.splits()), *(result.split for result in results)]
@@ -313,7 +311,7 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Sign
         for metric in metrics:
             uncorrected = []
             for variant in systems:
-                uncorrected.append(compare_answers(comparer, metric, baseline.answers, variant.answers))
+                uncorrected.append(_compare_answers(comparer, metric, baseline.answers, variant.answers))
                 advance(1)
             corrected = holm([test.estimate.p_value for test in uncorrected])
             for variant, test, p_holm in zip(systems, uncorrected, corrected, strict=True):
@@ -321,7 +319,7 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Sign
     return tests
 
 
-def compare_answers(
+def _compare_answers(
     comparer: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]
 ) -> SignificanceTest:
     """Test the difference of two models' mean scores over seeds, system minus baseline.
@@ -338,7 +336,7 @@ def compare_answers(
     return SignificanceTest(metric, f"{method}; {ONE_SEED}", replace(estimate, p_value=p_value))
 
 
-def differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
+def _differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
     """Return the differences of two runs and their results other than n, algebra and seed, with both values."""
     changes = run_differences(first.run, second.run)
     if "training.steps" not in changes and first.summary.step != second.summary.step:
@@ -350,7 +348,7 @@ def differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any,
     return changes
 
 
-def merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
+def _merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
     """Yield each distinct line once, after the labels that have it, or after "all" if all `count` have it."""
     labels: dict[str, list[str]] = {}
     for label, lines in lines_by_label:
@@ -389,7 +387,7 @@ def _seed_notes(variant: Variant, member: ComparedRun, split: str) -> Iterator[s
     if was_best_or_last and member.run.checkpoint_names():
         yield f"was scored at {member.checkpoint}, now neither its best nor last checkpoint"
     if member is not variant.first:
-        changes = differences(variant.first, member)
+        changes = _differences(variant.first, member)
         if changes:
             yield "differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}"))
     if member.result is None and splits and split not in splits:
@@ -402,7 +400,7 @@ def _first(names: Sequence[str]) -> str:
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED:,} more"
 
 
-def copy_notes(variants: Iterable[Variant]) -> list[str]:
+def _copy_notes(variants: Iterable[Variant]) -> list[str]:
     """Return the BLEU of copying the source, if source and target are in one language."""
     stored = [result.report.get("copy") for variant in variants for result in variant.results]
     copies = [Copy(**values) for values in stored if values]

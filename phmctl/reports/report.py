@@ -15,7 +15,6 @@ from torch import Tensor
 
 from phmctl import __version__
 from phmctl.accounting.ledger import ledger_for_recipe
-from phmctl.algebra.alignment import NearestAlgebra, chance_distance, nearest_known
 from phmctl.algebra.kronecker import LEARNED
 from phmctl.checkpoints import read_checkpoint
 from phmctl.comparison.compare import Comparison
@@ -44,7 +43,7 @@ _LINE_STYLES = ("-", "--", ":", "-.")
 _LABEL_LENGTH = 44  # characters
 _LOG_SCALE_RATIO = 1000  # ratio of values above which an axis is logarithmic
 _POINTS = 240  # largest number of points of a line
-_LARGEST_ALIGNED = 8  # largest n for which a rule is drawn with its nearest algebra
+_MATRICES_IN_A_ROW = 8  # of the picture of a rule
 _SAMPLES = 5  # samples in favour of either model
 _VALIDATIONS = {"loss": "validation loss", "bleu": "validation BLEU (greedy)", "accuracy": "validation accuracy"}
 
@@ -170,8 +169,8 @@ def _rules(comparison: Comparison) -> Blocks:
     blocks = [block for variant in comparison.variants for block in _rules_of(variant)]
     text = (
         "A layer's matrix H stays the same when its terms are mixed by an invertible matrix P, so a rule is known "
-        "up to P only. It is compared with known algebras in the basis that is nearest to each: the distance is "
-        "‖P·A − A*‖ / ‖A*‖, 0 if the algebra lies in the span of the learned matrices, 1 if it is orthogonal to it."
+        "up to P only. Each picture shows the learned matrices A₁ … Aₙ. Blue is positive, red is negative; the colour "
+        "is relative to the largest entry."
     )
     return [("text", text), *blocks] if blocks else []
 
@@ -181,7 +180,6 @@ class LearnedRule:
     name: str  # of the first map with this rule
     A: Tensor  # (n, n, n)
     shape: str  # k×d of the map
-    nearest: NearestAlgebra
 
 
 def learned_rules(member: ComparedRun) -> list[LearnedRule]:
@@ -199,7 +197,7 @@ def learned_rules(member: ComparedRun) -> list[LearnedRule]:
         if isinstance(structure, KroneckerSum):
             A = structure.rule(tensors)
             shape = "×".join(str(size * len(A)) for size in tensors["S"].shape[1:])
-            rules.append(LearnedRule(prefix.removesuffix(".") or "the map", A, shape, nearest_known(A)))
+            rules.append(LearnedRule(prefix.removesuffix(".") or "the map", A, shape))
     return rules
 
 
@@ -208,37 +206,15 @@ def _rules_of(variant: Variant) -> Blocks:
     rules = learned_rules(member)
     if not rules:
         return []
-    orders = [len(rule.A) for rule in rules]
-    n = max(set(orders), key=orders.count)
-    chance = chance_distance(n)
-    near = [rule for rule in rules if len(rule.A) == n and rule.nearest.distance < chance]
-    summary = (
-        f"Nearer to a known algebra than 19 of 20 random rules are (distance below {chance:.2f}): {len(near)} of "
-        f"{_count(orders.count(n), 'rule')}; one in twenty would be by chance."
-    )
-    head = ["map", "k×d", "nearest algebra", "distance"]
-    rows = [[rule.name, rule.shape, rule.nearest.name, f"{rule.nearest.distance:.3f}"] for rule in rules]
-    return [
-        ("heading", f"{variant.label}, seed {member.seed}: {_count(len(rules), 'rule')}, n = {n}"),
-        ("text", summary),
-        ("table", Table("learned rules", head, rows, text=(2,))),
-        ("details", ("the matrices A₁ … Aₙ of each rule", _rule_pictures(rules))),
-    ]
-
-
-def _rule_pictures(rules: Sequence[LearnedRule]) -> Blocks:
     pictures = []
     for rule in rules:
-        n, nearest, largest = len(rule.A), rule.nearest, float(rule.A.abs().max())
-        description = f"The {n} matrices of {rule.name}; largest entry {largest:.2f}; nearest algebra {nearest.name}"
-        caption = f"{rule.name}: {nearest.name} at {nearest.distance:.2f}"
-        pictures.append(picture(draw_rule(rule.A, nearest.aligned, nearest.rule), description, caption))
-    text = (
-        "Each picture shows the learned matrices (A), the same in the basis nearest to the known algebra (P·A), and "
-        "that algebra (A*); for more than eight matrices, A only. Blue is positive, red is negative; the colour is "
-        "relative to the largest entry of its row."
-    )
-    return [("text", text), ("pictures", pictures)]
+        description = f"The {len(rule.A)} matrices of {rule.name}; largest entry {float(rule.A.abs().max()):.2f}"
+        pictures.append(picture(draw_rule(rule.A), description, f"{rule.name} ({rule.shape})"))
+    orders = ", ".join(map(str, sorted({len(rule.A) for rule in rules})))
+    return [
+        ("heading", f"{variant.label}, seed {member.seed}: {_count(len(rules), 'rule')}, n = {orders}"),
+        ("details", ("the matrices A₁ … Aₙ of each rule", [("pictures", pictures)])),
+    ]
 
 
 def _samples(comparison: Comparison) -> Blocks:
@@ -332,30 +308,17 @@ def draw_curves(curves: Mapping[str, Sequence[Points]], title: str) -> "Figure":
     return figure
 
 
-def draw_rule(rule: Tensor, aligned: Tensor, known: Tensor) -> "Figure":
-    """Draw the matrices of a rule, the rule in the basis nearest to a known algebra, and that algebra.
-
-    Colours are relative to the largest absolute entry of each tensor. Large rules are drawn without the algebra.
-    """
-    n, width = len(rule), min(len(rule), _LARGEST_ALIGNED)
+def draw_rule(rule: Tensor) -> "Figure":
+    """Draw the matrices of a rule; colours are relative to the largest absolute entry."""
+    n, width = len(rule), min(len(rule), _MATRICES_IN_A_ROW)
     height = math.ceil(n / width)
-    tensors = {"A": rule}
-    if n <= _LARGEST_ALIGNED:
-        tensors |= {"P·A": aligned, "A*": known}
-    bands = []
-    for tensor in tensors.values():
-        values = tensor.detach().double().numpy()
-        band = np.full((height * (n + 1), width * (n + 1)), np.nan)
-        for index, matrix in enumerate(values / (np.abs(values).max() or 1.0)):
-            row, column = (n + 1) * (index // width), (n + 1) * (index % width)
-            band[row : row + n, column : column + n] = matrix
-        bands.append(band)
-    figure = _figure(0.6 + 0.62 * width, 0.1 + 0.62 * height * len(bands))
+    values = rule.detach().double().numpy()
+    image = np.full((height * (n + 1) - 1, width * (n + 1) - 1), np.nan)
+    for index, matrix in enumerate(values / (np.abs(values).max() or 1.0)):
+        row, column = (n + 1) * (index // width), (n + 1) * (index % width)
+        image[row : row + n, column : column + n] = matrix
+    figure = _figure(0.6 + 0.62 * width, 0.1 + 0.62 * height)
     axes = figure.add_subplot()
-    axes.imshow(np.concatenate(bands)[:-1, :-1], cmap="RdBu", vmin=-1, vmax=1, interpolation="none")
-    axes.set_yticks([len(bands[0]) * (index + 0.5) - 1 for index in range(len(bands))], list(tensors))
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    axes.imshow(image, cmap="RdBu", vmin=-1, vmax=1, interpolation="none")
+    axes.set_axis_off()
     return figure

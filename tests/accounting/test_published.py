@@ -3,7 +3,6 @@
 The exception is 64d², whose model the paper does not describe. K is the number of distinct rules.
 """
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -23,10 +22,13 @@ D, ATTENTIONS = 512, 18  # of the base Transformer, six and six layers
 CLASSIFIERS = {"table1": "table1-snli", "table5": "table5-agreement"}
 
 
-def chosen(variant: str) -> dict[str, Any]:
-    """The algebra and n of a variant."""
-    n = re.search(r"-n(\d+)", variant)
-    return {"algebra": variant.partition("-")[0], "n": int(n[1]) if n else 1}
+def chosen(row: Any) -> dict[str, Any]:
+    """The keys of the model that a row sets."""
+    choice = {"algebra": "real", "n": 1}
+    for setting in row.settings:
+        key, _, value = setting.partition("=")
+        choice[key.removeprefix("model.")] = int(value) if value.isdigit() else value
+    return choice
 
 
 def base(layers: int = 6, **changes: Any) -> Ledger:
@@ -52,7 +54,7 @@ VOCABULARY = {name: load_recipe(name).data.vocabulary for name in ("ceng501-shak
 @cache
 def composed(row: int = 1, width: int = D, algebra: str = "real", n: int = 1) -> Ledger:
     """The model of a row of Li et al., Table 1."""
-    options = TABLES["ni"].rows[row - 1].options[1::2]
+    options = TABLES["ni"].rows[row - 1].settings
     name = "ni-wmt14-en-de" if width == D else "ni-wmt14-en-de-big"
     return of_recipe(name, [*options, f"model.algebra={algebra}", f"model.n={n}"])
 
@@ -81,26 +83,26 @@ def with_tables(rows: int, width: int) -> int:
     return composed(1, width).without_embeddings.parameters + 3 * rows * width
 
 
-def of_the_paper(key: str, variant: str) -> list[int]:
+def of_the_paper(key: str, row: Any) -> list[int]:
     """Tables 2 to 4."""
-    choice = chosen(variant) | {"upsize": 2 if variant.endswith("-x2") else 1}
+    choice = chosen(row)
     ours = base(**choice).map_weights
-    if variant == "real":
+    if choice["algebra"] == "real":
         return [ours, base(4).map_weights]
-    return [base(**choice, rules="sublayer").map_weights, ours] if variant == "phm-n16" else [ours]
+    return [base(**choice, rules="sublayer").map_weights, ours] if choice["n"] == 16 else [ours]
 
 
-def of_classifiers(key: str, variant: str) -> list[int]:
+def of_classifiers(key: str, row: Any) -> list[int]:
     """Tables 1 and 5."""
-    ledger = of_recipe(CLASSIFIERS[key], [f"model.{name}={value}" for name, value in chosen(variant).items()])
+    ledger = of_recipe(CLASSIFIERS[key], row.settings)
     count = TABLES[key].measure(ledger)
-    biases = sum(row.bias for row in ledger.rows if row.component.startswith(TABLES[key].maps.below))
-    return [count - biases, count] if variant == "quaternion" else [count]
+    biases = sum(part.bias for part in ledger.rows if part.component.startswith(TABLES[key].maps.below))
+    return [count - biases, count] if "quaternion" in row.settings[0] else [count]
 
 
-def of_the_reproduction(key: str, variant: str) -> list[int]:
+def of_the_reproduction(key: str, row: Any) -> list[int]:
     """CENG501: for n = 2, 4, 8 the figure is that of a model with a d×d map in each layer at n = 16."""
-    vocabulary, n = VOCABULARY[key], chosen(variant)["n"]
+    vocabulary, n = VOCABULARY[key], chosen(row)["n"]
     ours, at_16 = phm_plus(key, n, vocabulary), phm_plus(key, 16, vocabulary)
     mixed = [
         (row_at_16 if row.component.endswith(".feed_forward.contract") else row).parameters
@@ -140,7 +142,7 @@ def test_each_count_is_exact_and_the_first_agrees_with_the_figure(key: str, row:
         expected = of_its_second_table(row.label)
     else:
         counters = dict.fromkeys(CLASSIFIERS, of_classifiers) | dict.fromkeys(VOCABULARY, of_the_reproduction)
-        expected = counters.get(key, of_the_paper)(key, row.variant)
+        expected = counters.get(key, of_the_paper)(key, row)
     assert [count.count for count in row.counts] == expected
     assert row.holds(row.counts[0])
 

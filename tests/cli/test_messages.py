@@ -90,8 +90,6 @@ OTHERS = [
     ("compare RUN --baseline phm-n8", "'phm-n4'"),
     ("compare RUN --split tset", "'test'"),
     ("compare RUN --checkpoint avrage", "average"),
-    ("compare --paper tabel2", "'table2'"),
-    ("compare --paper table4 --recipe multi30k-de-en", "'multi30k-de-en'"),
     ("recipes hamiltn", "'hamilton'"),
     ("prepare-data " + "x" * 121 + " --train t.de t.en --valid t.de t.en", "120"),
     ("count-params miniature --set name=" + "x" * 101, "100"),

@@ -3,6 +3,7 @@ import math
 import re
 import shutil
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from phmctl.comparison.variants import conditions, mean_and_spread
 from phmctl.data.copies import record_copies
 from phmctl.errors import RunError
 from phmctl.metrics.text import bleu, paired_bootstrap
+from phmctl.runs import Run
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import ScoreRequest
 from phmctl.tasks.registry import trained_kind
