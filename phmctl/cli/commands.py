@@ -69,7 +69,6 @@ def prepare_data(
 @command(app, "train", target="train", sweeps=True)
 def train(
     call: Call["TrainingResult"],
-    processes: Annotated[int, typer.Option(min=1)] = 1,
     jobs: Jobs = None,
     list_: bool = False,
     dry_run: bool = False,
@@ -80,7 +79,6 @@ def train(
     skipped, stopped trainings are continued. Quotes keep a comma in a value: --set 'description="one, two"'.
 
     Args:
-        processes: Number of processes on this machine; torchrun starts them on several.
         jobs: Number of trainings of a sweep that run at once; they share the threads.
         list_: Print one command for each training, for a job array; train nothing.
         dry_run: Print recipe and parameters; train nothing.
@@ -89,19 +87,14 @@ def train(
     if len(calls) > 1 or jobs is not None or list_:
         from phmctl.sweeps import sweep_trainings
 
-        if dry_run or processes > 1:
-            option = "--dry-run" if dry_run else "--processes"
-            raise UserError(f"{option} is for one training; leave it out of a sweep")
+        if dry_run:
+            raise UserError("--dry-run is for one training; leave it out of a sweep")
         return sweep_trainings(calls, jobs, list_only=list_)
     (call,) = calls
     if dry_run:
         from phmctl.cli.planning import training_plan
 
         return training_plan(call)
-    if processes > 1 and world().size != processes:  # the started processes have the same command line
-        from phmctl.training.processes import launch
-
-        raise typer.Exit(launch(sys.argv[1:], processes))
     result = call(quiet=False)
     if world().rank > 0:
         raise typer.Exit(result.exit_code)

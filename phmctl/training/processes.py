@@ -1,27 +1,25 @@
 """The processes that train one model together: started by ``torchrun``, connected by ``torch.distributed``.
 
-All processes do the same steps at the same time; rank 0 alone writes and prints. Errors and time-outs of
-``torch.distributed`` reveal that another process died or hangs; ``torchrun`` then ends them all.
+All processes do the same steps at the same time. Rank 0 alone writes and prints. If a process dies or hangs, the
+exchanges of the others fail within ``training.timeout``.
 """
 
-import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from phmctl.console import note, silence
-from phmctl.devices import World, check_jobs, cores, pick_device, world
-from phmctl.errors import PhmctlError, RecipeError, UserError
+from phmctl.console import silence
+from phmctl.devices import World, pick_device, world
+from phmctl.errors import PhmctlError, RecipeError
 from phmctl.tasks.base import Share
-from phmctl.training.signals import StopRequest, follow
+from phmctl.training.signals import StopRequest
 
 T = TypeVar("T")
 
@@ -42,8 +40,9 @@ class Processes(Share):
 
     stop: StopRequest | None = None  # ends the training and breaks off a validation
 
-    def __init__(self, world: World | None = None) -> None:
+    def __init__(self, world: World | None = None, timeout: float = 0.0) -> None:
         self._world = world or World()
+        self._timeout = timeout  # seconds after which an exchange fails
         self.rank, self.count = self._world.rank, self._world.size
         self.leads = self.rank == 0
         self.many = self.count > 1
@@ -86,6 +85,19 @@ class Processes(Share):
             self.stop.received = received or signal.Signals(number)
         return number > 0
 
+    def exchange(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Call an operation of ``torch.distributed``. Raises PeerError if a process does not take part in time."""
+        if not self.many:
+            return
+        try:
+            operation(*arguments, **options)
+        except RuntimeError as error:
+            raise PeerError(
+                f"rank {self.rank}: another process of this training ended, or did not answer within "
+                f"{self._timeout:g} s ({str(error).splitlines()[0]})\n"
+                "saved checkpoints are complete: the same command with --resume continues from the last one"
+            ) from error
+
     def merge(self, values: Mapping[int, Any]) -> dict[int, Any]:
         """Return the union of the mappings of all processes."""
         merged: dict[int, Any] = {}
@@ -95,29 +107,25 @@ class Processes(Share):
 
     def total(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place, and return it. On a GPU the host does not wait."""
-        if self.many:
-            dist.all_reduce(tensor)
+        self.exchange(dist.all_reduce, tensor)
         return tensor
 
     def largest(self, number: int) -> int:
         """Return the largest number of all processes, without waiting for a device."""
         tensor = torch.tensor(number)
-        if self.many:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        self.exchange(dist.all_reduce, tensor, op=dist.ReduceOp.MAX)
         return int(tensor)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
         values: list[Any] = [value] * self.count
-        if self.many:
-            dist.all_gather_object(values, value)
+        self.exchange(dist.all_gather_object, values, value)
         return values
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's tensors into the tensors of the other processes, which have the same shapes and order."""
-        if self.many:
-            for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+        for tensor in tensors:
+            self.exchange(dist.broadcast, tensor.detach(), src=0)
 
     def from_leader(self, function: Callable[[], T]) -> T:
         """Call a function in rank 0 and return its result in every process.
@@ -128,8 +136,7 @@ class Processes(Share):
         with self.agreed():
             if self.leads:
                 results = [function()]
-        if self.many:
-            dist.broadcast_object_list(results, src=0)
+        self.exchange(dist.broadcast_object_list, results, src=0)
         return results[0]  # type: ignore[no-any-return]
 
     @contextmanager
@@ -161,70 +168,24 @@ def joined(timeout: float) -> Iterator[Processes]:
         return
     import torch.distributed.nn  # importing it later keeps the process group's threads alive until Python ends
 
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        follow(os.getppid())  # a killed torchrun stops nobody
+    processes = Processes(this, timeout)
     # Tensors on the CPU go through gloo, so that exchanges between hosts wait for no device.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    limit = timedelta(seconds=timeout)
-    try:
+
+    def connect() -> None:
+        limit = timedelta(seconds=timeout)
         # torchrun keeps one store for all restarts; a prefix hides the addresses of processes that have ended.
         store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
         store = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        with silence(rank > 0):
-            yield Processes(this)
-            dist.barrier()  # rank 0 may host the store
-        dist.destroy_process_group()
-    except RuntimeError as error:
-        if not is_lost_peer(error):
-            raise
-        raise PeerError(
-            f"rank {this.rank}: another process of this training ended, or did not answer within {timeout:g} s\n"
-            "saved checkpoints are complete: the same command with --resume continues from the last one"
-        ) from error
 
-
-def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error of torch means that another process does not answer.
-
-    If a process dies during an exchange, gloo's error may be a plain RuntimeError, which only its text distinguishes
-    from other errors.
-    """
-    if isinstance(error, dist.DistError):
-        return "ncclUnhandledCudaError" not in str(error)  # an error of this process's own GPU
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in ("/gloo/", "caused pair closure"))
+    processes.exchange(connect)
+    with silence(this.rank > 0):
+        yield processes
+        processes.exchange(dist.barrier)  # rank 0 may host the store
+    dist.destroy_process_group()
 
 
 def restarts() -> int:
     """Return how often ``torchrun --max-restarts`` has restarted the processes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def launch(arguments: Sequence[str], processes: int) -> int:
-    """Run `python -m phmctl` in several processes on this machine and return the exit code.
-
-    The code comes from the first failing process; it is 1 if a signal killed that process. A request to stop is passed
-    on, and the code is 130 or 143. Unless ``OMP_NUM_THREADS`` is set, the processes share the machine's cores.
-    """
-    if world().size > 1:
-        raise UserError(f"--processes {processes}: torchrun has started {world().size}; leave the option out")
-    check_jobs(processes, "--processes")
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores() // processes, 1)))
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the processes report their own errors
-    with TemporaryDirectory(prefix="phmctl-") as logs:  # torchrun would leave its own log folder behind
-        options = ["--standalone", f"--nproc-per-node={processes}", f"--log-dir={logs}"]
-        try:
-            run(parse_args([*options, "-m", "--", "phmctl", *arguments]))  # type: ignore[no-untyped-call]
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            if failure.exitcode > 0:
-                return failure.exitcode  # the process has printed its error
-            note(f"error: rank {rank} was ended by {signal.Signals(-failure.exitcode).name}")
-            return 1
-        except SignalException as caught:
-            return 128 + int(caught.sigval)
-    return 0

@@ -59,22 +59,18 @@ class StopRequest:
             raise SystemExit(128 + number)
 
 
-def follow(parent: int) -> None:
-    """Send this process SIGTERM when its parent ends.
+def follow_named() -> None:
+    """Send this process SIGTERM when the process whose id is in the environment ends.
 
-    A killed launcher (SIGKILL) cannot stop the processes that it started; a thread notices that their parent changed.
+    A sweep that is killed (SIGKILL) cannot stop its trainings. A thread notices that their parent changed. Child
+    processes do not inherit the variable.
     """
+    parent = os.environ.pop(STARTER, "")
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == int(parent):
             time.sleep(_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True, name="phmctl-parent").start()
-
-
-def follow_named() -> None:
-    """Follow the process whose id is in the environment, if any; child processes do not inherit the variable."""
-    parent = os.environ.pop(STARTER, "")
     if parent.isdecimal():
-        follow(int(parent))
+        threading.Thread(target=watch, daemon=True, name="phmctl-parent").start()

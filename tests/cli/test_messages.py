@@ -65,7 +65,6 @@ TRAIN = [
     ("miniature --tag a/b", "--tag a/b"),
     ("miniature --seed 1,2 --resume", "--resume"),
     ("miniature --seed 1,2 --checkpoint best", "--checkpoint"),
-    ("miniature --seed 1,2 --processes 2", "--processes"),
     ("miniature --seed 1,2 --dry-run", "--dry-run"),
     ("miniature --seed 1,2 --jobs 999", "--jobs 999"),
     ("miniature --seed 1,2 --init nope", "nope"),

@@ -1,8 +1,7 @@
-"""``train --processes`` and ``torchrun``, from the command line to the exit code; Ctrl-C and its like."""
+"""``torchrun``, from the command line to the exit code; Ctrl-C and its like."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from phmctl.console import silence
 from phmctl.errors import UserError
 from phmctl.runs import Run
-from phmctl.training.processes import launch
 from phmctl.training.signals import StopRequest
 from tests.calls import call
 from tests.training.jobs import ROOT
 
 PLACE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "phmctl", "train"]
 RULE = ["hamilton", "--set", "training.accumulate=2"]
 
 
@@ -32,23 +30,19 @@ def _command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, cwd=ROOT, **pipe)
 
 
-def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> None:
     arguments = [*RULE, "--steps", "4", "--runs", str(tmp_path / "runs"), "--json"]
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    process = _command("-m", "phmctl", "train", *arguments, "--processes", "2")
+    process = _command(*TORCHRUN, *arguments)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's cache
-    assert json.loads(out)["steps"] == 4
+    assert json.loads(out)["steps"] == 4  # rank 0 alone prints
     assert err.count("training ") == 1
     run = Run.open(json.loads(out)["run"])
     assert run.environment()["processes"] == 2
     assert len(list(run.folder.parent.iterdir())) == 1
 
 
-LONG = ["-m", "phmctl", "train", *RULE, "--processes", "2", "--steps", "1000000", "--set", "training.log_every=5"]
+LONG = [*TORCHRUN, *RULE, "--steps", "1000000", "--set", "training.log_every=5"]
 
 
 def _begun(runs: Path, command: Sequence[str], mark: str = "metrics.jsonl") -> tuple[subprocess.Popen[str], list[int]]:
@@ -62,41 +56,22 @@ def _begun(runs: Path, command: Sequence[str], mark: str = "metrics.jsonl") -> t
 
 
 def test_sigterm_to_all_saves_once(tmp_path: Path) -> None:
-    """To the starter and to both processes, as a scheduler sends it; the starter sends it on once more."""
+    """torchrun and both processes get it from a scheduler, and torchrun sends it on once more."""
     process, children = _begun(tmp_path, LONG)
     for pid in (*children, process.pid):
         os.kill(pid, signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 143, err
+    assert process.returncode != 0
     assert err.count("stopped and saved at step") == 1
     (folder,) = tmp_path.glob("*/*/*")
     assert f"step {Run.open(folder).checkpoint('last').name.removeprefix('step-').lstrip('0')};" in err
-
-
-def test_processes_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
-    process, children = _begun(tmp_path, LONG)
-    process.kill()
-    process.communicate(timeout=120)  # the children hold its pipes until they end
-    until = time.monotonic() + 60
-    while any(map(_lives, children)):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    (folder,) = tmp_path.glob("*/*/*")
-    assert Run.open(folder).checkpoint("last").is_dir()
-
-
-def _lives(process: int) -> bool:
-    """Whether a process of this id runs; one that ended may wait for its parent to be told."""
-    stat = Path(f"/proc/{process}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.slow
 def test_torchrun_starts_again_and_the_run_is_gone_on_with(tmp_path: Path) -> None:
     """``--max-restarts``: a process is killed; all are started again and continue the run that they had begun."""
     settings = [part for key in ("log_every=20", "save_every=50", "timeout=8") for part in ("--set", f"training.{key}")]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    command = [*torchrun, "-m", "phmctl", "train", *RULE, *settings, "--steps", "1500", "--json"]
+    command = [*TORCHRUN[:2], "--max-restarts", "1", *TORCHRUN[2:], *RULE, *settings, "--steps", "1500", "--json"]
     process, children = _begun(tmp_path, command, "checkpoints/last")
     os.kill(children[-1], signal.SIGKILL)
     out, err = process.communicate(timeout=300)
@@ -115,27 +90,6 @@ def test_other_commands_are_refused_in_several_processes(monkeypatch: pytest.Mon
             call(command, "miniature")
     with pytest.raises(UserError, match="--dry-run"):
         call("train", "miniature", "--dry-run")
-    with pytest.raises(UserError, match="--processes 2"):
-        launch(["train"], 2)
-    for name in PLACE:
-        monkeypatch.delenv(name)
-    with pytest.raises(UserError, match="--processes 100000"):  # before one is started
-        launch(["train"], 100_000)
-
-
-def test_a_process_that_is_killed_before_it_joined_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The system may kill one for want of memory while it starts; the others know nothing of it yet."""
-    failure = ProcessFailure(local_rank=1, pid=1, exitcode=-signal.SIGKILL, error_file="")
-
-    def fail(*_: Any) -> None:
-        raise ChildFailedError("phmctl", {1: failure})
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("torch.distributed.run.run", fail)
-    assert launch(["train", "x", "--n", "4"], 2) == 1
-    assert re.search("rank 1 .*SIGKILL", capsys.readouterr().err)
 
 
 # ---------------------------------------------------------------------------------------------------- signals

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.runs import Run
-from phmctl.training.processes import is_lost_peer
 from tests.training import jobs
 from tests.training.jobs import curve, weights
 
@@ -198,18 +196,3 @@ def test_a_process_that_dies_or_hangs_ends_the_others_and_the_training_goes_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     _goes_on(_lose(tmp_path / "cut", number), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (RuntimeError("CUDA error: the launch timed out and was terminated"), False),
-        (RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
-        (RuntimeError("Application timeout caused pair closure"), True),
-        (dist.DistStoreError("wait timeout after 4000ms"), True),
-        (RuntimeError("cannot open /data/gloomy/x.bin"), False),
-        (dist.DistBackendError("NCCL error: ncclUnhandledCudaError, out of memory"), False),
-    ],
-)
-def test_only_an_exchange_that_failed_is_a_lost_process(error: Exception, expected: bool) -> None:
-    assert is_lost_peer(error) is expected
