@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phmctl.console import note, progress, silence
+from phmctl.data import UNK
 from phmctl.data.card import corpus_name
-from phmctl.data.copies import read_text
-from phmctl.data.prepared.folder import PreparedData, data_root
-from phmctl.data.special import UNK
+from phmctl.data.prepared import PreparedData, data_root
 from phmctl.decoding.search import TORCH, change_decoding
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
@@ -28,6 +27,7 @@ from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import read_text
 from phmctl.runs.find import check_tag
 from phmctl.tasks.registry import trained_kind
 from phmctl.verbs import prepare

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from phmctl.algebra.initialisation import SeededDraws
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
-from phmctl.data.prepared.folder import PreparedData, data_root, prepare_command, trained_sizes
-from phmctl.data.special import EOS, PAD
+from phmctl.data import EOS, PAD
+from phmctl.data.prepared import PreparedData, data_root, prepare_command, trained_sizes
 from phmctl.decoding.beam import pad
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding, plan

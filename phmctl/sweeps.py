@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import Shown, Table, note, warn
-from phmctl.data.prepared.folder import data_root
+from phmctl.data.prepared import data_root
 from phmctl.devices import check_jobs, cores, world
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.exports import open_run_or_export

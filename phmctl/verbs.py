@@ -41,7 +41,7 @@ from phmctl.runs.find import check_tag
 from phmctl.tasks.registry import text_kind
 
 if TYPE_CHECKING:
-    from phmctl.data.prepared.folder import PreparedData
+    from phmctl.data.prepared import PreparedData
     from phmctl.decoding.model import Model
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult

@@ -49,7 +49,7 @@ def tiny_recipe() -> TranslationRecipe:
 @pytest.fixture(scope="session")
 def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe) -> Path:
     """A data folder with the miniature corpus prepared."""
-    from phmctl.data.prepared.prepare import prepare
+    from phmctl.data.prepare import prepare
 
     root = tmp_path_factory.mktemp("data")
     prepare(tiny_recipe.data, root=root)

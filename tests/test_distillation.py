@@ -9,7 +9,7 @@ import torch
 import phmctl
 from phmctl.algebra.kronecker import nearest_sum
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.decoding.translator import Translator
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run

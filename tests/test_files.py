@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.prepared.folder import write_manifest
+from phmctl.data.prepared import write_manifest
 from phmctl.errors import DataError, OutputError, RunError, UserError, WriteFailedError
 from phmctl.files import (
     clear,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from phmctl import verbs
-from phmctl.data.copies import record_copies
 from phmctl.errors import RunError
 from phmctl.files import write_atomic
 from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.runs.find import select_runs
 from phmctl.runs.summary import list_runs
 from tests.calls import call

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from phmctl import probes
-from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.prepared.prepare import prepare
-from phmctl.data.special import EOS
+from phmctl.data import EOS
+from phmctl.data.prepare import prepare
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, NonFiniteError, RecipeError, RunError
 from phmctl.files import read_sealed
 from phmctl.metrics.classification import accuracy

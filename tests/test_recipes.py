@@ -9,8 +9,8 @@ from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.accounting.published import published_tables
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_classifier, build_transformer
-from phmctl.data.prepared.folder import prepare_command
-from phmctl.data.prepared.prepare import choose_section
+from phmctl.data.prepare import choose_section
+from phmctl.data.prepared import prepare_command
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, ParallelSection, TranslationRecipe

@@ -12,13 +12,13 @@ import torch
 
 from phmctl.benchmarks.ratios import compare
 from phmctl.console import Table, emit
-from phmctl.data.copies import load_tokenizers, read_text
-from phmctl.data.special import EOS
+from phmctl.data import EOS
 from phmctl.decoding.beam import pad
 from phmctl.decoding.onnx_engine import ENCODER, OnnxEngine, session
 from phmctl.export.verb import export
 from phmctl.exports import ONNX, SAFETENSORS
 from phmctl.runs import Run
+from phmctl.runs.copies import load_tokenizers, read_text
 
 OPENINGS = 9
 ROUNDS = 200  # of the encoders in turn; a busy machine needs as many

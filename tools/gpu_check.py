@@ -34,8 +34,8 @@ from torch.profiler import ProfilerActivity, profile
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.models import searcher, variants_of
 from phmctl.benchmarks.ratios import Spread, Timing, compare, machine, parameters_of
+from phmctl.data import EOS
 from phmctl.data.batches import Batch
-from phmctl.data.special import EOS
 from phmctl.devices import has_bfloat16
 from phmctl.files import write_json
 from phmctl.nn.convert import to_dense

@@ -20,10 +20,9 @@ from torch.nn import functional as F
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks.ratios import Bench, Timing, compare, machine, parameters_of
 from phmctl.console import silence
+from phmctl.data import EOS, PAD
 from phmctl.data.batches import lengths_of, real_token_share
-from phmctl.data.copies import read_text
-from phmctl.data.prepared.folder import PreparedData, data_root
-from phmctl.data.special import EOS, PAD
+from phmctl.data.prepared import PreparedData, data_root
 from phmctl.decoding.beam import Seq2Seq, beam_search, pad
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import Hypothesis, plan
@@ -38,6 +37,7 @@ from phmctl.recipe.loading import expect
 from phmctl.recipe.models import StackSection, TransformerSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import AUTO, Run
+from phmctl.runs.copies import read_text
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.optimiser import mean_loss, stepper
 

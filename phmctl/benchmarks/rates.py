@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from phmctl.algebra.initialisation import SeededDraws
 from phmctl.console import Table
-from phmctl.data.prepared.folder import data_root
+from phmctl.data.prepared import data_root
 from phmctl.devices import isolated, pick_device
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding

@@ -30,7 +30,7 @@ from phmctl.options import (
 from phmctl.serving.limits import Limits
 
 if TYPE_CHECKING:
-    from phmctl.data.prepared.folder import PreparedData
+    from phmctl.data.prepared import PreparedData
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 

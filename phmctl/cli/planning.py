@@ -7,7 +7,7 @@ from typing import Any
 from phmctl.accounting.counting import ledger_table
 from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.console import Shown
-from phmctl.data.prepared.folder import data_root
+from phmctl.data.prepared import data_root
 from phmctl.devices import pick_device, world
 from phmctl.errors import DataError, UserError
 from phmctl.options import Call

@@ -6,7 +6,7 @@ from typing import Any
 
 from phmctl.console import Shown, Table
 from phmctl.data.card import list_cards
-from phmctl.data.prepared.folder import PreparedData, data_root, prepared_table
+from phmctl.data.prepared import PreparedData, data_root, prepared_table
 
 SPLITS = ("train", "valid", "test")
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from phmctl.data import BOS, EOS, PAD
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line, truncate
-from phmctl.data.prepared.folder import Ints, Ragged, Split
-from phmctl.data.special import BOS, EOS, PAD
+from phmctl.data.prepared import Ints, Ragged, Split
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.errors import DataError
 

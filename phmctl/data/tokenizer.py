@@ -1,7 +1,7 @@
 """Text to token ids and back: byte-level BPE and whole words, with the `tokenizers` library.
 
 Tokens include the space before a word, and the first word gets one too, so that the concatenated tokens without the
-first space are the raw text. The special tokens of :mod:`phmctl.data.special` have the ids 0 to 3 and never result from
+first space are the raw text. The special tokens of :mod:`phmctl.data` have the ids 0 to 3 and never result from
 text: ``<s>`` in a line is punctuation and a letter.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, Literal, cast
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from phmctl.data import SPECIAL_TOKENS, UNK
 from phmctl.data.rows import Row
-from phmctl.data.special import SPECIAL_TOKENS, UNK
 from phmctl.errors import DataError
 from phmctl.files import read_json_object, write_atomic
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from phmctl.data.special import BOS, EOS, PAD, UNK
+from phmctl.data import BOS, EOS, PAD, UNK
 from phmctl.decoding.search import TORCH, Hypothesis, length_penalty, longest_outputs
 from phmctl.devices import torch_defaults
 from phmctl.errors import NonFiniteError

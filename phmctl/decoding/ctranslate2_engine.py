@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS
+from phmctl.data import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.search import Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import RunError, missing

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from phmctl import exports
 from phmctl.data.card import Cleaning
-from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 from phmctl.decoding.model import about_run, check_export
@@ -14,6 +13,7 @@ from phmctl.exports import Export
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
+from phmctl.runs.copies import load_cleaning, load_tokenizers
 
 
 def load_translator(

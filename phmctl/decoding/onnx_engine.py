@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.data.special import PAD
+from phmctl.data import PAD
 from phmctl.decoding.beam import BeamEngine
 from phmctl.errors import RunError, require
 from phmctl.exports import ONNX

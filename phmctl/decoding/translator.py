@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from phmctl.console import silence, warn
+from phmctl.data import EOS
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
-from phmctl.data.special import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.model import Advance, Line, Model, Texts, check_texts, ignore
 from phmctl.decoding.search import TORCH, Engine, Hypothesis, change_decoding, plan

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from phmctl.data.special import BOS, EOS, SPECIAL_TOKENS, UNK
+from phmctl.data import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import MissingExtraError, check_known, require
 from phmctl.export.dense import DenseForm

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from phmctl.checkpoints import save_tensors
 from phmctl.console import note, progress, silence
-from phmctl.data.copies import load_cleaning
-from phmctl.data.special import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from phmctl.data import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.decoding.beam import pad
 from phmctl.decoding.search import plan
@@ -36,6 +35,7 @@ from phmctl.export.verify import (
 from phmctl.files import temporary_folder, write_atomic, write_json
 from phmctl.nn.layers import sinusoids
 from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs.copies import load_cleaning
 
 TARGET = "target"  # folder of the target side's tokenizer, if the sides have separate ones
 _TOKEN_IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import plain
-from phmctl.data.special import EOS
+from phmctl.data import EOS
 from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
 from phmctl.errors import require
 from phmctl.export.compact import CompactForm

@@ -13,9 +13,8 @@ from phmctl.accounting.ledger import ledger_for
 from phmctl.assembly import texts_of
 from phmctl.checkpoints import save_tensors
 from phmctl.console import Table, note
+from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
-from phmctl.data.copies import load_cleaning, load_tokenizers
-from phmctl.data.special import EOS, PAD
 from phmctl.data.tokenizer import JOINT_FILE
 from phmctl.decoding.loading import open_engine
 from phmctl.decoding.translator import Translator
@@ -51,6 +50,7 @@ from phmctl.exports import (
 from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import AUTO, DATA, EXPORT, RECIPE, Run
+from phmctl.runs.copies import load_cleaning, load_tokenizers
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
 from phmctl.tasks.registry import kind_of, trained_kind

@@ -10,8 +10,7 @@ from torch import nn
 
 from phmctl.assembly import trained
 from phmctl.console import progress, silence
-from phmctl.data.copies import load_tokenizers, read_text
-from phmctl.data.special import BOS, EOS
+from phmctl.data import BOS, EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import pad
 from phmctl.decoding.search import Engine, Hypothesis, plan
@@ -20,6 +19,7 @@ from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import ScoreOptions, bleu
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
+from phmctl.runs.copies import load_tokenizers, read_text
 from phmctl.tasks.classification.classifier import TextClassifier
 from phmctl.tasks.classification.examples import read_examples
 from phmctl.tasks.registry import answering_kind

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.data.special import PAD
+from phmctl.data import PAD
 from phmctl.errors import DimensionError
 from phmctl.models.transformer import Stack, embed
 from phmctl.nn.build import LinearBuilder

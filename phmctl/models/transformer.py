@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.algebra.modes import needs_plain_operations
-from phmctl.data.special import PAD
+from phmctl.data import PAD
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, sinusoids
 from phmctl.nn.linear import PHMLinear

@@ -24,7 +24,7 @@ class ProbingKind(TaskKind[ProbingRecipe]):
     commands = ("eval RUN --probing", "count-params")
 
     def sizes(self, recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
-        from phmctl.data.prepared.folder import trained_sizes
+        from phmctl.data.prepared import trained_sizes
 
         trained = None if data is None else trained_sizes(recipe.data, data)
         classes = 2 if trained is None else trained[1]

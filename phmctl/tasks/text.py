@@ -13,12 +13,17 @@ from phmctl.data.corpus import hold_out, own_corpus
 from phmctl.data.rows import HoldOut
 from phmctl.errors import DataError
 from phmctl.recipe.loading import load_recipe
+from phmctl.runs import Run
+from phmctl.runs.copies import load_cleaning, load_tokenizers
+from phmctl.runs.find import find_run
 from phmctl.tasks.base import AnsweringKind, R, Sizes, option_name
 
 if TYPE_CHECKING:
-    from phmctl.data.prepared.folder import PreparedData
+    from phmctl.data.prepared import PreparedData
+    from phmctl.data.provenance import Vocabulary
 
 _FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}  # keys with a flag of another name
+_MANIFEST = "manifest.json"  # of a prepared folder
 TEXT_OPTIONS = ("tokenizer", "vocabulary", "max_tokens")  # of every task on text
 TABLE_OPTIONS = ("header", "quoting", "extra", "skip_bad_lines", "split")  # of every table
 
@@ -70,9 +75,8 @@ class TextKind(AnsweringKind[R]):
 
         Raises DataError, RecipeError, OutputError.
         """
-        from phmctl.data.prepared.folder import data_root  # imports numpy, which an export answers without
-        from phmctl.data.prepared.prepare import choose_section, prepare
-        from phmctl.data.prepared.provenance import Vocabulary
+        from phmctl.data.prepare import choose_section, prepare
+        from phmctl.data.prepared import data_root  # imports numpy, which an export answers without
 
         names = [*options, *settings, *(files if self.labelled else ())]
         wrong = [_FLAGS.get(key, option_name(key)) for key in names if key not in self.prepare_options]
@@ -85,7 +89,7 @@ class TextKind(AnsweringKind[R]):
         reading = [option_name(key) for key in options if key != "vectors"]
         if not own.files and reading:
             raise DataError(f"{', '.join(reading)} is for your own files: give those with {self.file_options}")
-        vocabulary = None if vocabulary_of is None else Vocabulary.of(vocabulary_of)
+        vocabulary = None if vocabulary_of is None else read_vocabulary(vocabulary_of)
         section = choose_section(name, recipe, settings, self.section, vocabulary)
         corpus = None
         own_settings: dict[str, Any] = {}
@@ -128,7 +132,7 @@ class TextKind(AnsweringKind[R]):
         """Return the user's own files. Raises DataError if the options do not describe them."""
 
     def sizes(self, recipe: Any, data: Path | None = None) -> Sizes:
-        from phmctl.data.prepared.folder import trained_sizes
+        from phmctl.data.prepared import trained_sizes
 
         trained = None if data is None else trained_sizes(recipe.data, data)
         if trained is not None:
@@ -137,6 +141,22 @@ class TextKind(AnsweringKind[R]):
         vocabulary = recipe.data.vocabulary
         note = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
         return Sizes({self.sides[0]: vocabulary, self.sides[1]: self.default_classes or vocabulary}, note)
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Return the vocabulary of a prepared folder or of a run. Raises DataError, RunError."""
+    from phmctl.data.provenance import Vocabulary
+
+    if (path / _MANIFEST).is_file():
+        return Vocabulary.of_folder(path)
+    folders = sorted(str(manifest.parent) for manifest in path.glob(f"[!.]*/{_MANIFEST}"))
+    if folders:
+        raise DataError(f"{path} is the folder of a corpus; name a folder in it: {', '.join(folders)}")
+    run = Run.open(find_run(path))
+    settings = run.data().get("settings", {})
+    if "vocabulary" not in settings:
+        raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
+    return Vocabulary(run.name, load_tokenizers(run), load_cleaning(run), settings)
 
 
 def row_format(option: str, texts: Sequence[str], label: str | None, options: Mapping[str, Any]) -> RowFormat:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
-from phmctl.data.prepared.folder import data_root
+from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run

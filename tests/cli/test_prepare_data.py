@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
 from phmctl.shipped import shipped_names
 from tests.calls import call, rows_of

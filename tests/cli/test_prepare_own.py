@@ -9,7 +9,7 @@ import pytest
 from typer.testing import Result
 
 from phmctl.data.card import load_card
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
 from phmctl.files import write_sealed
 from phmctl.recipe.schema import TranslationRecipe

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
-from phmctl.data.copies import record_copies
 from phmctl.files import write_atomic
 from phmctl.metrics.text import all_scores
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.runs.results import ScoringKey, log_line, write_result
 from phmctl.tasks.registry import trained_kind
 

@@ -10,10 +10,10 @@ import pytest
 
 from phmctl.comparison.compare import OVER_SEEDS, POOLED
 from phmctl.comparison.variants import conditions, mean_and_spread
-from phmctl.data.copies import record_copies
 from phmctl.errors import RunError
 from phmctl.metrics.text import bleu, paired_bootstrap
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import ScoreRequest
 from phmctl.tasks.registry import trained_kind

@@ -9,8 +9,8 @@ from typing import Any
 
 from phmctl.data.card import RowFormat
 from phmctl.data.corpus import Corpus, own_corpus
-from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.prepared.prepare import prepare
+from phmctl.data.prepare import prepare
+from phmctl.data.prepared import PreparedData
 from phmctl.data.rows import Row
 from phmctl.recipe.schema import LabelledSection, ParallelSection
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phmctl.data import BOS, EOS, PAD
 from phmctl.data.batches import (
     EncodedTexts,
     RandomNumbers,
@@ -20,8 +21,7 @@ from phmctl.data.batches import (
     real_token_share,
 )
 from phmctl.data.card import Cleaning
-from phmctl.data.prepared.folder import Ragged
-from phmctl.data.special import BOS, EOS, PAD
+from phmctl.data.prepared import Ragged
 from phmctl.data.tokenizer import train_tokenizer
 from phmctl.errors import DataError
 

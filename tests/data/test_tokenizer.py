@@ -7,7 +7,7 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.special import SPECIAL_TOKENS, UNK
+from phmctl.data import SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import SMALLEST_BPE, Tokenizer, TokenizerPair, train_pair, train_tokenizer
 from phmctl.errors import DataError
 from tests.data.helpers import as_rows

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from phmctl.data.prepared.prepare import read_vectors
-from phmctl.data.special import SPECIAL_TOKENS
+from phmctl.data import SPECIAL_TOKENS
+from phmctl.data.prepare import read_vectors
 from phmctl.errors import DataError
 from tests.data.helpers import put
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phmctl.data.special import EOS, PAD
+from phmctl.data import EOS, PAD
 from phmctl.decoding.beam import forced_scores
 from phmctl.decoding.search import Hypothesis, length_penalty
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.special import BOS, EOS, PAD, UNK
+from phmctl.data import BOS, EOS, PAD, UNK
 from phmctl.decoding import beam as beam_module
 from phmctl.decoding.beam import beam_search, best_continuations, grouped_topk, pad
 from phmctl.errors import NonFiniteError

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("ctranslate2")
 
-from phmctl.data.special import EOS
+from phmctl.data import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import TorchEngine, pad
 from phmctl.decoding.ctranslate2_engine import CTranslate2Engine

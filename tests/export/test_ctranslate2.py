@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.copies import load_tokenizers
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import forced_scores
 from phmctl.errors import MissingExtraError
@@ -13,6 +12,7 @@ from phmctl.export.dense import dense_form
 from phmctl.export.verb import export
 from phmctl.exports import CTRANSLATE2, MODEL
 from phmctl.runs import Run
+from phmctl.runs.copies import load_tokenizers
 from tests.export.test_dense import TRANSFORMERS, ids, section, transformer
 
 ctranslate2 = pytest.importorskip("ctranslate2")

@@ -9,7 +9,6 @@ import torch
 from phmctl import exports
 from phmctl.assembly import build_transformer
 from phmctl.checkpoints import model_tensors, write_checkpoint
-from phmctl.data.copies import load_tokenizers, read_text
 from phmctl.data.tokenizer import train_tokenizer
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import RunError
@@ -18,6 +17,7 @@ from phmctl.export.verb import export
 from phmctl.export.verify import IDS, LOGITS
 from phmctl.files import read_sealed, write_sealed
 from phmctl.runs import Run
+from phmctl.runs.copies import load_tokenizers, read_text
 from tests.decoding.conftest import TEXT
 from tests.export.test_dense import scattered
 from tests.tasks.classification.conftest import NOUNS, labelled_data, runs, small

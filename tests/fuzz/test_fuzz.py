@@ -27,10 +27,9 @@ from hypothesis import strategies as st
 
 from phmctl.checkpoints import read_checkpoint
 from phmctl.data.card import RowFormat, load_card
-from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.data.fetch import extract
-from phmctl.data.prepared.folder import PreparedData, Split, prepared_folder
-from phmctl.data.prepared.prepare import labels_of, read_vectors
+from phmctl.data.prepare import labels_of, read_vectors
+from phmctl.data.prepared import PreparedData, Split, prepared_folder
 from phmctl.data.readers import Format, read_sentences, tables
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.errors import PhmctlError
@@ -39,6 +38,7 @@ from phmctl.files import file_entry, sealed
 from phmctl.recipe.loading import dump_recipe, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.shipped import shipped
 from tests.fuzz.mutations import TOKENS, as_json, changed_bytes, changed_values
 from tests.recipe.parsing import parse_recipe

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.assembly import build_classifier
-from phmctl.data.special import PAD
+from phmctl.data import PAD
 from phmctl.models.classifiers import EncoderClassifier
 from phmctl.models.transformer import embed
 from phmctl.recipe.models import EncoderClassifierSection

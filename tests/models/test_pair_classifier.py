@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from phmctl.assembly import build_classifier
-from phmctl.data.special import PAD
+from phmctl.data import PAD
 from phmctl.errors import DimensionError
 from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.linear import PHMLinear

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phmctl.assembly import build_transformer
-from phmctl.data.special import BOS, PAD
+from phmctl.data import BOS, PAD
 from phmctl.models import transformer
 from phmctl.models.transformer import Transformer
 from phmctl.nn.loss import vocabulary_loss

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from phmctl.checkpoints import write_checkpoint
-from phmctl.data.copies import record_copies
 from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.files import discard
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.runs.find import read_tag, runs_root
 from phmctl.runs.summary import list_runs
 from tests.calls import call

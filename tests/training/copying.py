@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe, TranslationTraining
 from tests.data.helpers import prepare_files

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import phmctl
 from phmctl import PHMLinear
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phmctl.checkpoints import read_checkpoint
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics

@@ -133,7 +133,7 @@ def test_a_run_of_another_width_or_vocabulary_is_refused(
 ) -> None:
     recipe = changed(tiny_run.folder, setting)
     if setting.startswith("data"):
-        from phmctl.data.prepared.prepare import prepare
+        from phmctl.data.prepare import prepare
 
         miniature_data = tmp_path / "data"
         prepare(recipe.data, root=miniature_data)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.data.batches import collate
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from phmctl import exports, plain
 from phmctl.assembly import Classifier, build_classifier, texts_of, trained
 from phmctl.console import silence
-from phmctl.data import copies
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.clean import clean_line
 from phmctl.decoding.model import (
@@ -32,7 +31,7 @@ from phmctl.errors import DataError, NonFiniteError, UserError
 from phmctl.exports import Export
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import Run
+from phmctl.runs import Run, copies
 from phmctl.tasks.classification.examples import labels_of
 
 _VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mean over time of the LSTM's states"}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data.card import RowFormat
-from phmctl.data.copies import ADVICE, read_text
 from phmctl.data.corpus import table_rows
 from phmctl.decoding.model import Classified
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_atomic
 from phmctl.runs import DATA, Run
+from phmctl.runs.copies import ADVICE, read_text
 from phmctl.tasks.text import row_format
 
 

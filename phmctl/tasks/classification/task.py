@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note, warn
-from phmctl.data import copies
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
-from phmctl.data.prepared.folder import PreparedData, Split
+from phmctl.data.prepared import PreparedData, Split
 from phmctl.errors import DataError, RunError
 from phmctl.files import write_atomic
 from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import Run
+from phmctl.runs import Run, copies
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 from phmctl.tasks.classification.classifier import trained_classifier
 from phmctl.tasks.classification.examples import labels_of

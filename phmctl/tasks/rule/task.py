@@ -29,7 +29,6 @@ from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.assembly import builder_for, trained
 from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
-from phmctl.data.copies import record_copies, refuse_damaged_copy
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
@@ -37,6 +36,7 @@ from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run, Weights
+from phmctl.runs.copies import record_copies, refuse_damaged_copy
 from phmctl.runs.results import ScoringKey, write_result
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, ScoreRequest, Share, Task
 

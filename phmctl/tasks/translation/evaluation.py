@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import Table, note, progress, warn
-from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding
 from phmctl.errors import RunError
@@ -25,6 +24,7 @@ from phmctl.metrics.classification import part_name, parts
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import load_cleaning, load_tokenizers, read_text
 from phmctl.runs.results import ScoringKey, file_name_part, write_result
 from phmctl.tasks.answers import ONE_SEED, p_words, within
 from phmctl.tasks.base import LoadRequest, ScoreRequest

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.data.copies import read_text
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, UserError
@@ -15,6 +14,7 @@ from phmctl.metrics.text import USUAL, ScoreOptions
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import read_text
 from phmctl.runs.results import Result
 from phmctl.tasks.answers import Answers, Metric, TextComparer
 from phmctl.tasks.base import Task

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from phmctl.assembly import build_transformer
 from phmctl.console import silence
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
-from phmctl.data.copies import check_same_data, check_same_vocabulary, record_copies
-from phmctl.data.prepared.folder import PARALLEL, PreparedData, Split
+from phmctl.data.prepared import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.files import write_atomic, write_json
@@ -21,6 +20,7 @@ from phmctl.metrics.text import bleu, check_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import check_same_data, check_same_vocabulary, record_copies
 from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
 from phmctl.tasks.translation.text import EXTRAS, bleu_tokenizer, note_unknown_languages
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from phmctl.console import note
 from phmctl.data.clean import clean_line
-from phmctl.data.copies import ADVICE, load_cleaning, read_text, refuse_damaged_copy
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.errors import DataError, RunError
 from phmctl.files import read_json_object, sha256_text
@@ -15,6 +14,7 @@ from phmctl.languages import language
 from phmctl.metrics.text import usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import ADVICE, load_cleaning, read_text, refuse_damaged_copy
 
 EXTRAS = ".extras"  # suffix of a split's file of whole numbers by name, JSON
 

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 import phmctl
 from phmctl.benchmarks.rates import bench_rates
 from phmctl.checkpoints import read_checkpoint
+from phmctl.data import PAD
 from phmctl.data.batches import collate
 from phmctl.data.card import RowFormat
-from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.special import PAD
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, DimensionError, RunError
 from phmctl.files import write_sealed
 from phmctl.recipe.schema import ClassificationRecipe

@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import Any
 
 from phmctl.checkpoints import model_tensors, write_checkpoint
-from phmctl.data.copies import record_copies
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
 from phmctl.files import write_atomic
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.tasks.translation.evaluation import Evaluation, TranslationScoreRequest
 from phmctl.tasks.translation.evaluation import evaluate as evaluate_run
 from tests.decoding.conftest import TEXT, sharp_model

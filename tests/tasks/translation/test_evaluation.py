@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from phmctl.data.copies import record_copies
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding
 from phmctl.decoding.translator import Translator
@@ -13,6 +12,7 @@ from phmctl.errors import OutputError, RunError
 from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation import evaluation as module
 from tests.data.helpers import files_below

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import phmctl
-from phmctl.data.copies import record_copies
 from phmctl.decoding.loading import load_translator
 from phmctl.errors import DataError, UserError
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.runs.results import read_results
 from phmctl.tasks.translation.kind import TranslationKind
 from tests.calls import call

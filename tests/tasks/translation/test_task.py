@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from phmctl.data.copies import record_copies
+from phmctl.data import PAD
 from phmctl.data.corpus import Corpus, own_corpus
-from phmctl.data.prepared.folder import PreparedData
-from phmctl.data.prepared.prepare import prepare
-from phmctl.data.special import PAD
+from phmctl.data.prepare import prepare
+from phmctl.data.prepared import PreparedData
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
 from phmctl.decoding.beam import TorchEngine
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.copies import record_copies
 from phmctl.tasks.translation.task import TranslationTask
 from phmctl.training.train import train_task
 from tests.calls import call

@@ -10,14 +10,11 @@ from pydantic import BaseModel
 
 from phmctl.console import note
 from phmctl.data.card import Cleaning
-from phmctl.data.copies import load_cleaning, load_tokenizers
 from phmctl.data.corpus import Corpus
-from phmctl.data.prepared.folder import MANIFEST, PreparedData, Section, read_manifest
+from phmctl.data.prepared import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
 from phmctl.files import clear, damage, file_entry, lock, replacing, sha256_text, temporaries
-from phmctl.runs import Run
-from phmctl.runs.find import find_run
 
 CARD = "card_sha256"  # key of the card's digest in a manifest
 VECTORS = "vectors"  # split and side of word vectors in a manifest
@@ -121,20 +118,11 @@ class Vocabulary:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, path: Path) -> "Vocabulary":
-        """Read the vocabulary of a prepared folder or of a run."""
-        if (path / MANIFEST).is_file():
-            prepared = PreparedData(path)
-            settings = prepared.manifest["settings"]
-            return cls(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
-        prepared_folders = sorted(str(manifest.parent) for manifest in path.glob(f"[!.]*/{MANIFEST}"))
-        if prepared_folders:
-            raise DataError(f"{path} is the folder of a corpus; name a folder in it: {', '.join(prepared_folders)}")
-        run = Run.open(find_run(path))
-        settings = run.data().get("settings", {})
-        if "vocabulary" not in settings:
-            raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
-        return cls(run.name, load_tokenizers(run), load_cleaning(run), settings)
+    def of_folder(cls, folder: Path) -> "Vocabulary":
+        """Read the vocabulary of a prepared folder."""
+        prepared = PreparedData(folder)
+        settings = prepared.manifest["settings"]
+        return cls(str(folder), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
 
     @property
     def sha256(self) -> str:

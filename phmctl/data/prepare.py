@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from phmctl.console import note, progress, warn
+from phmctl.data import PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.card import Card, Cleaning, load_card
 from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_line, describe_counts
 from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
-from phmctl.data.prepared.folder import (
+from phmctl.data.prepared import (
     LABELLED,
     PARALLEL,
     TASK,
@@ -36,10 +37,9 @@ from phmctl.data.prepared.folder import (
     write_manifest,
     write_split,
 )
-from phmctl.data.prepared.provenance import CARD, OF_VOCABULARY, Vocabulary, build, changes, provenance
+from phmctl.data.provenance import CARD, OF_VOCABULARY, Vocabulary, build, changes, provenance
 from phmctl.data.readers import read_lines
 from phmctl.data.rows import UNKNOWN, Row, RowSource
-from phmctl.data.special import PAD, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
 from phmctl.files import write_atomic

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import phmctl.data.prepared.prepare as preparation
+import phmctl.data.prepare as preparation
 from phmctl.data.card import Divide
 from phmctl.data.corpus import Corpus, divide_train
-from phmctl.data.prepared.folder import PreparedData, prepared_folder, read_manifest
-from phmctl.data.prepared.prepare import choose_section, prepare
-from phmctl.data.prepared.provenance import CARD, changed_sources, changes
+from phmctl.data.prepare import choose_section, prepare
+from phmctl.data.prepared import PreparedData, prepared_folder, read_manifest
+from phmctl.data.provenance import CARD, changed_sources, changes
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
 from tests.data.helpers import flip, parallel, prepare_files, put
@@ -311,7 +311,7 @@ def test_a_vocabulary_is_learned_from_a_limited_number_of_pairs(tmp_path, monkey
     """Spread evenly: pairs 1, 4, 7, ... of 304; all are encoded."""
     all_rows = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "whole")
     assert "learned_from" not in all_rows.manifest
-    monkeypatch.setattr("phmctl.data.prepared.prepare.MAX_LEARNED_ROWS", 110)
+    monkeypatch.setattr("phmctl.data.prepare.MAX_LEARNED_ROWS", 110)
     sampled = prepare(SECTION, corpus(), CLEANING, root=tmp_path / "part")
     assert sampled.manifest["learned_from"] == "one train row in 3"
     assert "learning 300 token types from one train row in 3 ..." in capsys.readouterr().err
@@ -325,8 +325,8 @@ def test_record_batches_have_a_limited_number_of_rows(tmp_path, monkeypatch):
     """Memory holds one record batch, however many pairs there are."""
     import pyarrow as pa
 
-    monkeypatch.setattr("phmctl.data.prepared.folder.ROWS", 64)
-    monkeypatch.setattr("phmctl.data.prepared.prepare.CHUNK_ROWS", 16)
+    monkeypatch.setattr("phmctl.data.prepared.ROWS", 64)
+    monkeypatch.setattr("phmctl.data.prepare.CHUNK_ROWS", 16)
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     with pa.ipc.open_stream(str(prepared.folder / "train.arrow")) as stream:
         sizes = [batch.num_rows for batch in stream]

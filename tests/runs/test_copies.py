@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from phmctl.data.copies import load_cleaning, load_tokenizers, read_text
-from phmctl.data.prepared.folder import PreparedData
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import RunError
 from phmctl.files import verify, write_sealed
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from phmctl.runs.copies import load_cleaning, load_tokenizers, read_text
 from tests.data.helpers import cut, flip
 
 

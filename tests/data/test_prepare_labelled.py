@@ -10,8 +10,8 @@ import torch
 
 from phmctl.data.batches import collate, lengths_of, plan_by_count
 from phmctl.data.corpus import Corpus
-from phmctl.data.prepared.folder import PreparedData, prepared_folder, prepared_table, trained_sizes
-from phmctl.data.prepared.prepare import choose_section, prepare
+from phmctl.data.prepare import choose_section, prepare
+from phmctl.data.prepared import PreparedData, prepared_folder, prepared_table, trained_sizes
 from phmctl.data.rows import Location, Row
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.schema import LabelledSection

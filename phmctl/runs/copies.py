@@ -15,7 +15,7 @@ from phmctl.files import are_file_entries, file_entry, verify, write_sealed
 from phmctl.runs import DATA, Run
 
 if TYPE_CHECKING:  # an export answers without numpy
-    from phmctl.data.prepared.folder import PreparedData
+    from phmctl.data.prepared import PreparedData
 
 _COPIES = "copies"
 ADVICE = "copy the run again"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.prepared.folder import (
+from phmctl.data.prepared import (
     MANIFEST,
     PreparedData,
     Ragged,

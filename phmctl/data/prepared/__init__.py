@@ -1,1 +1,0 @@
-"""Prepared data: preparation, storage and provenance."""

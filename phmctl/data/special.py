@@ -1,4 +1,0 @@
-"""The special tokens, with the same ids in every vocabulary."""
-
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
-SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
