@@ -107,6 +107,13 @@ def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
     V.copy_(drawn.V)
 
 
+def frame_scale(n: int, rank: int) -> float:
+    """Return the root mean square of the entries of factors that :func:`initialise_factors_` draws, on average."""
+    entry = 1 / math.sqrt(max(n, rank))  # of a matrix with orthogonal rows or columns of length 1
+    fibre = min(n, rank) ** 3 / (n * rank) ** 2  # mean square length of the fibres before the division by the gain
+    return entry / math.pow(fibre, 1 / 6)
+
+
 def natural_rank(n: int) -> int:
     """Return the default rank of factors: the rank of a random rule."""
     return len(_canonical_factors(n)[2]) if n <= QUICK else generic_rank(n)

@@ -187,3 +187,4 @@ def _draw(linear: PHMLinear, variance: float) -> None:
     """Scale a new map so that the entries of H have this variance."""
     drawn = dense_variance(linear.initialization, linear.in_features, linear.out_features // linear.splits)
     _components(linear).mul_(math.sqrt(variance / drawn))
+    linear.variance = variance

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.bilinear import Factors, decompose
-from phmctl.algebra.initialisation import natural_rank
+from phmctl.algebra.initialisation import dense_variance, natural_rank
 from phmctl.algebra.kronecker import LEARNED, check_dtype, nearest_sum
 from phmctl.algebra.modes import compute_dtype
 from phmctl.console import note
@@ -41,6 +41,9 @@ class StructuredWeight(nn.Module):
 
     H has the shape (rows, columns), or (rows, columns, *kernel) in a convolution.
     """
+
+    variance: float  # of the entries of H at initialisation
+    from_dense = False  # whether H was filled from a dense weight later
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class StructuredWeight(nn.Module):
 
     def draw(self, scheme: str, fan_in: int, fan_out: int) -> None:
         """Draw the parameters, so that H has the variance of the dense scheme."""
+        self.variance = dense_variance(scheme, fan_in, fan_out)
         if not next(self.parameters()).is_meta:  # torch would import its compiler to draw nothing
             self.structure.initialise_(self.tensors(), scheme, fan_in, fan_out)
 
@@ -178,6 +182,7 @@ class KroneckerWeight(StructuredWeight):
             shape = (self.rows, self.columns, *self.kernel)
             if weight.shape == shape:
                 A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
+                self.from_dense = True
                 state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
                 nearest = f"the nearest sum of {self.n} Kronecker products"
                 note(f"{prefix}weight: {nearest} has a relative error of {error:.3f}")

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from phmctl.algebra.bilinear import Factors, decompose, fixed_factors, recompose
 from phmctl.algebra.initialisation import (
     dense_variance,
+    frame_scale,
     initialise_components_,
     initialise_dense_,
     initialise_factors_,
@@ -76,6 +77,10 @@ class Structure(ABC):
         """Return the root mean square of the entries of H, for the learning rates."""
         return rms(self.dense(tensors))
 
+    @abstractmethod
+    def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
+        """Return the root mean square of each parameter as a multiple of H's, as drawn with this variance of H."""
+
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
         """Return the parameters whose H is nearest to a weight (k, d, ...), or None without a closed form."""
         return None
@@ -97,6 +102,9 @@ class Dense(Structure):
 
     def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
         initialise_dense_(tensors["weight"], scheme, fan_in, fan_out)
+
+    def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
+        return {"weight": 1.0}
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,9 @@ class KroneckerSum(Structure):
     def scale(self, tensors: Tensors) -> float:
         return math.sqrt(self.n) * rms(self.rule(tensors)) * rms(tensors["S"])
 
+    def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
+        return dict.fromkeys(self.rule_names, 1 / math.sqrt(self.n * variance)) | {"S": 1.0}
+
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
         A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups)
         return dict.fromkeys(self.rule_names, A) | {"S": S}
@@ -186,6 +197,9 @@ class FactorSum(KroneckerSum):
 
     def initialise_rule_(self, tensors: Tensors) -> None:
         initialise_factors_(tensors["W"], tensors["U"], tensors["V"])
+
+    def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
+        return dict.fromkeys(self.rule_names, frame_scale(self.n, self.rank) / math.sqrt(variance)) | {"S": 1.0}
 
     def nearest(self, weight: Tensor) -> None:
         return None
@@ -234,6 +248,10 @@ class ThinFactors(Structure):
         for factor, variance in ((R, 1 / R.shape[2]), (L, output_variance / L.shape[2])):
             bound = math.sqrt(3 * variance)
             nn.init.uniform_(factor, -bound, bound)
+
+    def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
+        inputs, width = shapes["R"][2], shapes["L"][2]  # of R and of L
+        return {"R": 1 / math.sqrt(inputs * variance), "L": math.sqrt(inputs / width)}
 
 
 def phm_structure(n: int, algebra: str, rank: int | None = None, groups: int = 1) -> Structure:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -46,35 +46,56 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     and biases get `lr`. Weight decay applies to the last factor of a weight only (S, or L of two thin factors), so that
     H decays as fast as a dense weight.
 
+    The groups and the order of their parameters depend on the model's layers only, not on the weights, so that the
+    state of an optimiser fits the groups of any model that is made in the same way. The factors of one name and shape
+    in layers of one class and one initialisation are a group. The rates of PHM layers follow from their initial scales.
+    A group of converted weights has the mean of the rates that the measured scales give.
+
     Args:
-        model: a model with its initial weights, whose scales set the rates. Lazy parameters get `lr`.
+        model: a model. Lazy parameters get `lr`.
         lr: rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
         weight_decay: weight decay of AdamW. Each group has its own, which overrides the optimiser's argument.
 
     Raises:
-        UserError: `lr` is not a positive number.
+        UserError: `lr` is not a positive number, or a converted weight is on the meta device.
     """
     if not 0 < lr < math.inf:
         raise UserError(f"lr = {lr}: the learning rate must be above 0 and finite")
-    return groups_by_rate(model, relative_rates(model), lr, weight_decay)
+    weights = _weights(model, measure=False)
+    decays = _decays(weights)
+    keys: dict[Tensor, tuple[object, ...]] = {}
+    rates: dict[Tensor, float] = {}
+    for weight in weights:
+        for name, factor in weight.factors:
+            shape = factor.shape if weight.kind else ()  # dense weights of one rate are a group
+            keys.setdefault(factor, (weight.kind, name, shape, weight.gain, weight.rate))
+            rates.setdefault(factor, weight.rate_of(name))
+    members: dict[tuple[object, ...], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            members.setdefault((keys.get(parameter), decays.get(parameter)), []).append(parameter)
+    return [
+        _group(parameters, fmean(rates.get(parameter, 1.0) for parameter in parameters), decays, lr, weight_decay)
+        for parameters in members.values()
+    ]
 
 
 def relative_rates(model: nn.Module) -> dict[str, float]:
-    """Return the rate of each trainable parameter as a multiple of the model's rate, by its name."""
+    """Return the rate of each trainable parameter as a multiple of the model's rate, by its name.
+
+    The scales of all weights are measured; two weights of one shape have slightly different rates.
+    """
     rates: dict[Tensor, float] = {}
-    for weight in _weights(model):
-        for factor in weight.factors:
-            scale = rms(factor)
-            relative_scale = scale / weight.scale if weight.scale and scale else 1.0
-            rate = weight.gain * weight.rate * relative_scale
-            rates.setdefault(factor, float(f"{rate:.3g}"))  # rounded, so that similar rates share a group
+    for weight in _weights(model, measure=True):
+        for name, factor in weight.factors:
+            rates.setdefault(factor, _rounded(weight.rate_of(name)))
     return {name: rates.get(tensor, 1.0) for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
 def groups_by_rate(
     model: nn.Module, rates: Mapping[str, float], lr: float, weight_decay: float, *, one_rate: bool = False
 ) -> list[dict[str, Any]]:
-    """Return a parameter group for each pair of a rate and a weight decay (:func:`parameter_groups`).
+    """Return a parameter group for each pair of a rate and a weight decay.
 
     Args:
         model: the model.
@@ -83,23 +104,27 @@ def groups_by_rate(
         weight_decay: weight decay of tables, norms, biases and weights H.
         one_rate: every weight H decays at the model's rate; otherwise at the rate of its dense weight.
     """
-    decays: dict[Tensor, float] = {}  # of each factor in a step, as a multiple of lr · weight_decay
-    for weight in _weights(model):
-        decay = 1.0 if one_rate else weight.rate
-        for factor in weight.undecayed:
-            decays.setdefault(factor, 0.0)
-        for factor in weight.factors:
-            decays.setdefault(factor, decay)
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    decays = _decays(_weights(model, measure=False), one_rate=one_rate)
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            rate = rates[name]
-            decay = weight_decay
-            if parameter in decays:
-                decay *= decays[parameter] / rate  # AdamW multiplies a group's decay by its rate
-            group = {"params": [], "lr": lr * rate, "relative": rate, "weight_decay": decay}
-            groups.setdefault((rate, decay), group)["params"].append(parameter)
-    return list(groups.values())
+            decay = weight_decay * (decays.get(parameter, rates[name]) / rates[name])
+            members.setdefault((rates[name], decay), []).append(parameter)
+    return [_group(parameters, rate, decays, lr, weight_decay) for (rate, _), parameters in members.items()]
+
+
+def _group(
+    parameters: list[nn.Parameter], rate: float, decays: Mapping[Tensor, float], lr: float, weight_decay: float
+) -> dict[str, Any]:
+    """Return the group of parameters that have one rate, a multiple of `lr`, and one decay."""
+    rate = _rounded(rate)
+    if parameters[0] in decays:
+        weight_decay *= decays[parameters[0]] / rate  # AdamW multiplies a group's decay by its rate
+    return {"params": parameters, "lr": lr * rate, "relative": rate, "weight_decay": weight_decay}
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.3g}")  # so that similar rates share a group
 
 
 def dense_rate(fan_in: int) -> float:
@@ -111,20 +136,38 @@ def dense_rate(fan_in: int) -> float:
 class _Weight:
     """A weight H and its factors; a dense weight is its only factor. A reparametrized factor is several parameters."""
 
-    scale: float  # root mean square of the entries of H; 0 if the only factor is H
+    kind: tuple[object, ...]  # class and initial variance of a layer whose weight has factors; empty for others
     rate: float  # rate of the dense weight as a multiple of the model's
     gain: float  # c
-    factors: Sequence[nn.Parameter]  # of the shape of a factor
+    scales: Mapping[str, float]  # root mean square of each factor as a multiple of that of H
+    factors: Sequence[tuple[str, nn.Parameter]]  # the parameters that have the shape of a factor, with its name
     undecayed: Sequence[nn.Parameter] = ()  # of all factors but the last, in any shape
+
+    def rate_of(self, factor: str) -> float:
+        return self.gain * self.rate * self.scales[factor]
+
+
+def _decays(weights: Sequence[_Weight], *, one_rate: bool = False) -> dict[Tensor, float]:
+    """Return how fast each factor decays in a step, as a multiple of lr · weight_decay."""
+    decays: dict[Tensor, float] = {}
+    for weight in weights:
+        for parameter in weight.undecayed:
+            decays.setdefault(parameter, 0.0)
+        for _, parameter in weight.factors:
+            decays.setdefault(parameter, 1.0 if one_rate else weight.rate)
+    return decays
 
 
 @torch.no_grad()
-def _weights(model: nn.Module) -> list[_Weight]:
-    """Return the weights of a model, tables first: a map that is tied to a table gets its rate."""
+def _weights(model: nn.Module, *, measure: bool) -> list[_Weight]:
+    """Return the weights of a model, tables first: a map that is tied to a table gets its rate.
+
+    Without `measure`, the scales of PHM layers are those of their initialisation.
+    """
     weights: list[_Weight] = []
     for module in model.modules():
         if isinstance(module, StructuredWeight):
-            weights.append(_structured(module))
+            weights.append(_structured(module, measure=measure))
         elif not hasattr(module, "normalized_shape") and not isinstance(module, parametrize.ParametrizationList):
             named = module.named_parameters(recurse=False)  # the weight of a norm may have several axes
             weights += _dense(module, [parameter for name, parameter in named if "weight" in name])
@@ -132,18 +175,35 @@ def _weights(model: nn.Module) -> list[_Weight]:
     return sorted(weights, key=lambda weight: weight.rate != 1.0)
 
 
-def _structured(module: StructuredWeight) -> _Weight:
+def _structured(module: StructuredWeight, *, measure: bool) -> _Weight:
     structure, tensors = module.structure, module.tensors()
     is_table = isinstance(module, PHMEmbedding)
     rate, gain = (1.0, 1.0) if is_table else (dense_rate(module.fan_in), structure.gain)
-    return _product(module, tensors, structure.scale(tensors), rate, gain)
+    if measure or module.from_dense:
+        scales = _measured_scales(tensors, structure.scale(tensors))
+    else:
+        scales = structure.initial_scales(module.variance, {name: tensor.shape for name, tensor in tensors.items()})
+    return _product(module, tensors, (type(module).__name__, module.variance), rate, gain, scales)
 
 
-def _product(module: nn.Module, tensors: Mapping[str, Tensor], scale: float, rate: float, gain: float) -> _Weight:
+def _measured_scales(tensors: Mapping[str, Tensor], scale: float) -> dict[str, float]:
+    """Return the scale of each factor as a multiple of the scale of H; 1 for a factor that is zero."""
+    return {name: (rms(tensor) / scale if scale else 0.0) or 1.0 for name, tensor in tensors.items()}
+
+
+def _product(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    kind: tuple[object, ...],
+    rate: float,
+    gain: float,
+    scales: Mapping[str, float],
+) -> _Weight:
     """Return the weight that a module computes from tensors, by the names of the module's attributes."""
     behind = {name: _parameters_behind(module, name) for name in tensors}
-    factors = [parameter for name in tensors for parameter in behind[name] if parameter.shape == tensors[name].shape]
-    return _Weight(scale, rate, gain, factors, [parameter for name in [*tensors][:-1] for parameter in behind[name]])
+    factors = [(name, part) for name in tensors for part in behind[name] if part.shape == tensors[name].shape]
+    undecayed = [parameter for name in [*tensors][:-1] for parameter in behind[name]]
+    return _Weight(kind, rate, gain, scales, factors, undecayed)
 
 
 def _parameters_behind(module: nn.Module, name: str) -> list[nn.Parameter]:
@@ -159,7 +219,7 @@ def _parameters_behind(module: nn.Module, name: str) -> list[nn.Parameter]:
 def _dense(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Weight]:
     """Return a weight for each parameter of at least two axes, if its shape is known."""
     matrices = [parameter for parameter in parameters if not is_lazy(parameter) and parameter.dim() > 1]
-    return [_Weight(0.0, _rate(module, parameter), 1.0, [parameter]) for parameter in matrices]
+    return [_Weight((), _rate(module, weight), 1.0, {"weight": 1.0}, [("weight", weight)]) for weight in matrices]
 
 
 def _parametrized(module: nn.Module) -> list[_Weight]:
@@ -171,7 +231,8 @@ def _parametrized(module: nn.Module) -> list[_Weight]:
         if isinstance(chain[0], Kronecker):
             tensors = {f"original{index}": getattr(chain, f"original{index}") for index in range(chain.ntensors)}
             gain = 1.0 if isinstance(module, _TABLES) else chain[0].structure.gain
-            weights.append(_product(chain, tensors, rms(H), _rate(module, H), gain))
+            scales = _measured_scales(tensors, rms(H))
+            weights.append(_product(chain, tensors, (type(module).__name__,), _rate(module, H), gain, scales))
         else:  # one of torch's, such as spectral_norm
             weights += _dense(module, [parameter for parameter in chain.parameters() if parameter.shape == H.shape])
     return weights

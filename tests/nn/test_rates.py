@@ -1,6 +1,7 @@
 """Rates by structure: the fraction of its scale that each factor moves, and what the optimiser does with it."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,8 +96,112 @@ def test_the_transposed_weight_of_transformers() -> None:
 def test_impossible_rates_are_refused(lr: float) -> None:
     with pytest.raises(UserError):
         parameter_groups(nn.Linear(2, 2), lr)
-    with pytest.raises(UserError, match="meta"):
-        parameter_groups(PHMLinear(8, 8, n=4, device="meta"), 1e-3)
+    with pytest.raises(UserError):
+        parameter_groups(convert(nn.Linear(8, 8), 4)[0].to("meta"), 1e-3)
+
+
+def names_and_rates(model: nn.Module) -> list[tuple[list[str], float]]:
+    """Return the names of the parameters and the rate of each group."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [([names[part] for part in group["params"]], group["lr"]) for group in parameter_groups(model, 1e-3, 0.01)]
+
+
+def build(seed: int, *, converted: bool) -> nn.Module:
+    """Return layers of one shape and of several kinds, with weights drawn from this seed."""
+    torch.manual_seed(seed)
+    if converted:
+        layers = [nn.Embedding(64, 64), *(nn.Linear(64, 64) for _ in range(4)), nn.Conv1d(64, 64, 1), nn.LSTM(64, 64)]
+        return convert(nn.Sequential(*layers, nn.Linear(64, 8)), 4, select="[!7]")[0]
+    layers = [PHMEmbedding(64, 64, n=4), *(PHMLinear(64, 64, n=4) for _ in range(4)), PHMConv2d(64, 64, 1, n=4)]
+    factors = [PHMLinear(64, 64, n=4, rank=6), TwoFactorLinear(64, 64, blocks=1, inner=8), PHMLSTM(64, 64, n=4)]
+    return nn.Sequential(*layers, *factors, nn.Linear(64, 8))
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_groups_follow_the_layers_and_not_the_weights(converted: bool) -> None:
+    groups = [names_and_rates(build(seed, converted=converted)) for seed in range(12)]
+    trained = build(0, converted=converted)
+    with torch.no_grad():
+        for index, parameter in enumerate(trained.parameters()):
+            parameter.mul_(1 + index / 9)
+    groups.append(names_and_rates(trained))
+    assert all([names for names, _ in other] == [names for names, _ in groups[0]] for other in groups)
+    order = [name for name, _ in trained.named_parameters()]
+    for names, _ in groups[0]:
+        assert names == sorted(names, key=order.index)
+    assert [names[0] for names, _ in groups[0]] == sorted((names[0] for names, _ in groups[0]), key=order.index)
+    if not converted:
+        assert all(other == groups[0] for other in groups)  # rates of layers that were drawn come from their shapes
+
+
+def test_initial_rates_are_near_the_measured_ones() -> None:
+    model = build(0, converted=False)
+    measured = relative_rates(model)
+    for names, rate in names_and_rates(model):
+        for name in names:
+            assert rate / 1e-3 == pytest.approx(measured[name], rel=0.1)
+
+
+def test_a_layer_from_a_dense_one_is_measured() -> None:
+    linear = nn.Linear(64, 64)
+    with torch.no_grad():
+        linear.weight.mul_(10)
+    rates = {name: rate for names, rate in names_and_rates(PHMLinear.from_linear(linear, 4)) for name in names}
+    assert rates["A"] == pytest.approx(1e-3 * relative_rates(PHMLinear.from_linear(linear, 4))["A"], rel=0.01)
+
+
+def test_an_optimisers_state_continues_with_accelerate(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    rows = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def prepared(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = convert(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), 4)[0]
+        optimiser = torch.optim.AdamW(parameter_groups(model, 1e-2))
+        return accelerator.prepare(model, optimiser)  # type: ignore[no-any-return]
+
+    def train(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        accelerator.backward(model(rows).square().mean())
+        optimiser.step()
+        optimiser.zero_grad()
+
+    model, optimiser = prepared(3)
+    train(model, optimiser)
+    accelerator.save_state(str(tmp_path))
+    train(model, optimiser)
+    accelerator.free_memory()
+    for seed in range(6):
+        resumed, optimiser = prepared(seed)
+        accelerator.load_state(str(tmp_path))
+        train(resumed, optimiser)
+        accelerator.free_memory()
+        for parameter, expected in zip(resumed.parameters(), model.parameters(), strict=True):
+            assert torch.equal(parameter, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' own
+def test_the_trainer_of_transformers_resumes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    rows = [{"input_ids": ids, "labels": int(ids[0]) % 2} for ids in torch.randint(40, (16, 8))]
+
+    def trained(seed: int, checkpoint: str | None) -> nn.Module:
+        torch.manual_seed(seed)
+        dense = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=40, **sizes))
+        model = convert(dense, 4)[0]
+        options = {"max_steps": 4, "save_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+        arguments = transformers.TrainingArguments(str(tmp_path), lr_scheduler_type="constant", **options)
+        optimiser = torch.optim.AdamW(parameter_groups(model, 1e-2, weight_decay=0.01))
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows, optimizers=(optimiser, None))
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return model
+
+    straight = trained(0, None).state_dict()
+    for seed in range(3):
+        resumed = trained(seed, str(tmp_path / "checkpoint-2")).state_dict()
+        assert all(torch.equal(resumed[name], tensor) for name, tensor in straight.items())
 
 
 def test_a_factor_that_begins_at_zero_still_learns() -> None:
