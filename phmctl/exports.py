@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from phmctl.errors import PhmctlError, RunError, UserError, check_known, lack_of_memory
 from phmctl.files import FORMAT, QUANTIZATIONS, read_seal, sha256_text, verify
-from phmctl.recipe.schema import DecodingSection, TranslationRecipe
+from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
 
@@ -66,7 +66,8 @@ class Export(Run):
         verify(folder, manifest["files"], RunError, _ADVICE, [RECIPE])
         recipe = read_recipe(folder / RECIPE)
         if isinstance(recipe, TranslationRecipe):
-            recipe = recipe.model_copy(update={"decoding": decoding_of_export(recipe.decoding)})
+            decoding = recipe.decoding.model_copy(update={"precision": None})  # an export cannot change it
+            recipe = recipe.model_copy(update={"decoding": decoding})
         return cls(folder, recipe, manifest)
 
     @property
@@ -143,11 +144,6 @@ class Export(Run):
             engine += f", {CTRANSLATE2} {self.memory.quantize}"
             digests.append([CTRANSLATE2, self.memory.quantize])
         return Weights(f"{self.manifest['checkpoint']} ({engine})", sha256_text([json.dumps(digests)]))
-
-
-def decoding_of_export(section: DecodingSection) -> DecodingSection:
-    """Return a run's decoding settings without the precision, which an export cannot change."""
-    return section.model_copy(update={"precision": None})
 
 
 def open_run_or_export(path: Path | str) -> Run:

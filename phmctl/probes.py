@@ -33,10 +33,10 @@ from phmctl.decoding.search import change_decoding, plan
 from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
-from phmctl.files import read_sealed, sha256_text, write_sealed
+from phmctl.files import read_json_object, sha256_text, write_json
 from phmctl.inference.opening import check_scorable
 from phmctl.languages import language
-from phmctl.metrics.classification import Accuracy, McNemar, accuracy, mcnemar
+from phmctl.metrics.classification import Accuracy, accuracy
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe
@@ -46,15 +46,13 @@ from phmctl.runs import Run
 from phmctl.shipped import shipped_names
 
 VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
-# scores of a task and their column titles
-_COLUMNS = {"majority": "majority", "against": "base", "against_bag": "its bag", "run": "run", "run_bag": "its bag"}
+_COLUMNS = {"majority": "majority", "run": "run", "run_bag": "bag"}  # titles of a task's scores
 
 
 @torch_defaults()
 def probe(
     run: str | Path,
     *,
-    against: str | Path | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
     data: str | Path | None = None,
@@ -62,35 +60,27 @@ def probe(
 ) -> "ProbingReport":
     """Probe a translator's encoder and write the scores into its results. Raises DataError, RunError, OutputError.
 
-    `against` is another translator to compare with; `checkpoint` applies to both. `data` is the folder of the
-    prepared tasks, by default ``$PHMCTL_DATA`` or ``data``. `settings` are keys of the recipe ``probe`` as
-    ``key=value``; ``data.card`` selects a single task.
+    `data` is the folder of the prepared tasks, by default ``$PHMCTL_DATA`` or ``data``. `settings` are keys of the
+    recipe ``probe`` as ``key=value``; ``data.card`` selects a single task.
     """
-    encoders = [Encoder(path, checkpoint, device) for path in (run, against) if path is not None]
-    check_scorable(encoders[0].run)
+    encoder = Encoder(run, checkpoint, device)
+    check_scorable(encoder.run)
     root = data_root(data)
     recipes = _prepared(root, [f"training.device={device}", *settings])
     codes = {recipe.data.language for recipe in recipes.values()} - {None}
-    languages = {language(code) or code for code in codes}
-    for encoder in encoders:
-        code = encoder.run.data().get("source_language")
-        if code not in (None, "source") and languages - {
-            language(code) or code
-        }:  # "source": own files without a language
-            warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
-    names = [encoder.run.name for encoder in encoders]
+    code = encoder.run.data().get("source_language")
+    other_languages = {language(code) or code for code in codes} - {language(code) or code}
+    if code not in (None, "source") and other_languages:  # "source": own files without a language
+        warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
     scores = {}
-    with progress(f"probing {names[0]}", len(recipes) * len(encoders)) as advance:
+    with progress(f"probing {encoder.run.name}", len(recipes)) as advance:
         for task, recipe in recipes.items():
             prepared = _open(recipe, root)
-            predictions: list[list[int]] = []
-            for encoder in encoders:
-                predictions += predict(encoder, prepared, root, recipe).values()
-                advance(1)
-            scores[task] = _scores(prepared, predictions)
+            scores[task] = _scores(prepared, predict(encoder, prepared, root, recipe))
+            advance(1)
     pooling = next(iter(recipes.values())).model.pooling
-    report = ProbingReport(names[0], encoders[0].weights.name, scores, names[1] if against else None, pooling)
-    write_sealed(encoders[0].run.results_folder / "probing.json", report.as_json())
+    report = ProbingReport(encoder.run.name, encoder.weights.name, scores, pooling)
+    write_json(encoder.run.results_folder / "probing.json", report.as_json())
     return report
 
 
@@ -122,16 +112,16 @@ def _open(recipe: ProbingRecipe, root: Path) -> PreparedData:
     return prepared
 
 
-def _scores(prepared: PreparedData, predictions: Sequence[Sequence[int]]) -> "TaskScores":
-    """Score the predictions by the run's states and embeddings, then by the baseline's."""
+def _scores(prepared: PreparedData, predictions: Mapping[str, Sequence[int]]) -> "TaskScores":
     train = prepared.manifest["splits"]["train"]
     truth = np.asarray(prepared.split("test").labels).tolist()
     majority = max(train["labels"], key=train["labels"].__getitem__)
-    by_name = dict(zip(("run", "run_bag", "against", "against_bag"), predictions, strict=False))
-    by_name["majority"] = [prepared.labels.index(majority)] * len(truth)
-    figures = {name: accuracy(by_name[name], truth) for name in _COLUMNS if name in by_name}
-    test = mcnemar(by_name["against"], by_name["run"], truth) if "against" in by_name else None
-    return TaskScores(figures, int(train["kept"]), test)
+    figures = {
+        "majority": accuracy([prepared.labels.index(majority)] * len(truth), truth),
+        "run": accuracy(predictions["encoder"], truth),
+        "run_bag": accuracy(predictions["embeddings"], truth),
+    }
+    return TaskScores(figures, int(train["kept"]))
 
 
 class Encoder:
@@ -177,11 +167,10 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
     choices = training.model_dump(exclude=keys_changing(training, NOTHING))
     key = {"encoder": encoder.weights.sha256, "data": hashes, "model": recipe.model.model_dump(), "training": choices}
     path = root / "probes" / prepared.folder.parent.name / f"{sha256_text([json.dumps(key)])[:16]}.json"
-    with suppress(DataError):
-        if path.is_file():
-            cached = read_sealed(path, DataError, "")
-            if cached.get("of") == key:
-                return dict(cached["answers"])
+    with suppress(DataError, LookupError, TypeError):  # a cache that cannot be read is written again
+        cached = read_json_object(path, DataError, "")
+        if cached["of"] == key:
+            return {name: list(cached["answers"][name]) for name in VECTORS}
     device = pick_device(training.device)
     vectors, labels = {}, {}
     for split in ("train", "valid", "test"):
@@ -194,7 +183,7 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
             model = fit_probe(recipe, splits, len(prepared.labels), device)
         with torch.inference_mode():
             predictions[name] = model(vectors["test"][name].to(device)).argmax(1).tolist()
-    write_sealed(path, {"of": key, "run": encoder.run.name, "answers": predictions})
+    write_json(path, {"of": key, "run": encoder.run.name, "answers": predictions})
     return predictions
 
 
@@ -247,10 +236,8 @@ def _validate(model: nn.Module, vectors: Tensor, labels: Tensor) -> tuple[float,
 
 @dataclass(frozen=True)
 class TaskScores:
-    # accuracy of the majority label of train, the baseline's probes and the run's probes: a subset of _COLUMNS
-    figures: dict[str, Accuracy]
+    figures: dict[str, Accuracy]  # accuracy of the majority label of train and of the two probes, by _COLUMNS
     train: int  # number of training sentences
-    compared: McNemar | None = None  # test of the two encoders' probes
 
 
 @dataclass(frozen=True)
@@ -258,45 +245,28 @@ class ProbingReport:
     run: str
     checkpoint: str
     tasks: dict[str, TaskScores]  # scores of the prepared tasks
-    against: str | None = None  # the baseline's name
     pooling: str = "mean"  # how encoder states became a vector
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "averages": self._averages()}
 
     def tables(self) -> Iterator[Table]:
-        """Yield a table with a row for each task and their average."""
-        rows = [self._row(task) for task in self.tasks]
-        averages = self._averages()
-        gain = [_gain(averages["against"], averages["run"])] if self.against else []
-        rows.append(["average", *(f"{percent:.2f}" for percent in averages.values()), *gain])
-        columns = [_COLUMNS[name] for name in averages] + ["Δ"] * len(gain)
-        yield Table(f"probing: accuracy of {self.run} in %", ["", *columns], rows)
+        """Yield a table with a row for each task, in per cent, and their average."""
+        rows = []
+        for task, scores in self.tasks.items():
+            majority, run, bag = (f"{100 * scores.figures[name].value:.1f}" for name in _COLUMNS)
+            interval = f"({100 * scores.figures['run'].lower:.1f}–{100 * scores.figures['run'].upper:.1f})"
+            rows.append([task.removeprefix("probe-"), majority, f"{run} {interval}", bag])
+        rows.append(["average", *(f"{percent:.2f}" for percent in self._averages().values())])
+        yield Table(f"probing: accuracy of {self.run} in %", ["", *_COLUMNS.values()], rows)
 
     def _averages(self) -> dict[str, float]:
         """Return the mean accuracies in % over the tasks."""
-        names = [name for name in _COLUMNS if self.against or not name.startswith("against")]
-        return {name: 100 * fmean(scores.figures[name].value for scores in self.tasks.values()) for name in names}
-
-    def _row(self, task: str) -> list[str]:
-        """Return a task's accuracies in %, those of encoder states with their intervals."""
-        figures = self.tasks[task].figures
-        cells = [task.removeprefix("probe-")]
-        for name, figure in figures.items():
-            cell = f"{100 * figure.value:.1f}"
-            if name in ("run", "against"):
-                cell += f" ({100 * figure.lower:.1f}–{100 * figure.upper:.1f})"
-            cells.append(cell)
-        return [*cells, _gain(figures["against"].value, figures["run"].value)] if self.against else cells
+        return {name: 100 * fmean(scores.figures[name].value for scores in self.tasks.values()) for name in _COLUMNS}
 
     @property
     def notes(self) -> Iterator[str]:
-        baseline = f"; base: {self.against}" if self.against else ""
-        yield f"run: {self.run} ({self.checkpoint}){baseline}; 95 % intervals"
+        yield f"run: {self.run} ({self.checkpoint}); 95 % intervals"
         sizes = {scores.train for scores in self.tasks.values()}
         yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"
-
-
-def _gain(base: float, system: float) -> str:
-    return f"{100 * (system / base - 1):+.1f}%"

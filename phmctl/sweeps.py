@@ -34,10 +34,9 @@ from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.find import check_tag, runs_root, select_runs
-from phmctl.runs.results import scores_of, significance_tests
+from phmctl.runs.results import scores_of
 from phmctl.runs.run import requested_splits
-from phmctl.runs.summary import Summary, difference_lines, format_best, run_differences, summarise
-from phmctl.tasks.answers import ONE_SEED, p_words, signed
+from phmctl.runs.summary import Summary, format_best, summarise
 from phmctl.tasks.base import Report
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.signals import STARTER, StopRequest
@@ -298,14 +297,7 @@ def scoring_calls(call: Call[Any], *, every: bool) -> list[Call[Any]]:
 def score_once(call: Call[Report]) -> Shown:
     """Score a run in this process."""
     report = call(quiet=False)
-    document = dict(report.as_json())
-    notes = [*getattr(report, "notes", ())]
-    if call["against"] is not None:
-        baseline = open_run_or_export(call["against"])
-        changes = difference_lines(run_differences(baseline, open_run_or_export(call["run"])), baseline.name)
-        document["differences"] = changes
-        notes += [f"· {line}" for line in changes]
-    return Shown(document, report.tables(), notes=notes)
+    return Shown(report.as_json(), report.tables(), notes=[*getattr(report, "notes", ())])
 
 
 def sweep_scorings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: bool, threads: int) -> Shown:
@@ -332,9 +324,6 @@ class ScoringJob(Job):
         if report:
             self.figures = {"checkpoint": str(report.get("checkpoint", "–"))}
             self.figures |= {name: f"{value:.4g}" for name, value in scores_of(report).items()}
-            for name, change, p in significance_tests(report):
-                self.figures |= {f"{name} −{report['against']}": signed(change), f"p of {name}": p_words(p)}
-            self.remarks = [f"{self.label}: {line}" for line in report.get("differences", ())]
 
 
 def _command_list(jobs: Sequence[Job]) -> Shown:
@@ -363,8 +352,7 @@ def run_and_report(jobs: Sequence[Job], at_once: int) -> Shown:
     unfinished = sum(job.state not in ("finished", "failed") for job in jobs)
     if unfinished:
         remarks.append(f"{unfinished} of {len(jobs)} cells are not finished; the same command continues them")
-    footnotes = [ONE_SEED] if any(name.startswith("p of ") for name in columns) else []
-    table = Table("", ("cell", "state", *columns), rows, text=(1, len(columns) + 1), below=footnotes)
+    table = Table("", ("cell", "state", *columns), rows, text=(1, len(columns) + 1))
     return Shown({"cells": cells, "exit_code": code}, [table], remarks=remarks, code=code)
 
 

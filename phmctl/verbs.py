@@ -305,7 +305,6 @@ def evaluate(
     run: Annotated[str | Path, AXIS, typer.Argument(metavar="RUN")],
     split: Split = "test",
     *,
-    against: Annotated[str | Path | None, AXIS, typer.Option(metavar="RUN2")] = None,
     checkpoint: Checkpoint = "auto",
     beam: Beam = None,
     alpha: Alpha = None,
@@ -330,7 +329,6 @@ def evaluate(
 
     Args:
         run: Run, folder of versions (its newest run is used), tag or export.
-        against: Compare with this run by a paired test; it is only read.
         probing: Probe a translator's encoder (Table 3 of Li et al. 2020).
         settings: With --probing: set a key of the recipe 'probe'.
         lowercase: Score BLEU and chrF in lower case (default: as the corpus).
@@ -347,7 +345,7 @@ def evaluate(
         :class:`~phmctl.tasks.translation.evaluation.Evaluation`.
 
     Raises:
-        RunError: a file is missing or damaged, or the runs cannot be compared.
+        RunError: a file is missing or damaged.
         UserError: the task does not have an option, or an argument has the wrong type.
         OutputError: the run's folder cannot be written.
     """
@@ -370,12 +368,10 @@ def evaluate(
 
             further = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
             _refuse([*options, *further], "with --probing")
-            return probe(
-                run, against=against, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ()
-            )
+            return probe(run, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ())
         _refuse([*_without_none(set=settings or None, data=data)], "without --probing")
         opening = ModelOptions(checkpoint, device, engine, quantize, task=options)
-        return evaluate_run(run, split, opening, against=against)
+        return evaluate_run(run, split, opening)
 
 
 def _refuse(names: Sequence[str], condition: str) -> None:

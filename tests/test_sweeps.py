@@ -18,7 +18,6 @@ from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
 from phmctl.runs.summary import Summary, list_runs
 from phmctl.sweeps import Job, run_and_report, run_jobs, threads_per_job
-from phmctl.tasks.answers import ONE_SEED, p_words
 from phmctl.training.train import train
 from tests.calls import call, start
 from tests.tasks.translation.runs import make_run
@@ -85,26 +84,14 @@ def test_each_run_is_a_cell(good: Run, tmp_path: Path) -> None:
     assert "has no checkpoint" in second["problem"]
 
 
-def test_each_baseline_is_a_cell(good: Run, tmp_path: Path) -> None:
-    rivals = [make_run(tmp_path / "runs", name, seed=2) for name in ("one", "other")]
-    both = ",".join(str(rival.folder) for rival in rivals)
-    done = call("eval", good.folder, "--beam", "2", "--against", both, "--cased", "--json")
-    reports = [cell["report"] for cell in json.loads(done.stdout)["cells"]]
-    assert [report["against"] for report in reports] == [rival.name for rival in rivals]
-    assert "name: tiny; one in one/real/v001" in done.stderr
-    shown = call("eval", good.folder, "--beam", "2", "--against", both, "--cased").stdout
-    assert p_words(reports[0]["paired_bootstrap"]["BLEU"]["p_value"]) in shown
-    assert ONE_SEED in shown
-
-
 def test_the_cells_as_commands(good: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     root = good.folder.parents[2]
     monkeypatch.setenv("PHMCTL_RUNS", str(root))
-    done = call("eval", good.name, "--beam", "1,4", "--checkpoint", "best,last", "--cased", "--against", "x", "--list")
+    done = call("eval", good.name, "--beam", "1,4", "--checkpoint", "best,last", "--cased", "--list")
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
-    assert [[line[6], line[8]] for line in commands] == [[c, b] for c in ("best", "last") for b in ("1", "4")]
+    assert [[line[4], line[6]] for line in commands] == [[c, b] for c in ("best", "last") for b in ("1", "4")]
     assert commands[0] == [
-        *("phmctl", "eval", str(good.folder), "--against", "x", "--checkpoint", "best", "--beam", "1", "--cased"),
+        *("phmctl", "eval", str(good.folder), "--checkpoint", "best", "--beam", "1", "--cased"),
     ]
     other = good.folder.with_name("v002")
     shutil.copytree(good.folder, other)

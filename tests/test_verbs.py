@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import phmctl
-from phmctl import verbs
 from phmctl.decoding.translator import Translator
 from phmctl.errors import OutputError, RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
@@ -99,13 +98,6 @@ def test_a_run_that_cannot_be_written_is_refused_before_the_work(
         phmctl.evaluate(run.folder)
     with pytest.raises(OutputError):
         phmctl.evaluate(run.folder, probing=True)
-
-
-def test_runs_of_two_tasks_are_not_compared(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    other = Run.create(tmp_path, load_recipe("agreement-resplit"))
-    with pytest.raises(RunError, match=r"'classification'.*'translation'"):
-        verbs.evaluate(run.folder, against=other.folder)
 
 
 def test_preparing_is_silent_by_default(

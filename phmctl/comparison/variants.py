@@ -237,7 +237,6 @@ def _candidates(summary: Summary, split: str, checkpoint: str | None) -> list[Co
         ComparedRun(summary, result, checkpoint)
         for result in summary.results
         if result.split == split
-        and result.against is None
         and (checkpoint is None or result.checkpoint in names)
         and _is_current(summary.run, result)
     ]

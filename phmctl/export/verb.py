@@ -139,8 +139,6 @@ def _classifier_interface(source: ExportSource) -> Iterator[str]:
 
 def _scores(run: Run) -> Iterator[str]:
     for result in read_results(run):
-        if result.against:  # the result without the comparison has the same scores
-            continue
         signatures = {score["name"]: score["signature"] for score in result.report.get("scores", ())}
         search = result.settings.get("decoding", {})
         settings = [f"checkpoint {result.checkpoint}", *(f"{key} {search[key]}" for key in ("beam", "alpha") if search)]

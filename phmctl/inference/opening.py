@@ -10,7 +10,7 @@ from phmctl import exports
 from phmctl.console import note
 from phmctl.decoding.model import Model
 from phmctl.decoding.search import ENGINES, TORCH
-from phmctl.errors import RunError, UserError, check_known
+from phmctl.errors import UserError, check_known
 from phmctl.exports import CTRANSLATE2, EXACT, SAFETENSORS, Export, check_quantize
 from phmctl.files import lock, writing
 from phmctl.recipe.schema import TranslationRecipe
@@ -82,11 +82,11 @@ def open_model(path: Path | str, options: ModelOptions | None = None, *, split: 
     return OpenedModel(run, run.load_checkpoint(options.checkpoint, load), lines)
 
 
-def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Path | str | None = None) -> Report:
+def evaluate(path: Path | str, split: str, options: ModelOptions) -> Report:
     """Score a run or an export on a split and write the scores into its folder.
 
     Raises:
-        RunError: something is missing or damaged, or the baseline's scores do not compare.
+        RunError: something is missing or damaged.
         UserError: the task or the engine lacks an option.
         OutputError: the scores cannot be written.
     """
@@ -94,9 +94,6 @@ def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Pa
     kind = trained_kind(run.recipe, "eval")
     task_options = options.task_options()
     check_options(kind, kind.score_request, task_options)
-    baseline = None if against is None else exports.open_run_or_export(against)
-    if baseline is not None and baseline.recipe.task != kind.name:
-        raise RunError(f"{baseline.folder} has task {baseline.recipe.task!r}, not {kind.name!r}: scores do not compare")
     other_text = [name for name in ("source", "table") if name in task_options]
     if split != "test" and other_text:
         raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
@@ -107,7 +104,6 @@ def evaluate(path: Path | str, split: str, options: ModelOptions, *, against: Pa
         checkpoint=options.checkpoint,
         device=options.device,
         split=split,
-        against=baseline,
         **task_options,
     )
     return kind.evaluate(request)

@@ -14,7 +14,7 @@ from phmctl.languages import language
 from phmctl.metrics.classification import Part, Value
 
 if TYPE_CHECKING:  # numpy is imported only if systems are compared
-    from phmctl.metrics.significance import Difference, Numbers, Scorer
+    from phmctl.metrics.significance import Numbers, Scorer
 
 USUAL = "13a"
 CHARACTERS = "char"
@@ -157,24 +157,6 @@ def bleu_by(
         part_options["other_references"] = part_references[1:]
         bins.append(Bin(value, len(rows), bleu(part_hypotheses, part_references[0], **part_options).value))
     return bins
-
-
-def paired_bootstrap(
-    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
-) -> dict[str, "Difference"]:
-    """Compare two systems by BLEU and chrF2 with paired bootstrap resampling (Koehn 2004).
-
-    The test is :func:`phmctl.metrics.significance.difference` with one training per system. sacrebleu's p-value is
-    one-sided: it counts samples of ``|d| - mean(|d|)``, which reach 5 % at 1.6 standard errors.
-    """
-    from phmctl.metrics.significance import difference
-
-    tests = {}
-    for name in ("BLEU", "chrF2"):
-        baseline_scorer = text_scorer(name, [baseline], references, **options)
-        system_scorer = text_scorer(name, [system], references, **options)
-        tests[name] = difference(baseline_scorer, system_scorer, len(references))
-    return tests
 
 
 def text_scorer(

@@ -16,10 +16,10 @@ The log has a JSON object for each logged interval, validation, early stop and a
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from phmctl import __version__
 from phmctl.console import warn
@@ -40,11 +40,6 @@ class ScoringKey:
     weights: Weights
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings that change the scores, not the speed
     label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
-
-    def against(self, baseline: str, baseline_weights: Weights) -> Self:
-        """Return the key of the comparison with a baseline."""
-        settings = {**self.settings, "against": baseline, "against_sha256": baseline_weights.sha256}
-        return replace(self, settings=settings, label=f"{self.label}.against.{baseline}".lstrip("."))
 
     def path(self, run: Run, suffix: str) -> Path:
         """Return the file of this result in a run with the given suffix (``json``, ``hyp``)."""
@@ -70,7 +65,6 @@ class Result:
     checkpoint: str  # name of the checkpoint's folder: step-001800, average
     settings: Mapping[str, Any]  # settings that change the scores: beam size, length penalty, lowercasing
     scores: Mapping[str, float]  # by metric: BLEU, chrF, TER; accuracy as a fraction; the errors of a rule
-    against: str | None  # name of the baseline in a comparison
     checkpoint_sha256: str  # of the checkpoint's manifest
     seed: int  # of the training
     phmctl: str  # version
@@ -94,7 +88,6 @@ def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: 
         "checkpoint_sha256": key.weights.sha256,
         "settings": dict(key.settings),
         "scores": scores_of(report),
-        "against": key.settings.get("against"),
         "answers": None if answers is None else answers.name,
         "answers_sha256": sha256(answers) if answers is not None and answers.is_file() else None,
         "seed": run.recipe.training.seed,
@@ -163,17 +156,6 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
     if "tasks" in report:  # probing
         return {name: float(task["figures"]["run"]["value"]) for name, task in report["tasks"].items()}
     return {name: float(report[name]) for name in ("map_error", "loss")}
-
-
-def significance_tests(report: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Return the tests against a baseline in a report: name of the score, difference, p-value."""
-    tests = []
-    for name, test in report.get("paired_bootstrap", {}).items():
-        tests.append((name, test["difference"]["value"], test["p_value"]))
-    accuracy = report.get("compared")
-    if accuracy:
-        tests.append((f"accuracy % {report['split']}", 100 * accuracy["difference"], accuracy["p_value"]))
-    return tests
 
 
 def log_line(entry: Mapping[str, Any]) -> bytes:

@@ -142,7 +142,6 @@ class ScoreRequest:
     checkpoint: str = "best"
     device: str = "auto"
     split: str = "test"
-    against: Run | None = None  # baseline
 
 
 class TaskKind(ABC, Generic[R]):

@@ -69,16 +69,6 @@ def test_eval_shows_scores_with_signatures(run: Run) -> None:
     assert "1–10" in printed
 
 
-def test_eval_lists_the_differences_from_the_baseline(run: Run, tmp_path: Path) -> None:
-    other = make_run(tmp_path, name="other", seed=2)
-    command = ("eval", run.folder, "--against", other.folder)
-    done = call(*command)
-    (difference,) = json.loads(call(*command, "--json").stdout)["differences"]
-    assert "other/real/v001" in done.stdout
-    assert difference in done.stderr
-    assert "other/real/v001" in difference
-
-
 def test_options_reach_the_search(run: Run) -> None:
     options = ("--checkpoint", "last", "--beam", 1, "--alpha", 0.2, "--lowercase", "--json")
     document = json.loads(call("eval", run.folder, *options).stdout)

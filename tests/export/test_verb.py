@@ -88,7 +88,6 @@ def test_the_card_names_maps_of_two_factors(tmp_path: Path, maps: dict[str, obje
 
 
 def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor to the comparison with the run."""
     monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     run = make_run(tmp_path, decoding={"precision": "bfloat16"})
     result = export(run, exports.SAFETENSORS, tmp_path / "export")
@@ -100,13 +99,9 @@ def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, mon
 def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     exported = export(run, exports.SAFETENSORS, tmp_path / "export").export
-    ours, theirs = evaluate(run), evaluate(exported, against=run)
+    ours, theirs = evaluate(run), evaluate(exported)
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
-    assert theirs.against == run.name
-    assert {result.against for result in read_results(exported)} == {None, run.name}
-    report = evaluate(run, against=exported, precision="float32")
-    assert report.against == exported.name  # the option does not apply to the baseline
-    assert not list(run.results_folder.glob("against*"))
+    assert len(read_results(exported)) == 1
 
 
 def test_the_export_of_a_run_for_an_engine_is_reused_until_it_is_stale(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import importlib.util
 import math
 import re
+from typing import Any
 
 import pytest
 
 from phmctl.errors import UserError
+from phmctl.metrics.significance import Difference, difference
 from phmctl.metrics.text import (
     Degenerate,
     all_scores,
@@ -16,8 +18,8 @@ from phmctl.metrics.text import (
     copy_baseline,
     length_parts,
     loops,
-    paired_bootstrap,
     remarks,
+    text_scorer,
     usual_tokenizer,
 )
 
@@ -73,26 +75,32 @@ def test_bleu_by_length_scores_each_group_separately() -> None:
     assert [rows for _, rows in length_parts(chinese)] == [[0], [1]]
 
 
+def bootstrap(name: str, baseline: list[str], system: list[str], references: list[str], **options: Any) -> Difference:
+    """Compare two translations, as for models with one training each."""
+    scorers = [text_scorer(name, [lines], references, **options) for lines in (baseline, system)]
+    return difference(*scorers, len(references))
+
+
 def test_bootstrap_of_a_clearly_better_system() -> None:
     references = [f"sentence number {row} of the little corpus has words" for row in range(60)]
     worse = [line.replace("little", "small").replace("words", "them") for line in references]
-    tests = paired_bootstrap(worse, references, references)
-    test = tests["BLEU"]
+    test = bootstrap("BLEU", worse, references, references)
     assert test.system.value == pytest.approx(100)
     assert test.baseline.value == pytest.approx(bleu(worse, references).value)
     assert test.difference.value == pytest.approx(test.system.value - test.baseline.value)
     assert test.p_value == pytest.approx(1 / 1001)
-    assert tests["chrF2"].difference.value > 0
+    assert bootstrap("chrF2", worse, references, references).difference.value > 0
     first, second = (
         [line.replace("little", "small") if row * 7 % 60 in changed else line for row, line in enumerate(references)]
         for changed in (range(0, 30), range(22, 60))
     )
-    for test in paired_bootstrap(second, first, references).values():  # p is two-sided, with the interval's error
+    for name in ("BLEU", "chrF2"):
+        test = bootstrap(name, second, first, references)  # p is two-sided, with the interval's error
         estimate = test.difference
         errors = 1.96 * abs(estimate.value) / (estimate.high - estimate.value)
         assert test.p_value == pytest.approx(math.erfc(errors / math.sqrt(2)), rel=0.01)
         assert 0.01 < test.p_value < 1
-    equal = paired_bootstrap(worse, worse, references)["BLEU"]
+    equal = bootstrap("BLEU", worse, worse, references)
     assert (equal.difference.value, equal.p_value) == (0, 1)
 
 
@@ -103,8 +111,8 @@ def test_several_references_are_one_corpus() -> None:
     assert scores[0].value == pytest.approx(100 * (6 / 6 * 5 / 5 * 4 / 4 * 2 / 3) ** 0.25)
     assert scores[0].value > all_scores(hypotheses, first)[0].value
     assert scores[2].value == pytest.approx(100 / 6)
-    tests = paired_bootstrap(hypotheses * 3, second * 3, first * 3, other_references=[second * 3])
-    assert tests["BLEU"].system.value == pytest.approx(100)
+    test = bootstrap("BLEU", hypotheses * 3, second * 3, first * 3, other_references=[second * 3])
+    assert test.system.value == pytest.approx(100)
     (group,) = bleu_by(length_parts(["a b c"]), hypotheses, first, other_references=[second])
     assert group.bleu == pytest.approx(scores[0].value)
 

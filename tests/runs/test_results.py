@@ -42,9 +42,9 @@ def test_what_decides_a_result_decides_its_name_which_is_a_plain_file_name(run: 
         ScoringKey("test", WEIGHTS, {"beam": 5}, "beam-4"),
     ):
         assert path != different.path(run, "json")
-    odd = ScoringKey("test", Weights("step-000010 (onnx)", "a"), {}, "against.a/b/v001").path(run, "json")
+    odd = ScoringKey("test", Weights("step-000010 (onnx)", "a"), {}, "a/b/v001").path(run, "json")
     assert odd.parent == run.results_folder
-    assert odd.name.startswith("test.step-000010-onnx.against.a-b-v001.")
+    assert odd.name.startswith("test.step-000010-onnx.a-b-v001.")
 
 
 def test_what_was_changed_since_is_left_out_and_said(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The report of a classifier's scores: accuracy with its interval, F1 by class, confusions, McNemar's test."""
+"""The report of a classifier's scores: accuracy with its interval, F1 by class, confusions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from phmctl.console import Table
 from phmctl.errors import DataError, UserError
 from phmctl.metrics import classification as scoring
-from phmctl.tasks.answers import ONE_SEED, p_words, signed, within
+from phmctl.tasks.answers import within
 from phmctl.tasks.base import ScoreRequest
 from phmctl.tasks.classification.examples import Examples
 
@@ -52,8 +52,6 @@ class ClassifierReport:
     groups: Mapping[str, list[Group]]  # accuracy by the values of each extra
     majority: float  # fraction of the most frequent label: the accuracy of a constant answer
     macro_f1: float  # mean F1 of the classes
-    against: str | None = None  # name of the baseline
-    compared: scoring.McNemar | None = None  # McNemar's test against the baseline
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,11 +73,6 @@ class ClassifierReport:
         if len(self.labels) <= _SHOWN_LABELS:
             rows = [(label, *row) for label, row in zip(self.labels, self.confusion, strict=True)]
             yield Table("confusion: label (row), prediction (column)", ["", *self.labels], rows)
-        test = self.compared
-        if test is not None:
-            columns = ["difference", "only baseline correct", "only this run correct", "p"]
-            row = (f"{signed(100 * test.difference)} %", test.only_baseline, test.only_system, p_words(test.p_value))
-            yield Table(f"McNemar's exact test against {self.against}; {ONE_SEED}", columns, [row])
 
 
 def _cells(accuracy: scoring.Accuracy) -> tuple[str, ...]:

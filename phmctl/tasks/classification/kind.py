@@ -3,14 +3,12 @@
 from __future__ import annotations  # torch is imported by the methods that need it
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import progress, warn
 from phmctl.decoding.model import Classified
-from phmctl.errors import DataError, RunError, UserError
-from phmctl.metrics.classification import mcnemar
+from phmctl.errors import DataError, UserError
 from phmctl.metrics.text import remarks
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, LabelledSection
@@ -85,17 +83,15 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
 
     def evaluate(self, request: ClassifierScoreRequest) -> ClassifierReport:
         """Score a classifier; write scores and predictions into the run unless a table is scored."""
-        run, baseline = request.run, request.against
+        run = request.run
         labels = labels_of(run)
         table_options = request.table_options()
         if request.table is None:
             examples, name = read_examples(run, request.split), request.split
-            if baseline is not None and read_examples(baseline, name) != examples:
-                raise RunError(f"{baseline.folder} has other {name} examples than {run.folder}; scores do not compare")
         else:
             examples = read_table(run, Path(request.table), labelled_format(table_options))
             name = Path(request.table).name
-        weights, predictions = self._predictions(request, run, examples.texts)
+        weights, predictions = self._predictions(request, examples.texts)
         predicted = [prediction.label for prediction in predictions]
         report = report_of(run.name, name, weights.name, labels, examples, predicted)
         key = ScoringKey(request.split, weights, {})
@@ -106,18 +102,13 @@ class ClassificationKind(TextKind[ClassificationRecipe]):
             path = key.path(run, "predictions.tsv")
             write_predictions(path, examples, predictions)
             write_result(run, key, report.as_json(), path)
-        if baseline is None:
-            return report
-        baseline_weights, baseline_predictions = self._predictions(request, baseline, examples.texts)
-        test = mcnemar([prediction.label for prediction in baseline_predictions], predicted, examples.labels)
-        report = replace(report, against=baseline.name, compared=test)
-        if request.table is None:
-            write_result(run, key.against(baseline.name, baseline_weights), report.as_json())
         return report
 
     def _predictions(
-        self, request: ClassifierScoreRequest, run: Run, texts: Sequence[tuple[str, ...]]
+        self, request: ClassifierScoreRequest, texts: Sequence[tuple[str, ...]]
     ) -> tuple[Weights, list[Classified]]:
+        run = request.run
+
         def load(checkpoint: str) -> tuple[Weights, TextClassifier]:
             cleaned = request.table is None
             model = self.load(LoadRequest(run=run, checkpoint=checkpoint, device=request.device, cleaned=cleaned))

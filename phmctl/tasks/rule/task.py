@@ -30,7 +30,7 @@ from phmctl.assembly import builder_for, trained
 from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.devices import pick_device
-from phmctl.errors import RunError, UserError, check_known
+from phmctl.errors import RunError, check_known
 from phmctl.files import write_atomic
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
@@ -288,8 +288,6 @@ def evaluate(request: ScoreRequest) -> RuleEvaluation:
     """
     run, split = request.run, request.split
     recipe = run.recipe_of(RuleRecipe)
-    if request.against is not None:
-        raise UserError("--against: a rule is compared with the true one, not with another run's; leave it out")
     check_known("split", split, ("test", "valid"))
     settings, device = recipe.model, pick_device(request.device)
     truth = read_truth(run)

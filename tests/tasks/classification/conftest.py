@@ -103,5 +103,5 @@ def runs(
     return {name: train(recipe, data=labelled_data, runs=root, quiet=True).run for name, recipe in recipes.items()}
 
 
-def evaluate(run: Run, split: str = "test", against: Run | None = None) -> ClassifierReport:
-    return ClassificationKind().evaluate(ClassifierScoreRequest(run=run, device="cpu", split=split, against=against))
+def evaluate(run: Run, split: str = "test") -> ClassifierReport:
+    return ClassificationKind().evaluate(ClassifierScoreRequest(run=run, device="cpu", split=split))

@@ -1,5 +1,4 @@
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -8,11 +7,9 @@ import pytest
 
 import phmctl
 from phmctl.decoding.model import Classified
-from phmctl.errors import DataError, RunError, UserError
-from phmctl.metrics.classification import mcnemar
+from phmctl.errors import DataError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.classifier import load_classifier
 from phmctl.tasks.classification.examples import Examples, read_examples, read_predicted, write_predictions
 from tests.tasks.classification.conftest import evaluate
 
@@ -74,49 +71,8 @@ def test_predictions_are_a_table_that_other_programs_read(tmp_path: Path) -> Non
 def test_each_split_has_a_result_of_its_own(runs: dict[str, Run]) -> None:
     for split in ("test", "test_other", "valid"):
         report = evaluate(runs["encoder"], split)
-        (written,) = (one for one in read_results(runs["encoder"]) if one.split == split and one.against is None)
+        (written,) = (one for one in read_results(runs["encoder"]) if one.split == split)
         assert written.report == json.loads(json.dumps(report.as_json()))
         assert written.scores == {"accuracy": report.accuracy.value}
         assert len(written.answers.read_text().splitlines()) == report.accuracy.total + 1
     assert (report.split, evaluate(runs["encoder"], "test_other").accuracy.total) == ("valid", 40)
-
-
-def test_against_another_run(runs: dict[str, Run]) -> None:
-    system, baseline = runs["encoder"], runs["real"]
-    before = sorted(path.name for path in baseline.folder.rglob("*"))
-    report = evaluate(system, against=baseline)
-    assert sorted(path.name for path in baseline.folder.rglob("*")) == before
-    compared = report.compared
-    rows = rows_of(system)
-    own = [each.label for each in load_classifier(baseline, device="cpu").label([(row["text"],) for row in rows])]
-    assert compared == mcnemar(own, [row["predicted"] for row in rows], [row["label"] for row in rows])
-    assert any("McNemar" in table.title for table in report.tables())
-
-
-def test_a_comparison_names_the_weights_that_were_loaded(runs, tmp_path, monkeypatch) -> None:
-    """The baseline's training may save a better checkpoint meanwhile."""
-    system, baseline = runs["encoder"], Run.open(shutil.copytree(runs["real"].folder, tmp_path / "rival"))
-    loaded = baseline.weights("best")
-    later = baseline.checkpoints_folder / "step-999999"
-    shutil.copytree(baseline.checkpoint("best"), later)
-    with (later / "manifest.json").open("a") as manifest:
-        manifest.write("\n")
-
-    def load(run: Run, *arguments: object, **options: object) -> object:
-        found = load_classifier(run, *arguments, **options)
-        if run == baseline:
-            baseline.set_pointer("best", 999999)
-        return found
-
-    monkeypatch.setattr("phmctl.tasks.classification.classifier.load_classifier", load)
-    evaluate(system, against=baseline)
-    (written,) = [each for each in read_results(system) if each.against == baseline.name]
-    assert written.settings["against_sha256"] == loaded.sha256
-
-
-def test_a_refused_comparison_writes_nothing(runs: dict[str, Run], tmp_path: Path) -> None:
-    copy = tmp_path / "v001"
-    shutil.copytree(runs["encoder"].folder, copy, ignore=shutil.ignore_patterns("results"))
-    with pytest.raises(RunError, match="has other test examples than"):
-        evaluate(Run.open(copy), against=runs["lstm-pair"])
-    assert not (copy / "results").exists()

@@ -162,8 +162,7 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
     assert "- labels: " in card
     assert "accuracy" in card
     if (kind, to) == ("encoder", exports.SAFETENSORS):
-        report = evaluate(made.export, against=runs["real"])
-        assert report.accuracy == evaluate(run).accuracy
-        assert {one.against for one in read_results(made.export)} == {None, runs["real"].name}
+        assert evaluate(made.export).accuracy == evaluate(run).accuracy
+        assert len(read_results(made.export)) == 1
         with pytest.raises(UserError, match="encode"):
             found.encode(["the cat"])

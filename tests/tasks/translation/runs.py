@@ -54,10 +54,5 @@ def make_run(
     return run
 
 
-def evaluate(
-    run: Run, split: str = "test", checkpoint: str = "best", against: Run | None = None, **options: Any
-) -> Evaluation:
-    request = TranslationScoreRequest(
-        run=run, checkpoint=checkpoint, device="cpu", split=split, against=against, **options
-    )
-    return evaluate_run(request)
+def evaluate(run: Run, split: str = "test", checkpoint: str = "best", **options: Any) -> Evaluation:
+    return evaluate_run(TranslationScoreRequest(run=run, checkpoint=checkpoint, device="cpu", split=split, **options))

@@ -53,15 +53,6 @@ def test_a_file_called_as_a_split_is_not_that_split(run: Run, tmp_path: Path) ->
     assert not [result for result in read_results(run) if result.split == "test"]
 
 
-def test_a_baseline_translates_the_files_too(run: Run, tmp_path: Path) -> None:
-    other = make_run(tmp_path / "other", name="other", seed=2, references=OTHERS)
-    source, reference = put(tmp_path / "news.de", *SOURCES), put(tmp_path / "a.en", *REFERENCES)
-    found = evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
-    assert found["against"] == other.name
-    assert {*found["paired_bootstrap"]} == {"BLEU", "chrF2"}
-    assert not list(other.results_folder.glob("*"))
-
-
 def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path) -> None:
     record_copies(run, {"settings": {"cleaning": {"entities": "decode"}}})
     source, reference = put(tmp_path / "s", " a &amp; b"), put(tmp_path / "r", "c &quot; d  ")
@@ -70,16 +61,6 @@ def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path
     plain = put(tmp_path / "p", "a & b"), put(tmp_path / "q", 'c " d')
     same = phmctl.evaluate(run.folder, source=plain[0], reference=[plain[1]], device="cpu")
     assert same.scores == text.scores
-
-
-def test_a_baseline_reads_files_cleaned_as_its_own_data_was(run: Run, tmp_path: Path) -> None:
-    other = make_run(tmp_path / "other", name="other", seed=2)
-    record_copies(other, {"settings": {"cleaning": {"entities": "decode"}}})
-    source, reference = put(tmp_path / "s", "a &amp; b", "c"), put(tmp_path / "r", "d", "e")
-    evaluate(run, "--source", source, "--reference", reference, "--against", other.folder)
-    (kept,) = run.results_folder.glob("against.*.hyp")
-    found = load_translator(other, "best", "cpu", cleaned=True).translate(["a & b", "c"])
-    assert kept.read_text(encoding="utf-8").split("\n")[:-1] == [best[0].text for best in found]
 
 
 @pytest.mark.parametrize(
