@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.models import variants_of
+from phmctl.benchmarks import variants_of
 from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from phmctl.benchmarks.ratios import compare
+from phmctl.benchmarks import time_in_turns
 from phmctl.console import Table, emit
 from phmctl.data import EOS
 from phmctl.decoding.beam import pad
@@ -43,8 +43,8 @@ def main() -> None:
             graphs = Path(folder) / f"{ONNX}-{weights}-{quantize}"
             openings[form] = partial(OnnxEngine, graphs, threads=1)
             encoders[form] = partial(session(graphs / ENCODER, threads=1).run, None, {"source": source})
-        opened = compare("the opening", openings, rounds=OPENINGS)
-        encoded = compare("the encoder", encoders, rounds=ROUNDS)
+        opened = time_in_turns("the opening", openings, rounds=OPENINGS)
+        encoded = time_in_turns("the encoder", encoders, rounds=ROUNDS)
     outputs = {form: torch.from_numpy(encode()[0]) for form, encode in encoders.items()}
     rows = []
     for form in FORMS:

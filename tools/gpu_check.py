@@ -32,8 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from phmctl.assembly import build_transformer
-from phmctl.benchmarks.models import searcher, variants_of
-from phmctl.benchmarks.ratios import Spread, Timing, compare, machine, parameters_of
+from phmctl.benchmarks import Spread, Timing, machine, parameters_of, searcher, time_in_turns, variants_of
 from phmctl.data import EOS
 from phmctl.data.batches import Batch
 from phmctl.devices import has_bfloat16
@@ -207,7 +206,7 @@ def layers(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
             }
             x = torch.randn(sizes.tokens, d)
             calls = {name: training_call(module.to(device), x.to(device)) for name, module in modules.items()}
-            timings = compare(f"{d} → {k}", calls, rounds=sizes.rounds, device=device)
+            timings = time_in_turns(f"{d} → {k}", calls, rounds=sizes.rounds, device=device)
             for name, module in modules.items():
                 exact = sum(
                     nn.functional.linear(x.double(), layer.weight.detach().double().cpu(), layer.bias.double().cpu())
@@ -268,7 +267,7 @@ def lstm(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     }
     exact = {name: to_dense(module).double()(x.cpu().double())[0] for name, module in modules.items()}
     calls = {name: training_call(module.to(device), x) for name, module in modules.items()}
-    timings = compare("LSTM", calls, rounds=sizes.rounds, device=device)
+    timings = time_in_turns("LSTM", calls, rounds=sizes.rounds, device=device)
     return [
         {"stored as": name, **figures(timing), "error": relative_error(calls[name](), exact[name])}
         for name, timing in timings.items()
@@ -317,7 +316,7 @@ def timed_training(
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         calls[variant]()
         peaks[variant] = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else None
-    timings = compare(name, calls, rounds=sizes.rounds, device=device)
+    timings = time_in_turns(name, calls, rounds=sizes.rounds, device=device)
     target_tokens = sum(batch.target_tokens for batch in batches)
     return [
         {
@@ -342,7 +341,7 @@ def decoding(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     for name, variant in variants_of(recipe).items():
         model: Any = to_dense(build_transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device).eval())
         searches[name] = searcher(model, sources, lengths, recipe, sizes.vocabulary)
-    timings = compare("beam search", searches, rounds=min(sizes.rounds, 5), device=device)
+    timings = time_in_turns("beam search", searches, rounds=min(sizes.rounds, 5), device=device)
     return [
         {
             "model": name,

@@ -1,6 +1,6 @@
 """The ``bench`` commands: speed as a ratio to the dense twin."""
 
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +11,7 @@ from phmctl.errors import UserError
 from phmctl.options import Algebra, AnyDevice, Call, Data, Device, N, RecipeName, Settings, Threads, parse_number
 
 if TYPE_CHECKING:
-    from phmctl.benchmarks.ratios import Bench
-    from phmctl.nn.lstm import Gates
+    from phmctl.benchmarks import Bench
     from phmctl.recipe.schema import Recipe
 
 SUMMARY = "Measure speed as a ratio to the dense twin, in turns, with the spread."
@@ -35,7 +34,6 @@ def bench_layer(
     tokens: str = "16,512,4096",
     algebra: AnyAlgebra = "phm",
     execution: str | None = None,
-    parametrization: str = "rule",
     rank: Annotated[int | None, _AT_LEAST_ONE] = None,
     dtype: str = "float32",
     device: AnyDevice = "auto",
@@ -47,12 +45,11 @@ def bench_layer(
     Args:
         out_features: k, width of the output.
         tokens: Numbers of tokens, separated by commas.
-        execution: dense, rank or dense,rank (default: dense, with factors also rank).
-        parametrization: rule (A) or factors of a learned rule; --rank implies factors.
-        rank: Number of factors R (default: the rank of a random rule).
+        execution: dense, rank or dense,rank (default: dense, with --rank also rank).
+        rank: Store a learned rule as this number of factors R (default: as A).
         dtype: float32, float64, bfloat16 or float16.
     """
-    from phmctl.benchmarks.layers import bench_layer
+    from phmctl.benchmarks import bench_layer
 
     set_threads(threads)
     result = bench_layer(
@@ -61,48 +58,9 @@ def bench_layer(
         integers("n", n),
         integers("tokens", tokens),
         algebra=algebra,
-        parametrization=parametrization,
         rank=rank,
         executions=names("execution", execution),
         dtype=dtype,
-        device=device,
-        rounds=rounds,
-    )
-    return _shown(result)
-
-
-@command(bench, "lstm")
-def bench_lstm(
-    in_features: InFeatures = 300,
-    hidden: Annotated[int, typer.Option("-k", "--hidden", min=1)] = 300,
-    n: NValues = "5",
-    batch: Positive = 256,
-    steps: Positive = 40,
-    algebra: AnyAlgebra = "phm",
-    gates: str = "separate",
-    device: AnyDevice = "auto",
-    rounds: Rounds = 20,
-    threads: Threads = 0,
-) -> Shown:
-    """A PHM-LSTM against nn.LSTM; by default in the shape of the sentence-pair classifiers of Table 1.
-
-    Args:
-        hidden: Width of the state.
-        batch: Number of sequences.
-        steps: Number of steps of each sequence.
-        gates: separate or fused maps of the gates.
-    """
-    from phmctl.benchmarks.layers import bench_lstm
-
-    set_threads(threads)
-    result = bench_lstm(
-        in_features,
-        hidden,
-        integers("n", n),
-        batch=batch,
-        steps=steps,
-        algebra=algebra,
-        gates=cast("Gates", gates),
         device=device,
         rounds=rounds,
     )
@@ -126,27 +84,16 @@ def bench_train(
     against: Against = "dense",
     rounds: Rounds = 10,
 ) -> Shown:
-    """Training steps against the dense twin and torch's own model, if it has one, on the recipe's prepared data.
+    """Training steps against the dense twin, on the recipe's prepared data.
 
     A composed model is also measured without its compositions.
 
     Args:
         batches: Number of different batches in a sample.
     """
-    from phmctl.benchmarks.models import bench_training
+    from phmctl.benchmarks import bench_training
 
     return _shown(bench_training(call(), data, batches=batches, rounds=rounds, baseline=against))
-
-
-@command(bench, "rates", target=resolved_recipe)
-def bench_rates(call: Call["Recipe"], data: Data = None) -> Shown:
-    """Learning rates of each map's factors, and the change of the output by a step relative to a dense weight's."""
-    from phmctl.benchmarks.rates import bench_rates, rates_table
-
-    resolved = call()
-    rows = bench_rates(resolved, data)
-    document = {"recipe": resolved.name, "learning_rate": resolved.training.learning_rate, "rows": rows}
-    return Shown(document, [rates_table(resolved, rows)])
 
 
 @command(bench, "decode", target=resolved_recipe)
@@ -157,29 +104,18 @@ def bench_decode(
     sentences: Positive = 1000,
     rounds: Rounds = 5,
     against: Against = "dense",
-    engine: list[str] | None = None,
 ) -> Shown:
     """Beam search against the dense twin; both translate by their dense copies.
 
     A composed model is also measured without its compositions.
-    With --engine, RECIPE is a trained run; its engines are compared on its own text.
 
     Args:
         split: Split whose sentences are translated.
         sentences: Number of sentences.
-        engine: Engine of a run: torch, onnx, ctranslate2, ctranslate2:int8; the first is 1.
     """
-    from phmctl.benchmarks.models import bench_decoding, bench_engines
+    from phmctl.benchmarks import bench_decoding
 
-    if not engine:
-        result = bench_decoding(call(), data, split=split, sentences=sentences, rounds=rounds, baseline=against)
-        return _shown(result)
-    options = {**call.arguments, "data": data, "against": against}
-    usual = {"recipe": (call["recipe"],), "device": ("auto", "cpu"), "against": ("dense",), "data": (None,)}
-    wrong = [f"--{name}" for name, value in options.items() if value not in usual.get(name, ())]
-    if wrong:
-        raise UserError(f"{', '.join(wrong)} cannot be given with --engine: a run is measured as it is, on the CPU")
-    return _shown(bench_engines(call["recipe"], engine, split=split, sentences=sentences, rounds=rounds))
+    return _shown(bench_decoding(call(), data, split=split, sentences=sentences, rounds=rounds, baseline=against))
 
 
 def _shown(result: "Bench") -> Shown:

@@ -1,4 +1,4 @@
-"""``bench layer``, ``bench lstm`` and ``make gpu-check``, without a GPU."""
+"""``tools/bench.py``, and ``make gpu-check`` without a GPU."""
 
 import json
 import subprocess
@@ -9,35 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from phmctl.benchmarks.layers import bench_layer, bench_lstm
-from phmctl.errors import DimensionError, UserError
+from phmctl.recipe.loading import expect, load_recipe
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.runs import Run
+from tests.conftest import TINY
+from tools import bench
 
-
-def test_factors_are_measured_with_both_executions() -> None:
-    bench = bench_layer(16, 16, [4], [4], rank=3, rounds=1)
-    assert [row["execution"] for row in bench.rows] == ["dense", "rank"] * 2
-    assert {row["phm_parameters"] for row in bench.rows} == {3 * 4 * 3 + 16 * 16 // 4 + 16}
-    natural = bench_layer(16, 16, [4], [4], parametrization="factors", executions=["rank"], rounds=1)
-    assert [row["execution"] for row in natural.rows] == ["rank"] * 2
-    fixed = bench_layer(16, 16, [4], [4], algebra="quaternion", executions=["rank"], rounds=1)
-    assert fixed.about["algebra"] == "quaternion"
-
-
-def test_invalid_arguments() -> None:
-    # A learned rule that is stored as A has no factors for execution rank.
-    for arguments in ({"dtype": "float23"}, {"device": "gpu"}, {"executions": ["mkl"]}, {"executions": ["rank"]}):
-        with pytest.raises(UserError):
-            bench_layer(8, 8, [4], [1], **arguments)
-    with pytest.raises(DimensionError):
-        bench_layer(8, 8, [3])
-    for arguments in ({"device": "gpu"}, {"gates": "all"}):
-        with pytest.raises(UserError):
-            bench_lstm(8, 8, [4], **arguments)
-    with pytest.raises(DimensionError):
-        bench_lstm(8, 8, [3])
-
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -82,3 +61,28 @@ def test_gpu_check_stops_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     gpu_check.main()
     document = json.loads(path.read_text())
     assert [document[name] == 1 for name in ("quick", "slow", "tests")] == [True, False, False]
+
+
+def test_lstms_are_timed_in_training_and_evaluation() -> None:
+    rows = bench.bench_lstm(2, d=8, h=8, batch=2, steps=3, rounds=1).rows
+    names = [(mode, name) for mode in ("forward+backward", "eval") for name in ("nn.LSTM", "phm")]
+    assert [(row["mode"], row["candidate"]) for row in rows] == names
+
+
+def test_torchs_transformer_has_the_size_of_the_dense_twin(miniature_data: Path) -> None:
+    recipe = expect(load_recipe("miniature", [*TINY, "model.algebra=phm", "model.n=4"]), TranslationRecipe)
+    rows = bench.bench_transformer(recipe, str(miniature_data), batches=1, rounds=1).rows
+    counts = {row["candidate"]: row["parameters"] for row in rows}
+    assert list(counts) == ["dense", "phm-n4", "nn.Transformer"]
+    assert abs(counts["nn.Transformer"] - counts["dense"]) <= 4 * 32  # but for the last norms
+
+
+def test_torchs_transformer_accepts_long_texts() -> None:
+    model = bench.TorchTransformer(TransformerSection(width=16, heads=2, feed_forward=16), 50)
+    assert model(torch.ones(1, 1100, dtype=torch.long), torch.ones(1, 9, dtype=torch.long)).isfinite()
+
+
+def test_engines_translate_the_same_lines(tiny_run: Run) -> None:
+    folder = str(tiny_run.folder)
+    rows = bench.bench_engines(["Der Hund schläft.", "Guten Tag."], [folder], rounds=1).rows
+    assert [(row["folder"], row["same"], row["speed"].median) for row in rows] == [(folder, 2, 1.0)]

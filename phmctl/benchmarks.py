@@ -1,0 +1,349 @@
+"""The ``bench`` commands: speed as a ratio to a baseline, from rounds in which all candidates take turns.
+
+- ``bench layer`` compares PHM layers with ``nn.Linear``.
+- ``bench train`` and ``bench decode`` compare a recipe's model with its dense twin, on the recipe's prepared data. A
+  training step is the trainer's: the loss of a batch, the backward pass, the gradient norm and the update. Decoding is
+  beam search over padded batches of token ids. The models are untrained, so EOS is suppressed until an output has the
+  length of its reference.
+
+Ratios of layers are of seconds: below 1 is faster. Speeds of models are of tokens or sentences: above 1 is faster.
+"""
+
+import itertools
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from phmctl.assembly import build_transformer
+from phmctl.console import Table, progress
+from phmctl.data import EOS
+from phmctl.data.batches import lengths_of, real_token_share
+from phmctl.data.prepared.folder import PreparedData, data_root
+from phmctl.decoding.beam import Seq2Seq, beam_search, pad
+from phmctl.decoding.search import Hypothesis, plan
+from phmctl.devices import pick_device, processor_name, set_threads
+from phmctl.errors import UserError, check_known
+from phmctl.nn.convert import to_dense
+from phmctl.nn.linear import FACTORS, RULE, PHMLinear
+from phmctl.recipe.loading import expect
+from phmctl.recipe.models import StackSection
+from phmctl.recipe.schema import Recipe, TranslationRecipe
+from phmctl.tasks.registry import trained_kind
+from phmctl.timing import alternate
+from phmctl.training.optimiser import mean_loss, stepper
+
+R = TypeVar("R", bound=Recipe)
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_EOS_PENALTY = -1e4  # added to the logit of EOS
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, minimum and maximum of some samples."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Spread":
+        return cls(statistics.median(samples), min(samples), max(samples))
+
+    @property
+    def inverse(self) -> "Spread":
+        """The spread of the reciprocals, which turns ratios of seconds into ratios of speeds."""
+        return Spread(1 / self.median, 1 / self.high, 1 / self.low)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call of a candidate, and their ratios to the baseline's seconds in the same round."""
+
+    seconds: Spread
+    ratio: Spread
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The result of a benchmark: a title, values common to all rows, and rows with equal keys."""
+
+    title: str
+    about: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return dictionaries and numbers; a spread becomes `median`, `low` and `high`."""
+        return {**self.about, "rows": asdict(self)["rows"]}
+
+    def table(self) -> Table:
+        """Return the rows as a table: medians of seconds in milliseconds, ratios with their range."""
+        first = self.rows[0]
+        columns = [key.replace("seconds", "ms").replace("_", " ") for key in first]
+        cells = [[_cell(key, value) for key, value in row.items()] for row in self.rows]
+        text = [index for index, value in enumerate(first.values()) if isinstance(value, str)]
+        machine = f"{self.about['threads']} threads of {self.about['processor']}"
+        return Table(f"{self.title}, {machine} (median, least–greatest)", columns, cells, text=text)
+
+
+def _cell(key: str, value: object) -> str:
+    if isinstance(value, Spread) and key.endswith("seconds"):
+        return f"{1e3 * value.median:.2f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return str(value)
+
+
+def time_in_turns(
+    description: str,
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    baseline: str | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, Timing]:
+    """Time calls in turns, with a progress bar on a terminal; the default baseline is the first call."""
+    with progress(f"measuring {description}", len(calls) * (rounds + 1), plain=False) as advance:
+        samples = alternate(calls, rounds=rounds, device=device, advance=advance)
+    baseline_seconds = samples[baseline or next(iter(calls))]
+    timings = {}
+    for name, seconds in samples.items():
+        ratios = [sample / reference for sample, reference in zip(seconds, baseline_seconds, strict=True)]
+        timings[name] = Timing(Spread.of(seconds), Spread.of(ratios))
+    return timings
+
+
+def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return the properties of this machine that speeds depend on: device, processor, threads, torch's version."""
+    if torch.device(device).type == "cuda":
+        processor = torch.cuda.get_device_name(device)
+    else:
+        processor = f"{processor_name() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
+    threads = torch.get_num_threads()
+    return {"device": str(device), "processor": processor, "threads": threads, "torch": torch.__version__}
+
+
+def training_call(module: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
+    """Return a function that runs a forward and a backward pass, and put the module into training mode.
+
+    The backward pass includes the input's gradient, as in the middle of a model.
+    """
+    module.train()
+    leaf = x.clone().requires_grad_()
+    gradient = torch.randn_like(forward(x))
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        leaf.grad = None
+        forward(leaf).backward(gradient)  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def parameters_of(module: nn.Module) -> int:
+    """Return the number of trained parameters."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def bench_layer(
+    d: int,
+    k: int,
+    orders: Sequence[int],
+    tokens: Sequence[int] = (16, 512, 4096),
+    *,
+    algebra: str = "phm",
+    rank: int | None = None,
+    executions: Sequence[str] = (),
+    dtype: str = "float32",
+    device: str = "cpu",
+    rounds: int = 20,
+) -> Bench:
+    """Time ``PHMLinear`` and ``nn.Linear``: forward and backward together, and the forward pass in training mode.
+
+    The rows have each n, number of tokens, mode and execution; `ratio` divides PHM's seconds by ``nn.Linear``'s. A
+    layer with a `rank` holds factors, and is timed in both executions. Raises UserError if an argument is invalid.
+    """
+    check_known("dtype", dtype, tuple(_DTYPES))
+    if min(tokens, default=0) < 1:
+        raise UserError(f"--tokens {','.join(map(str, tokens))}: each number of tokens must be at least 1")
+    executions = executions or (("dense",) if rank is None else ("dense", "rank"))
+    factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
+    parametrization = RULE if rank is None else FACTORS
+    options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
+    rows = []
+    for n in orders:
+        dense = nn.Linear(d, k, **factory)
+        layers: dict[str, nn.Module] = {"nn.Linear": dense}
+        for execution in executions:
+            layers[execution] = PHMLinear(d, k, n=n, execution=execution, **options, **factory)
+        for count, mode in itertools.product(tokens, ("forward+backward", "forward")):
+            x = torch.randn(count, d, **factory)
+            calls: dict[str, Callable[[], object]] = {}
+            for name, layer in layers.items():
+                calls[name] = partial(layer, x) if mode == "forward" else training_call(layer, layer, x)
+            timings = time_in_turns(f"{d} → {k}, n = {n}", calls, rounds=rounds, device=factory["device"])
+            for execution in executions:
+                row = {
+                    "n": n,
+                    "tokens": count,
+                    "mode": mode,
+                    "execution": execution,
+                    "torch_seconds": timings["nn.Linear"].seconds,
+                    "phm_seconds": timings[execution].seconds,
+                    "ratio": timings[execution].ratio,
+                    "torch_parameters": parameters_of(dense),
+                    "phm_parameters": parameters_of(layers[execution]),
+                }
+                rows.append(row)
+    about = {"in_features": d, "out_features": k, **options, "dtype": dtype}
+    return Bench(f"{d} → {k} against nn.Linear, {algebra}, {dtype}", {**about, **machine(factory["device"])}, rows)
+
+
+def variants_of(recipe: R) -> dict[str, R]:
+    """Return the recipes to compare, by name: the dense twin and the recipe, with and without compositions."""
+    section: Any = recipe.model
+    structured = section.algebra != "real"
+    models = {"dense": section.dense_twin}
+    if isinstance(section, StackSection) and section.composes:
+        models["base"] = section.dense_twin.uncomposed
+        if structured:
+            models[f"base {section.uncomposed.variant}"] = section.uncomposed
+    if structured:
+        models[section.variant] = section
+    return {name: recipe.model_copy(update={"model": model}) for name, model in models.items()}
+
+
+def bench_training(
+    recipe: Recipe, data: str | Path | None = None, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
+) -> Bench:
+    """Time training steps on a recipe's prepared data; a sample is one step on each of the batches.
+
+    `speed` divides a candidate's tokens per second by the baseline's. Raises DataError if the data is not prepared,
+    UserError if the baseline is not a candidate.
+    """
+    data = data_root(data)
+    training = recipe.training
+    device = pick_device(training.device)
+    set_threads(training.threads)
+    kind = trained_kind(recipe)
+    task: Any = kind.open(recipe, data)
+    sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
+    variants = variants_of(recipe)
+    check_known("candidate", baseline, list(variants))
+    models: dict[str, nn.Module] = {}
+    steps: dict[str, Callable[[], object]] = {}
+    for name, variant in variants.items():
+        models[name] = kind.open(variant, data).build_model(device)
+        steps[name] = stepper(models[name], partial(mean_loss, task), training, sample, device)
+    timings = time_in_turns("training steps", steps, rounds=rounds, baseline=baseline, device=device)
+
+    target_tokens = sum(batch.target_tokens for batch in sample)
+    rows = [
+        {
+            "candidate": name,
+            "parameters": parameters_of(models[name]),
+            "step_seconds": Spread(*(seconds / len(sample) for seconds in astuple(timing.seconds))),
+            "target_tokens_per_second": round(target_tokens / timing.seconds.median, 1),
+            "speed": timing.ratio.inverse,
+        }
+        for name, timing in timings.items()
+    ]
+    real_share = 1.0  # only texts are padded
+    if hasattr(task, "prepared"):
+        real_share = real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
+    about = {"recipe": recipe.name, "precision": training.precision, "baseline": baseline, "batches": len(sample)}
+    about |= {training.batch_key: getattr(training, training.batch_key), "real_share": real_share}
+    title = f"{recipe.name}, {training.precision}, speed over {baseline}, {real_share:.1%} of positions are real tokens"
+    return Bench(title, {**about, **machine(device)}, rows)
+
+
+def bench_decoding(
+    recipe: Recipe,
+    data: str | Path | None = None,
+    *,
+    split: str = "test",
+    sentences: int = 1000,
+    rounds: int = 5,
+    baseline: str = "dense",
+) -> Bench:
+    """Time beam search on a split of a recipe's prepared data, with dense copies of the models, as in translation.
+
+    Raises DataError if the data is not prepared or does not have this split, UserError if the baseline is not a
+    candidate.
+    """
+    recipe = expect(recipe, TranslationRecipe)
+    variants = variants_of(recipe)
+    check_known("candidate", baseline, list(variants))
+    prepared = PreparedData.find(recipe.data, data_root(data))
+    texts = prepared.split(split)
+    count = min(sentences, len(texts))
+    rows = [row * len(texts) // count for row in range(count)]  # evenly spaced
+    sources = [[*map(int, texts.source[row]), EOS] for row in rows]
+    lengths = [len(texts.target[row]) for row in rows]
+    device = pick_device(recipe.training.device)
+    set_threads(recipe.training.threads)
+    sizes = prepared.tokenizers.source.size, prepared.tokenizers.target.size
+    searches: dict[str, Callable[[], object]] = {}
+    for name, variant in variants.items():
+        model: Any = to_dense(build_transformer(variant.model, *sizes, device).eval())
+        searches[name] = searcher(model, sources, lengths, recipe, sizes[1])
+    timings = time_in_turns("searches", searches, rounds=rounds, baseline=baseline, device=device)
+    speeds = []
+    for name, timing in timings.items():
+        row = {"candidate": name, "search_seconds": timing.seconds}
+        speeds.append(row | {"sentences_per_second": count / timing.seconds.median, "speed": timing.ratio.inverse})
+    beam, batch_tokens = recipe.decoding.beam, recipe.decoding.batch_tokens
+    about = {"recipe": recipe.name, "sentences": count, "output_tokens": sum(lengths) + len(lengths)}
+    about |= {"beam": beam, "batch_tokens": batch_tokens, "baseline": baseline}
+    title = f"{recipe.name}: {count} sentences, beam {beam}, speed over {baseline}"
+    return Bench(title, {**about, **machine(device)}, speeds)
+
+
+class _Endless:
+    """A model that does not predict EOS, so that each output has its maximum length."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self._model = model
+        self.encode = model.encode
+        self.start = model.start
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        logits = self._model.step(tokens, state)  # (B, K, V)
+        logits[..., EOS] += _EOS_PENALTY
+        return logits
+
+
+def searcher(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    recipe: TranslationRecipe,
+    allowed: int,
+) -> Callable[[], list[list[Hypothesis]]]:
+    """Return a function that decodes each source to its length in `lengths`, with the recipe's batches and beam."""
+    decoding = recipe.decoding
+    device = pick_device(recipe.training.device)
+    endless = _Endless(model)
+    batches = []
+    for rows in plan([len(source) for source in sources], decoding.batch_tokens):
+        batches.append((pad([sources[row] for row in rows]).to(device), [lengths[row] for row in rows]))
+    search_batch = partial(beam_search, endless, beam=decoding.beam, alpha=decoding.alpha, allowed=allowed)
+
+    def search() -> list[list[Hypothesis]]:
+        hypotheses = []
+        for source, max_lengths in batches:
+            hypotheses += search_batch(source, max_lengths=max_lengths)
+        return hypotheses
+
+    return search

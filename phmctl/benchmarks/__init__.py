@@ -1,1 +1,0 @@
-"""Benchmarks: speeds as ratios to a baseline, and learning rates by their effect."""

@@ -1,0 +1,136 @@
+"""``bench``: timings as ratios within a round, of layers and models."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from phmctl import timing
+from phmctl.assembly import build_transformer
+from phmctl.benchmarks import (
+    Bench,
+    Spread,
+    bench_layer,
+    machine,
+    searcher,
+    time_in_turns,
+    training_call,
+    variants_of,
+)
+from phmctl.decoding.search import Hypothesis
+from phmctl.errors import DimensionError, UserError
+from phmctl.nn.convert import to_dense
+from phmctl.recipe.models import TransformerSection
+from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
+
+RECIPE = TranslationRecipe(
+    name="tiny",
+    data=ParallelSection(card="miniature", vocabulary=64),
+    model=TransformerSection(
+        algebra="phm", n=4, width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2, upsize=2
+    ),
+    training=TranslationTraining(steps=1, device="cpu"),
+    decoding=DecodingSection(beam=3, batch_tokens=24),
+)
+
+
+def test_each_sentence_is_decoded_to_its_length() -> None:
+    torch.manual_seed(0)
+    model = build_transformer(RECIPE.model, 64, 64).eval()
+
+    def search(model: torch.nn.Module) -> Callable[[], list[list[Hypothesis]]]:
+        return searcher(model, [[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0], RECIPE, 64)
+
+    best = search(model)()
+    assert sorted(len(hypotheses[0].tokens) for hypotheses in best) == [0, 1, 4, 6]
+    dense = search(to_dense(model))()
+    assert [hypotheses[0].tokens for hypotheses in dense] == [hypotheses[0].tokens for hypotheses in best]
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ["dense", "phm-n4-x2"]),
+        ({"algebra": "real", "n": 1}, ["dense"]),
+        (
+            {"compose_layers": "bilinear", "composition_rank": 16},
+            ["dense", "base", "base phm-n4-x2", "phm-n4-x2-layers-bilinear"],
+        ),
+    ],
+)
+def test_variants(changes: dict[str, object], names: list[str]) -> None:
+    recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update=changes)})
+    variants = variants_of(recipe)
+    assert list(variants) == names
+    assert variants[names[-1]].model == (recipe.model if len(names) > 1 else recipe.model.dense_twin)
+    if "base" in variants:
+        assert variants["base"].model == RECIPE.model.dense_twin
+        assert variants["base phm-n4-x2"] == RECIPE
+
+
+def test_the_ratio_is_robust_to_a_machine_that_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, speed = 0.0, 1.0
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+
+    def call(seconds: float, slowdown: float) -> None:
+        nonlocal now, speed
+        now += seconds * speed
+        speed *= slowdown
+
+    calls = {"base": lambda: call(0.01, 1.0), "other": lambda: call(0.02, 1.2)}
+    result = time_in_turns("two calls", calls, rounds=8)
+    assert result["other"].seconds.high > 1.5 * result["other"].seconds.low
+    assert 1.6 < result["other"].ratio.median < 2.1
+    assert result["base"].ratio == Spread(1, 1, 1)
+    assert time_in_turns("two calls", calls, rounds=2, baseline="other")["base"].ratio.median < 1
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    time_in_turns("a call", {"a": lambda: None}, rounds=1)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
+    time_in_turns("a call", {"a": lambda: None}, rounds=1)
+    assert "0/2" in capsys.readouterr().err
+
+
+def test_a_table_has_a_column_for_each_figure() -> None:
+    spread = Spread.of([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert spread == Spread(3.0, 1.0, 5.0)
+    assert spread.inverse == Spread(1 / 3, 1 / 5, 1.0)
+    row = {"name": "a", "call_seconds": Spread(0.001, 0.0005, 0.002), "ratio": Spread(1, 0.5, 2), "count": 1234}
+    table = Bench("title", machine(), [row]).table()
+    assert list(table.columns) == ["name", "call ms", "ratio", "count"]
+    assert table.rows == [["a", "1.00", "1.00 (0.50–2.00)", "1,234"]]
+
+
+def test_a_training_call_computes_all_gradients() -> None:
+    layer, inputs = nn.Linear(3, 2).eval(), []
+    x = torch.randn(4, 3)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        inputs.append(x)
+        return layer(x)
+
+    call = training_call(layer, forward, x)
+    call()
+    gradient = layer.weight.grad.clone()
+    call()
+    assert layer.training
+    assert torch.equal(layer.weight.grad, gradient)  # not accumulated
+    assert inputs[-1].grad.shape == x.shape
+
+
+def test_factors_are_measured_with_both_executions() -> None:
+    bench = bench_layer(16, 16, [4], [4], rank=3, rounds=1)
+    assert [row["execution"] for row in bench.rows] == ["dense", "rank"] * 2
+    assert {row["phm_parameters"] for row in bench.rows} == {3 * 4 * 3 + 16 * 16 // 4 + 16}
+
+
+def test_invalid_arguments() -> None:
+    # A learned rule that is stored as A has no factors for execution rank.
+    for arguments in ({"dtype": "float23"}, {"device": "gpu"}, {"executions": ["mkl"]}, {"executions": ["rank"]}):
+        with pytest.raises(UserError):
+            bench_layer(8, 8, [4], [1], **arguments)
+    with pytest.raises(DimensionError):
+        bench_layer(8, 8, [3])
