@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from phmctl.data.prepared.folder import data_root
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +23,7 @@ import phmctl
 from phmctl.benchmarks import Bench, machine, parameters_of, time_in_turns, training_call, variants_of
 from phmctl.console import emit
 from phmctl.data import PAD
+from phmctl.data.prepared import data_root
 from phmctl.devices import pick_device
 from phmctl.nn.convert import to_dense
 from phmctl.nn.lstm import PHMLSTM
