@@ -16,12 +16,12 @@ from phmctl.console import note, progress, silence
 from phmctl.data import UNK
 from phmctl.data.card import corpus_name
 from phmctl.data.prepared import PreparedData, data_root
-from phmctl.decoding.search import TORCH, change_decoding
+from phmctl.decoding.search import change_decoding
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.files import write_atomic
 from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.languages import is_code
-from phmctl.options import LIBRARY_ONLY, Algebra, Data, Engine, N, Runs, Settings
+from phmctl.options import LIBRARY_ONLY, Algebra, Data, N, Runs, Settings
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
@@ -57,7 +57,6 @@ def distil(
     settings: Settings = (),
     start: str = "nearest",
     beam: Annotated[int | None, typer.Option(min=1)] = None,
-    engine: Engine = None,
     references: Annotated[bool, typer.Option("--references/--no-references")] = True,
     data: Data = None,
     runs: Runs = None,
@@ -75,7 +74,6 @@ def distil(
         start: nearest: start with the teacher's tables, norms and biases, and with the Kronecker sums nearest to its
             weights, if the shapes are equal; random: with random weights.
         beam: Beam size of the teacher (default: its recipe's).
-        engine: Engine of the teacher: torch, ctranslate2 or onnx; the teacher keeps its export.
         references: Train on the references too, instead of on the teacher's translations only.
         tag: Name of the student's run.
         quiet: Print nothing on stderr.
@@ -94,8 +92,8 @@ def distil(
     task = run.recipe.task
     if task not in _SET_KEYS:
         raise RunError(f"{run.folder} has task {task!r}; teachers are translators and classifiers")
-    if task != "translation" and (beam is not None or engine is not None or not references):
-        raise UserError("beam, engine and references apply to translators only; this teacher is a classifier")
+    if task != "translation" and (beam is not None or not references):
+        raise UserError("beam and references apply to translators only; this teacher is a classifier")
     root = data_root(data)
     if recipe is None:
         recipe = run.recipe
@@ -110,7 +108,7 @@ def distil(
     folder = str(run.folder.resolve())
     if task == "translation":
         with silence(quiet):
-            keys = _prepare_taught_corpus(run, student, root, beam, engine, references)
+            keys = _prepare_taught_corpus(run, student, root, beam, references)
     else:
         keys = {"training.teacher": folder}
     differing_key = initial.differing_shape_key(student, run.recipe)
@@ -146,19 +144,17 @@ def _check_student(run: Run, student: Recipe) -> None:
         )
 
 
-def _prepare_taught_corpus(
-    run: Run, student: Recipe, root: Path, beam: int | None, engine: str | None, references: bool
-) -> dict[str, Any]:
+def _prepare_taught_corpus(run: Run, student: Recipe, root: Path, beam: int | None, references: bool) -> dict[str, Any]:
     """Prepare a corpus with the teacher's translations, shared by all its students; return the recipe keys for it."""
     recipe = run.recipe_of(TranslationRecipe)
     search = change_decoding(recipe.decoding, beam=beam)
     settings = search.model_dump_json(exclude=keys_changing(search, NOTHING))
-    identity = f"{run.name} {run.weights('auto').sha256} {settings} {engine or TORCH}"
+    identity = f"{run.name} {run.weights('auto').sha256} {settings} torch"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     folder = root / "taught" / f"{corpus_name(recipe.data.card)[:90]}-taught-{digest}"
     source, reference, teacher = (folder / f"train.{side}" for side in ("source", "reference", "teacher"))
     if not teacher.exists():  # it is written last, so the other files are complete
-        _translate_training_text(run, search, engine, references, folder)
+        _translate_training_text(run, search, references, folder)
     if references and not reference.exists():
         raise RunError(f"the training text of {run.folder} has words that its vocabulary lacks: give --no-references")
     splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
@@ -175,9 +171,7 @@ def _prepare_taught_corpus(
     return {"data.card": name, "data.direction": "forward", "data.copies": False}
 
 
-def _translate_training_text(
-    run: Run, search: DecodingSection, engine: str | None, references: bool, folder: Path
-) -> None:
+def _translate_training_text(run: Run, search: DecodingSection, references: bool, folder: Path) -> None:
     """Write the training text of a teacher: sources, references if the vocabulary has all words, and translations."""
     prepared = PreparedData.find(run.recipe_of(TranslationRecipe).data, folder.parents[1])
     tokenizers, split = prepared.tokenizers, prepared.split("train")
@@ -188,7 +182,7 @@ def _translate_training_text(
             f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
             "take a teacher with data.tokenizer: bpe"
         )
-    model = open_model(run.folder, ModelOptions(engine=engine, task={"beam": search.beam})).model
+    model = open_model(run.folder, ModelOptions(task={"beam": search.beam})).model
     sources = [tokenizers.source.decode(source) for source, _ in rows]
     note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
     with progress("translating", len(sources)) as advance:

@@ -13,19 +13,18 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from phmctl.errors import PhmctlError, RunError, UserError, check_known, lack_of_memory
+from phmctl.errors import PhmctlError, RunError, check_known, lack_of_memory
 from phmctl.files import FORMAT, QUANTIZATIONS, read_seal, sha256_text, verify
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
 
-CTRANSLATE2, ONNX, SAFETENSORS, HUGGINGFACE = FORMATS = ("ctranslate2", "onnx", "safetensors", "huggingface")
-ANSWERING = (CTRANSLATE2, ONNX, SAFETENSORS)  # formats that phmctl can run
+CTRANSLATE2, ONNX, SAFETENSORS = FORMATS = ("ctranslate2", "onnx", "safetensors")
 COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
 EXACT = "float32"  # the quantisation that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
@@ -35,20 +34,10 @@ _ADVICE = "copy the export again, or export the run again"
 
 
 @dataclass(frozen=True)
-class MemoryModel:
-    """A CTranslate2 model that was made in memory from an export to safetensors."""
-
-    quantize: str  # CTranslate2's type
-    files: Mapping[str, bytes]  # by name
-
-
-@dataclass(frozen=True)
 class Export(Run):
     """The folder of an export, its recipe and its manifest."""
 
     manifest: dict[str, Any]
-    memory: MemoryModel | None = None  # runs the export with CTranslate2
-    checkpoint_alias: str = AUTO  # another accepted checkpoint name: --checkpoint with which --engine made this export
 
     @classmethod
     def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
@@ -77,8 +66,6 @@ class Export(Run):
     @property
     def engine(self) -> str:
         """The engine that runs it: ``torch``, ``ctranslate2`` or ``onnx``."""
-        if self.memory is not None:
-            return CTRANSLATE2
         return "torch" if self.to == SAFETENSORS else self.to
 
     @property
@@ -91,20 +78,13 @@ class Export(Run):
     def name(self) -> str:
         """The run's name and the format: ``multi30k-de-en/phm-n4/v001@ctranslate2-int8``."""
         suffix = f"-{self.quantize}" if self.quantize else ""
-        if self.memory is not None:
-            suffix += f"+{CTRANSLATE2}-{self.memory.quantize}"
         return f"{self.manifest['run']}@{self.to}{suffix}"
 
     def verify(self) -> None:
         """Compare the files of the model with the manifest; a text is verified when it is read.
 
-        Raises RunError if a file is damaged, UserError if phmctl cannot run this format.
+        Raises RunError if a file is damaged.
         """
-        if self.to not in ANSWERING:
-            raise UserError(
-                f"{self.folder} is for the transformers library; phmctl needs the run or an export to "
-                f"{', '.join(ANSWERING)}"
-            )
         entries = self.manifest["files"]
         names = {entry["name"] for entry in entries if not entry["name"].startswith(("text/", "README.md"))}
         names.update(path.relative_to(self.folder).as_posix() for read in _READ for path in self.folder.glob(read))
@@ -113,7 +93,7 @@ class Export(Run):
     def checkpoint(self, name: str = "best") -> Path:
         """Return the export's folder, which holds one checkpoint. Raises RunError for the name of another."""
         exported = self.manifest["checkpoint"]
-        if name not in (AUTO, "best", exported, self.checkpoint_alias):
+        if name not in (AUTO, "best", exported):
             raise RunError(
                 f"{self.folder} holds {exported} of {self.manifest['run']} and no checkpoint {name!r}; "
                 "leave --checkpoint out, or export that checkpoint of the run"
@@ -139,11 +119,7 @@ class Export(Run):
     def weights(self, name: str = "best") -> Weights:
         self.checkpoint(name)
         digests = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
-        engine = self.to
-        if self.memory is not None:
-            engine += f", {CTRANSLATE2} {self.memory.quantize}"
-            digests.append([CTRANSLATE2, self.memory.quantize])
-        return Weights(f"{self.manifest['checkpoint']} ({engine})", sha256_text([json.dumps(digests)]))
+        return Weights(f"{self.manifest['checkpoint']} ({self.to})", sha256_text([json.dumps(digests)]))
 
 
 def open_run_or_export(path: Path | str) -> Run:
@@ -154,9 +130,5 @@ def open_run_or_export(path: Path | str) -> Run:
 
 def check_quantize(to: str, quantize: str | None) -> None:
     """Raise UserError if a format cannot store its numbers in this type; CTranslate2's types depend on the machine."""
-    if quantize is None or to == CTRANSLATE2:
-        return
-    if to in COMPACT:
+    if quantize is not None and to in COMPACT:
         check_known(f"quantisation of {to}", quantize, QUANTIZATIONS)
-    elif (to, quantize) != (HUGGINGFACE, EXACT):
-        raise UserError(f"--quantize {quantize}: {to} computes with the run's numbers; leave it out")

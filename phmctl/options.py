@@ -48,10 +48,6 @@ _DEVICE = typer.Option(help="auto, cpu, cuda or cuda:N.")
 Device = Annotated[str | None, _DEVICE]  # None: the recipe's
 AnyDevice = Annotated[str, _DEVICE]
 Precision = Annotated[str | None, AXIS, typer.Option(help="Translation: compute in float32 or bfloat16.")]
-Engine = Annotated[
-    str | None, typer.Option(help="torch, ctranslate2 or onnx; the run is exported once and keeps the export.")
-]
-Quantize = Annotated[str | None, typer.Option(help="Type of the engine's numbers: float32, int8, … (see export)")]
 Settings = Annotated[
     Mapping[str, Any] | Sequence[str],
     AXIS,

@@ -26,10 +26,8 @@ from phmctl.options import (
     Checkpoint,
     Data,
     Device,
-    Engine,
     N,
     Precision,
-    Quantize,
     Runs,
     Settings,
     Split,
@@ -310,8 +308,6 @@ def evaluate(
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
     precision: Precision = None,
-    engine: Engine = None,
-    quantize: Quantize = None,
     probing: bool = False,
     settings: Annotated[Mapping[str, Any] | Sequence[str], typer.Option("--set", metavar="KEY=VALUE")] = (),
     data: Data = None,
@@ -366,11 +362,11 @@ def evaluate(
         if probing:
             from phmctl.probes import probe
 
-            further = _without_none(engine=engine, quantize=quantize, split=None if split == "test" else split)
+            further = _without_none(split=None if split == "test" else split)
             _refuse([*options, *further], "with --probing")
             return probe(run, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ())
         _refuse([*_without_none(set=settings or None, data=data)], "without --probing")
-        opening = ModelOptions(checkpoint, device, engine, quantize, task=options)
+        opening = ModelOptions(checkpoint, device, task=options)
         return evaluate_run(run, split, opening)
 
 
@@ -388,12 +384,10 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     precision: str | None = None,
-    engine: str | None = None,
-    quantize: str | None = None,
 ) -> "Model":
     """Load a trained model that translates, scores, classifies or encodes texts.
 
-    Prints and writes nothing (but see `engine`), and does not change global state: random numbers, torch's threads,
+    Prints and writes nothing, and does not change global state: random numbers, torch's threads,
     signal handlers. Several threads may use the model at once.
 
     Args:
@@ -405,9 +399,6 @@ def load(
         threads: Number of CPU threads of an engine other than torch. Set torch's with ``torch.set_num_threads``.
         precision: Translation: ``bfloat16`` stores the weights in bfloat16 if the device supports it; ``float32`` does
             not; None follows the recipe.
-        engine: ``torch``, ``ctranslate2`` or ``onnx``; None: torch for a run, an export's own. The export of a run for
-            an engine is made once, in the run's folder ``exports``; CTranslate2 runs an export to safetensors.
-        quantize: Type of the engine's numbers, as of ``phmctl export``.
 
     Raises:
         RunError: the run is not found (the message names the nearest), or a file is missing or damaged.
@@ -417,5 +408,5 @@ def load(
     """
     with silence():
         task = {"precision": precision}
-        options = ModelOptions(checkpoint or AUTO, device, engine, quantize, threads or 0, task)
+        options = ModelOptions(checkpoint or AUTO, device, threads or 0, task)
         return open_model(path, options).model

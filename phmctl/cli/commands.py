@@ -18,11 +18,9 @@ from phmctl.options import (
     Call,
     Checkpoint,
     Device,
-    Engine,
     Jobs,
     Json,
     Precision,
-    Quantize,
     RunName,
     Threads,
     combinations,
@@ -110,7 +108,6 @@ def decode(
     run: RunName,
     input_: Path | None = None,
     output: Path | None = None,
-    resume: bool = False,
     split: str | None = None,
     checkpoint: Checkpoint = "auto",
     n_best: Annotated[int | None, typer.Option(min=1)] = None,
@@ -118,8 +115,6 @@ def decode(
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
     precision: Precision = None,
-    engine: Engine = None,
-    quantize: Quantize = None,
     window: Annotated[int, typer.Option(min=1)] = 1024,
     device: Device = None,
     threads: Threads = 0,
@@ -133,7 +128,6 @@ def decode(
     Args:
         input_: Text file with one sentence in each line (default: stdin).
         output: Write the answers to this file as they come (default: stdout).
-        resume: Continue an incomplete --output file, or start it.
         split: Decode this split of the run's own text: test or valid.
         n_best: Number of hypotheses to print for each line: its number, rank, score, text.
         window: Largest number of lines that are answered together.
@@ -146,8 +140,6 @@ def decode(
     set_threads(threads)
     if input_ is not None and split is not None:
         raise UserError("--input and --split exclude each other; leave one out")
-    if resume and output is None:
-        raise UserError("--resume continues a file; add --output FILE")
     if output is not None and split is None:
         refuse_same_file(input_, output)
     task_options = {
@@ -158,7 +150,7 @@ def decode(
         "n_best": n_best,
         "strict": strict or None,
     }
-    options = ModelOptions(checkpoint, device or "auto", engine, quantize, task=task_options)
+    options = ModelOptions(checkpoint, device or "auto", task=task_options)
     opened = open_model(run, options, split=split)
     model, lines = opened.model, opened.lines
     groups = arriving_lines(input_, limit=window) if lines is None else in_groups(lines, window)
@@ -168,7 +160,7 @@ def decode(
         bar = progress(model.verb, None if lines is None else len(lines), plain=False)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
-    file = nullcontext() if output is None else open_answers(output, resume=resume, numbered=n_best is not None)
+    file = nullcontext() if output is None else open_answers(output)
     with file as answers, bar as advance:
         answer(model, groups, output=answers, as_json=json, advance=advance)
 
@@ -223,8 +215,6 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     checkpoint: Checkpoint = "auto",
-    engine: Engine = None,
-    quantize: Quantize = None,
     precision: Precision = None,
     device: Device = None,
     threads: Threads = 0,
@@ -254,7 +244,7 @@ def serve(
     from phmctl.serving.server import listen, names_of, run_server, url_of
 
     set_threads(threads)
-    options = ModelOptions(checkpoint, device or "auto", engine, quantize, task={"precision": precision})
+    options = ModelOptions(checkpoint, device or "auto", task={"precision": precision})
     with listen(host, port) as sock:
         model = open_model(run, options).model
         service = Service(model, limits(), workers=workers, cut=cut)
@@ -283,13 +273,13 @@ def export(
 ) -> Shown:
     """Export a run's model with its tokenizer, settings and model card.
 
-    decode and eval take the folder as a run, except an export to huggingface.
+    decode, eval and serve take the folder as a run.
 
     The export is compared with the run on the run's validation text.
 
     Args:
         run: Run, or folder of versions (its newest run is used).
-        to: ctranslate2, onnx, safetensors or huggingface.
+        to: ctranslate2, onnx or safetensors.
         output: Folder to write.
         weights: phm: A and S of each map (the default of onnx and safetensors); or dense.
         quantize: Type of the stored numbers: float32, float16, int8, int4; or a type of CTranslate2.

@@ -16,7 +16,7 @@ import importlib.machinery
 import importlib.util
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,20 +48,11 @@ class CTranslate2Engine:
     name = CTRANSLATE2
     device = "cpu"
 
-    def __init__(
-        self,
-        folder: Path,
-        tokenizers: TokenizerPair,
-        quantize: str,
-        threads: int = 0,
-        files: Mapping[str, bytes] | None = None,
-    ) -> None:
-        """Load a model from its folder, or from its files by name."""
+    def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
         library = load_library()
-        contents = None if files is None else dict(files)
         try:
             self._model = library.Translator(
-                str(folder), device=self.device, compute_type=quantize, intra_threads=threads, files=contents
+                str(folder), device=self.device, compute_type=quantize, intra_threads=threads
             )
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; export the run again") from error

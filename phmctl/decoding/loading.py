@@ -48,12 +48,7 @@ def load_translator(
     engine: Engine
     if isinstance(run, Export):
         check_export(run, checkpoint, device, precision=settings.precision)
-        if run.memory is not None:
-            engine = CTranslate2Engine(run.folder, tokenizers, run.memory.quantize, threads, run.memory.files)
-        else:
-            engine = open_engine(
-                run.to, run.folder, recipe.model, tokenizers, run.quantize, device=device, threads=threads
-            )
+        engine = open_engine(run.to, run.folder, recipe.model, tokenizers, run.quantize, device=device, threads=threads)
     else:
         from phmctl.decoding.torch_models import engine_of_run
 

@@ -166,8 +166,7 @@ def check_export(run: "Export", checkpoint: str, device: str, precision: str | N
         raise UserError(f"--precision {precision}: {run.folder} has a fixed precision; leave it out, or use the run")
     if run.engine != "torch" and device not in ("auto", "cpu"):
         raise UserError(f"--device {device}: an export to {run.to} runs on the CPU; leave it out")
-    if run.memory is None:  # else its files were verified before the model was made of them
-        run.verify()
+    run.verify()
 
 
 def check_texts(texts: Texts, name: str = "texts") -> list[str]:

@@ -6,8 +6,6 @@ in another, and the sinusoidal positions as a table.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shutil import disk_usage
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import MissingExtraError, check_known, require
 from phmctl.export.dense import DenseForm
 from phmctl.exports import MODEL
-from phmctl.files import writing
 from phmctl.nn.layers import sinusoids
 
 
@@ -50,20 +47,6 @@ def write_ctranslate2(
     spec.optimize(quantization=None if quantize == "float32" else quantize)
     (folder / MODEL).mkdir()
     spec.save(str(folder / MODEL))
-
-
-def ctranslate2_files(
-    form: DenseForm, tokenizers: TokenizerPair, quantize: str, max_positions: int
-) -> dict[str, bytes]:
-    """Return the files of a Transformer's CTranslate2 model by name; see :func:`write_ctranslate2`.
-
-    CTranslate2 can only write them into a folder: in memory, or on disk if the system's folder in memory is too small.
-    """
-    memory, largest = Path("/dev/shm"), 8 * sum(tensor.numel() for tensor in form.all_tensors().values())
-    has_memory = memory.is_dir() and disk_usage(memory).free > largest
-    with writing(Path(gettempdir())), TemporaryDirectory(dir=memory if has_memory else None) as folder:
-        write_ctranslate2(form, tokenizers, quantize, max_positions, Path(folder))
-        return {path.name: path.read_bytes() for path in (Path(folder) / MODEL).iterdir()}
 
 
 def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:

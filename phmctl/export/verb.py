@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,9 @@ from phmctl.devices import torch_defaults
 from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
 from phmctl.export.compact import CompactForm, compact_form
-from phmctl.export.ctranslate2 import ctranslate2_files, write_ctranslate2
-from phmctl.export.dense import DenseForm
-from phmctl.export.huggingface import verify_huggingface, write_huggingface
+from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import (
-    IDS,
     ExportSource,
     Verification,
     max_positions,
@@ -40,17 +37,15 @@ from phmctl.exports import (
     CTRANSLATE2,
     EXACT,
     FORMATS,
-    HUGGINGFACE,
     MODEL,
     ONNX,
     Export,
-    MemoryModel,
     check_quantize,
 )
 from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import AUTO, DATA, EXPORT, RECIPE, Run
-from phmctl.runs.copies import load_cleaning, load_tokenizers
+from phmctl.runs import DATA, EXPORT, RECIPE, Run
+from phmctl.runs.copies import load_cleaning
 from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
 from phmctl.tasks.registry import kind_of, trained_kind
@@ -60,7 +55,6 @@ _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
     "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.decoding.onnx_engine` describes inputs and outputs",
     "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in it, which needs torch and safetensors only",
-    "huggingface": "the transformers library: AutoTokenizer and AutoModelForSeq2SeqLM, `from_pretrained(DIR)`",
 }
 _CONTENT = {
     "phm": "the file holds A and S (or other factors) of each map, from which its weight is computed on loading",
@@ -82,10 +76,6 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
     ledger = ledger_for(kind_of(recipe), section, source.sizes)
     totals, inner = ledger.totals, ledger.without_embeddings
     content = _CONTENT[description["weights"]] if description["to"] in COMPACT else _NO_PLACE
-    usage = _USAGE[description["to"]]
-    if verification.compared == IDS:
-        content = "only its tokenizer is exported"
-        usage = "the transformers library: AutoTokenizer, `from_pretrained(DIR)`"
     languages = [str(data.get(f"{side}_language", "?")) for side in ("source", "target")]
     try:
         licence = load_card(recipe.model_dump()["data"].get("card", "")).licence
@@ -97,7 +87,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
             f"format: {target_format}",
             f"from: run `{description['run']}`, checkpoint {description['checkpoint']}, by phmctl {__version__}",
             f"size of the weights: {size_words(description['bytes'])}",
-            f"use: {usage}",
+            f"use: {_USAGE[description['to']]}",
             f"parameters as trained: {totals.parameters:,}; without embeddings {inner.parameters:,}",
             f"parameters of its dense twin: {totals.dense:,}; without embeddings {inner.dense:,}",
         ],
@@ -110,7 +100,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
         "Scores of the run": list(_scores(run)) or ["not scored; score the run with: phmctl eval"],
         "This export compared with the run": [f"verified: {verification}", *verification.score_lines],
     }
-    if not source.translates and verification.compared != IDS:
+    if not source.translates:
         sections["Input and output"] = list(_classifier_interface(source))
     lines = [f"# {recipe.name}, {recipe.variant}"]
     if recipe.description:
@@ -244,14 +234,6 @@ def export(
     return Exported(Export.open(output), verification)
 
 
-def in_memory(made: Export, quantize: str) -> Export:
-    """Return an export to safetensors with its CTranslate2 model, made in memory. Raises RunError, UserError."""
-    made.verify()
-    form = made.load_checkpoint(AUTO, lambda _: DenseForm(*plain.read(made.folder)))
-    files = ctranslate2_files(form, load_tokenizers(made), quantize, max_positions(made))
-    return replace(made, memory=MemoryModel(quantize, files))
-
-
 def _check_output(folder: Path, *, force: bool) -> None:
     """Raise OutputError unless the folder is missing, empty, or with `force` an export without foreign files."""
     if folder.exists() and not folder.is_dir():
@@ -275,9 +257,7 @@ def _check_output(folder: Path, *, force: bool) -> None:
 
 def _write(source: ExportSource, to: str, compact: CompactForm | None, quantize: str, folder: Path) -> None:
     """Write the weights in a format; raise UserError if it cannot express the model."""
-    if to == HUGGINGFACE:
-        write_huggingface(source, folder)
-    elif compact is None:
+    if compact is None:
         if not source.translates:
             raise UserError("CTranslate2 cannot run this classifier; export it --to onnx or safetensors")
         write_ctranslate2(source.form, source.tokenizers, quantize, max_positions(source.run), folder)
@@ -315,9 +295,7 @@ def _copy_run(run: Run, folder: Path) -> None:
 def _verify(source: ExportSource, to: str, folder: Path, quantize: str, texts: int | None) -> Verification:
     """Compare the export with the run; raise PhmctlError if a float32 export has different answers."""
     predictor = source.predictor
-    if to == HUGGINGFACE:
-        verification = verify_huggingface(source, folder, texts)
-    elif isinstance(predictor, Translator):
+    if isinstance(predictor, Translator):
         engine = open_engine(to, folder, source.section, source.tokenizers, quantize=quantize, device="cpu")
         verification = verify_translator(source, engine, texts)
     else:

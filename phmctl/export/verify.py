@@ -105,7 +105,6 @@ def open_source(run: Run, checkpoint: str) -> ExportSource:
     return run.load_checkpoint(checkpoint, load)
 
 
-ANSWERS, LOGITS, IDS = "answers", "logits of the references", "token ids"  # outputs that are compared
 TIE = 1e-3  # nats; log-probabilities that differ by less are a tie
 
 
@@ -116,26 +115,22 @@ class Verification:
     split: str
     texts: int
     equal: int  # texts with equal answers: all tokens of the greedy output, or the label
-    ties: int = 0  # texts with other answers where torch's two candidates are a tie
-    largest: float = 0.0  # largest difference of the log-probabilities of equal answers, in nats
-    # BLEU with its signature, or accuracy, of torch and of the export; None if only logits or ids are compared
-    scores: dict[str, Any] | None = None
-    compared: str = ANSWERS  # ANSWERS, LOGITS or IDS
+    ties: int  # texts with other answers where torch's two candidates are a tie
+    largest: float  # largest difference of the log-probabilities of equal answers, in nats
+    scores: dict[str, Any]  # BLEU with its signature, or accuracy, of torch and of the export
 
     @property
     def different(self) -> int:
         return self.texts - self.equal - self.ties
 
     def __str__(self) -> str:
-        text = f"{self.texts:,} texts of {self.split}: {self.compared} of {self.equal:,} equal to torch's"
-        if self.compared == ANSWERS:
-            text += f", {self.ties:,} differ by a tie, {self.different:,} otherwise"
-        return text
+        text = f"{self.texts:,} texts of {self.split}: answers of {self.equal:,} equal to torch's"
+        return f"{text}, {self.ties:,} differ by a tie, {self.different:,} otherwise"
 
     @property
     def score_lines(self) -> list[str]:
         scores = self.scores
-        return [f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}"] if scores else []
+        return [f"{scores['metric']}: torch {scores['torch']:.4g}, export {scores['export']:.4g}"]
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "different": self.different}

@@ -10,13 +10,12 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from io import BufferedReader, FileIO
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from phmctl.console import emit, json_text, note, warn
+from phmctl.console import emit, json_text, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import DataError, OutputError
@@ -90,22 +89,21 @@ def answer(
     """Answer groups of lines, and warn about empty, equal and looping answers.
 
     Args:
-        output: file for the answers, whose answered lines are skipped; None: stdout.
+        output: file for the answers; None: stdout.
         as_json: print a JSON object for each line: ``line``, its number, and the task's answer.
         advance: called with the number of lines that are done.
 
     Raises:
-        OutputError: the answers cannot be written, or `output` has more answers than the input has lines.
+        OutputError: the answers cannot be written.
     """
-    answered = 0 if output is None else output.answered
+    answered = 0
     degenerate = Degenerate()
-    advance(answered)
-    for lines in groups if output is None else output.unanswered(groups):
+    for lines in groups:
         answers = model.answer(lines, first=answered + 1, advance=advance)
         degenerate.add(lines, [_best_text(text, document) for text, document in answers])
         content = "".join(f"{text}\n" for text, _ in answers)
         if output is not None:
-            output.add(content, answered + len(lines))
+            output.add(content)
         if as_json:
             numbered = enumerate((document for _, document in answers), start=answered + 1)
             emit("".join(json_text({"line": number, **document}) + "\n" for number, document in numbered))
@@ -130,65 +128,35 @@ def refuse_same_file(source: Path | None, output: Path) -> None:
             raise OutputError(f"{output} is the text that is read; name another file for the answers")
 
 
-@dataclass
 class AnswersFile:
     """A file of answers, open and locked; :func:`open_answers` opens it."""
 
-    path: Path
-    answered: int  # lines of the input
-    _handle: BinaryIO
-    _kept_bytes: int | None  # the file is cut to this size before the first answer is written; None: it was cut
+    def __init__(self, path: Path, handle: BinaryIO) -> None:
+        self.path = path
+        self._handle = handle
+        self._is_older = True  # the content is an older file's, which the first answer replaces
 
-    def unanswered(self, groups: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-        """Yield the groups of the input's lines without those that are answered.
-
-        Raises OutputError if the file answers more lines than the input has.
-        """
-        answered = self.answered
-        position = 0
-        for group in groups:
-            lines = group[max(answered - position, 0) :]
-            position += len(group)
-            if lines:
-                yield lines
-        if position < answered:
-            raise OutputError(
-                f"{self.path} answers {answered:,} lines, and the input has {position:,}: "
-                "give the same input, or leave --resume out to write the file again"
-            )
-
-    def add(self, content: str, answered: int) -> None:
-        """Append answers, after which `answered` lines of the input are answered. Raises OutputError."""
-        self._cut()
+    def add(self, content: str) -> None:
+        """Append answers. Raises OutputError."""
         with writing(self.path):
+            if self._is_older:
+                self._handle.truncate(0)
+                self._is_older = False
             self._handle.write(content.encode())
             self._handle.flush()
-        self.answered = answered
 
     def finish(self) -> None:
         """Flush the file to the disk. Raises OutputError."""
-        self._cut()
+        self.add("")  # an input without lines empties the file too
         with writing(self.path):
             os.fsync(self._handle.fileno())
 
-    def _cut(self) -> None:
-        if self._kept_bytes is not None:
-            with writing(self.path):
-                self._handle.truncate(self._kept_bytes)
-                self._handle.seek(self._kept_bytes)
-            self._kept_bytes = None
-
 
 @contextmanager
-def open_answers(path: Path, *, resume: bool = False, numbered: bool = False) -> Iterator[AnswersFile]:
+def open_answers(path: Path) -> Iterator[AnswersFile]:
     """Open a file for answers; an older file keeps its content until the first answer is written.
 
-    Args:
-        resume: keep the complete answers in the file.
-        numbered: an input line has several answers, each of which starts with the line's number and a tab.
-
-    Raises:
-        OutputError: the file cannot be written, is no regular file, or another process writes it.
+    Raises OutputError if the file cannot be written, is no regular file, or another process writes it.
     """
     with writing(path):  # also if the name is too long
         is_file = path.is_file() or not path.exists()
@@ -204,37 +172,12 @@ def open_answers(path: Path, *, resume: bool = False, numbered: bool = False) ->
             raise OutputError(f"another process writes {path}; wait for it, or name another file") from None
         except OSError:
             pass  # this file system has no locks
-        answered, size = _complete_answers(handle, path, numbered) if resume else (0, 0)
-        output = AnswersFile(path, answered, handle, size)
         try:
-            yield output
+            yield AnswersFile(path, handle)
         except BaseException:
-            if output.answered > answered:
-                note(f"{path} has the answers to {output.answered:,} lines; add --resume to continue")
-            elif not path.stat().st_size:
+            if not path.stat().st_size:
                 path.unlink()
             raise
     finally:
         with suppress(OSError):  # writing() has reported a full disk
             handle.close()
-
-
-def _complete_answers(handle: BinaryIO, path: Path, numbered: bool) -> tuple[int, int]:
-    """Return the number of answered input lines and the size of their answers in bytes.
-
-    Of numbered answers, the last line's are left out: some of them may be missing.
-    """
-    answered = size = position = 0
-    for line in handle:
-        if not line.endswith(b"\n"):
-            break
-        if numbered:
-            number = line.partition(b"\t")[0]
-            if not number.isdigit():
-                raise OutputError(f"{path} has no numbers of lines, so --n-best cannot resume it; leave --resume out")
-            if int(number) != answered + 1:
-                answered, size = int(number) - 1, position
-        position += len(line)
-        if not numbered:
-            answered, size = answered + 1, position
-    return answered, size

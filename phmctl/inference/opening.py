@@ -1,24 +1,20 @@
-"""Open a run or an export: check the options, make the export that an engine needs, and load the model."""
+"""Open a run or an export: check the options, and load the model."""
 
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from phmctl import exports
-from phmctl.console import note
 from phmctl.decoding.model import Model
-from phmctl.decoding.search import ENGINES, TORCH
-from phmctl.errors import UserError, check_known
-from phmctl.exports import CTRANSLATE2, EXACT, SAFETENSORS, Export, check_quantize
-from phmctl.files import lock, writing
-from phmctl.recipe.schema import TranslationRecipe
-from phmctl.runs import AUTO, Run, Weights
+from phmctl.decoding.search import TORCH
+from phmctl.errors import UserError
+from phmctl.exports import Export
+from phmctl.files import writing
+from phmctl.runs import AUTO, Run
 from phmctl.tasks.base import Report, check_options
 from phmctl.tasks.registry import answering_kind, trained_kind
-
-_VERIFIED_TEXTS = 64  # texts on which an export is compared with its run when an engine needs one
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,6 @@ class ModelOptions:
 
     checkpoint: str = AUTO
     device: str = "auto"
-    engine: str | None = None  # torch, ctranslate2 or onnx; None: torch for a run, the export's own for an export
-    quantize: str | None = None  # CTranslate2's type
     threads: int = 0  # CPU threads of an engine that has its own; 0: the engine's default
     task: Mapping[str, Any] = field(default_factory=dict)  # options of the task; None: not set
 
@@ -63,7 +57,6 @@ def open_model(path: Path | str, options: ModelOptions | None = None, *, split: 
     kind = answering_kind(run.recipe)
     task_options = options.task_options()
     check_options(kind, kind.load_request, task_options)
-    run = with_engine(run, options)
     if options.threads and engine_of(run) == TORCH:
         raise UserError("threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS")
     lines = None if split is None else kind.split_lines(run, split)
@@ -100,7 +93,7 @@ def evaluate(path: Path | str, split: str, options: ModelOptions) -> Report:
     if "table" not in task_options:  # the scores of a table are not stored
         check_scorable(run)
     request = kind.score_request(
-        run=with_engine(run, options),
+        run=run,
         checkpoint=options.checkpoint,
         device=options.device,
         split=split,
@@ -116,77 +109,5 @@ def check_scorable(run: Run) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
-def with_engine(run: Run, options: ModelOptions) -> Run:
-    """Return the run itself for torch, else its export for the engine.
-
-    The export is made once, in the run's folder ``exports/``, and again when the checkpoint has changed. CTranslate2's
-    model of an export to safetensors is made in memory.
-    """
-    if options.engine is None and options.quantize is None:
-        return run
-    engine = options.engine or engine_of(run)
-    check_known("engine", engine, ENGINES)
-    if isinstance(run, Export):
-        takes_ctranslate2 = run.to == SAFETENSORS and isinstance(run.recipe, TranslationRecipe)
-        if takes_ctranslate2 and engine == CTRANSLATE2:
-            _, in_memory = _exporting()
-            return in_memory(run, options.quantize or EXACT)
-        if engine != run.engine or options.quantize not in (None, run.quantize):
-            other = f" or {CTRANSLATE2}" if takes_ctranslate2 else ""
-            raise UserError(
-                f"{run.folder} is an export to {run.to}, for --engine {run.engine}{other}; leave --engine and "
-                "--quantize out, or give the run itself"
-            )
-        return run
-    check_quantize(engine, options.quantize)
-    if engine == TORCH:
-        return run
-    if options.task.get("precision") is not None:
-        raise UserError(f"--precision: only --engine torch has it, not {engine} (CTranslate2 has --quantize)")
-    return _engine_export(run, engine, options)
-
-
 def engine_of(run: Run) -> str:
     return run.engine if isinstance(run, Export) else TORCH
-
-
-def _exporting() -> tuple[Callable[..., Any], Callable[[Export, str], Export]]:
-    """Return the functions that export a run, and that make CTranslate2's model in memory. They import torch."""
-    from phmctl.export.verb import export, in_memory
-
-    return export, in_memory
-
-
-def _engine_export(run: Run, engine: str, options: ModelOptions) -> Export:
-    weights = run.weights(options.checkpoint)
-    quantize = options.quantize or EXACT
-    name = f"{engine}-{quantize}-{weights.name}"
-    folder = run.folder / "exports" / name
-    export = _valid_export(folder, weights)
-    if export is None:
-        with lock(folder.parent / f".{name}.lock", remove=True):
-            export = _valid_export(folder, weights)  # another process may have made it meanwhile
-            if export is None:
-                note(f"exporting to {engine}; the export is kept in {folder}")
-                export_run, _ = _exporting()
-                made = export_run(
-                    run,
-                    engine,
-                    folder,
-                    checkpoint=options.checkpoint,
-                    quantize=options.quantize,
-                    force=True,
-                    texts=_VERIFIED_TEXTS,
-                )
-                export = made.export
-    return replace(export, checkpoint_alias=options.checkpoint)
-
-
-def _valid_export(folder: Path, weights: Weights) -> Export | None:
-    """Return the export in a folder if it is whole and was made of these weights."""
-    try:
-        export = Export.open(folder)
-        export.verify()
-    except UserError:
-        return None
-    return export if export.manifest["checkpoint_sha256"] == weights.sha256 else None

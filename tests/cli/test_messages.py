@@ -75,10 +75,8 @@ TRAIN = [
 OTHERS = [
     ("decode no-such-run", "no-such-run"),
     ("decode RUN --input x --split test", "--split"),
-    ("decode RUN --resume", "--output FILE"),
     ("decode RUN --n-best 4 --beam 2 --split test", "--beam 4"),
     ("decode RUN --beam 0", "--beam 0"),
-    ("decode RUN --quantize int8", "--quantize"),
     ("eval RUN --split dev", "test, valid"),
     ("eval RUN --beam 1,x", "--beam x"),
     ("eval RUN --all --probing", "--probing"),

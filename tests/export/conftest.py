@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 
 from phmctl.export.verb import Exported, export
-from phmctl.exports import CTRANSLATE2, HUGGINGFACE, ONNX, Export
+from phmctl.exports import CTRANSLATE2, ONNX, Export
 from phmctl.files import file_entry, write_json
 from phmctl.runs import Run
 from tests.tasks.translation.runs import make_run
 
-LIBRARIES = {CTRANSLATE2: ["ctranslate2"], ONNX: ["onnx", "onnxruntime"], HUGGINGFACE: ["transformers"]}
+LIBRARIES = {CTRANSLATE2: ["ctranslate2"], ONNX: ["onnx", "onnxruntime"]}
 
 
 def needs(to: str) -> None:

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import phmctl
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.assembly import build_classifier
-from phmctl.decoding.loading import load_translator
 from phmctl.errors import RunError, UserError
 from phmctl.export.compact import CompactForm, compact_form
 from phmctl.export.dense import DenseForm, dense_form
@@ -27,7 +25,6 @@ from phmctl.export.onnx import write_onnx
 from phmctl.export.verb import export
 from phmctl.export.verify import open_source
 from phmctl.exports import ONNX, SAFETENSORS, Export
-from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.runs import Run
 from tests.export.conftest import reseal
 from tests.export.test_dense import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer
@@ -227,29 +224,6 @@ def test_the_dense_form_of_an_export_has_nothing_else(phm_run: Run, tmp_path: Pa
     assert all(tensors[name].equal(tensor) for name, tensor in form.tensors.items())
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
-def test_ctranslate2_runs_an_export_to_safetensors(
-    phm_run: Run, quantize: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its model is made in memory, and no file is added to the export."""
-    pytest.importorskip("ctranslate2")
-    if quantize is not None:  # a small /dev/shm, as in a container
-        monkeypatch.setattr("phmctl.export.ctranslate2.disk_usage", lambda _: SimpleNamespace(free=0))
-    made = export(phm_run, SAFETENSORS, tmp_path / "out").export
-    files = sorted(tmp_path.rglob("*"))
-    fast = with_engine(made, ModelOptions(engine="ctranslate2", quantize=quantize))
-    assert isinstance(fast, Export)
-    assert fast.engine == "ctranslate2"
-    assert fast.weights() != made.weights()
-    assert sorted(tmp_path.rglob("*")) == files
-    ours = load_translator(made, device="cpu").translate(SOURCES, beam=1)
-    theirs = load_translator(fast, device="cpu").translate(SOURCES, beam=1)
-    equal = [a[0].text == b[0].text for a, b in zip(ours, theirs, strict=True)]
-    assert all(equal) if quantize is None else any(equal)
-    again = phmctl.load(made.folder, engine="ctranslate2", quantize=quantize)
-    assert again.translate(SOURCES, beam=1) == theirs
-
-
 def _nan_scale(tensors: dict[str, Tensor], name: str) -> None:
     tensors[name + SCALE][0] = float("nan")
 
@@ -285,9 +259,8 @@ def test_damaged_numbers_are_named(four_bits: Path, damage: Any, tmp_path: Path)
     with pytest.raises(RunError, match=r"model\.safetensors"):
         phmctl.load(folder)
     reseal(folder)
-    for engine in (None, "ctranslate2"):
-        with pytest.raises(RunError, match=name):
-            phmctl.load(folder, engine=engine)
+    with pytest.raises(RunError, match=name):
+        phmctl.load(folder)
 
 
 @pytest.mark.parametrize("damage", ["nan", "short"])

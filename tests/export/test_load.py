@@ -8,7 +8,6 @@ import torch
 
 import phmctl
 from phmctl import exports
-from phmctl.decoding.loading import load_translator
 from phmctl.errors import UserError
 from phmctl.export.verb import export
 from phmctl.runs import Run
@@ -29,7 +28,7 @@ def exported_to(run: Run, to: str, folder: Path) -> Path:
     return Path(shutil.move(folder / "made", folder / "moved"))
 
 
-@pytest.mark.parametrize("to", exports.ANSWERING)
+@pytest.mark.parametrize("to", exports.FORMATS)
 def test_a_translators_export(tiny_run: Run, tmp_path: Path, to: str) -> None:
     folder = exported_to(tiny_run, to, tmp_path)
     ours, model = phmctl.load(tiny_run.folder, device="cpu"), phmctl.load(folder)
@@ -49,18 +48,6 @@ def test_a_translators_export(tiny_run: Run, tmp_path: Path, to: str) -> None:
     if by_torch:
         assert model.score(TEXTS, TEXTS) == pytest.approx(ours.score(TEXTS, TEXTS), abs=1e-2)
         torch.testing.assert_close(model.encode(TEXTS), ours.encode(TEXTS), rtol=1e-4, atol=1e-4)
-        with pytest.raises(UserError, match="--engine torch or ctranslate2"):
-            phmctl.load(folder, engine="onnx")
     else:
         with pytest.raises(UserError, match=r"score.*translate"):
             model.score(TEXTS, TEXTS)
-
-
-def test_an_export_to_transformers_cannot_be_loaded(tiny_run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    exported = export(tiny_run, exports.HUGGINGFACE, tmp_path / "out", texts=2).export
-    for ask in (phmctl.load, phmctl.evaluate):
-        with pytest.raises(UserError, match="transformers"):
-            ask(exported.folder)
-    with pytest.raises(UserError, match="transformers"):
-        load_translator(exported)

@@ -21,7 +21,6 @@ from phmctl.export.verb import Exported, export
 from phmctl.export.verify import open_source, verify_translator
 from phmctl.exports import Export, open_run_or_export
 from phmctl.files import verify, write_json, write_sealed
-from phmctl.inference.opening import ModelOptions, with_engine
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -104,29 +103,6 @@ def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
     assert len(read_results(exported)) == 1
 
 
-def test_the_export_of_a_run_for_an_engine_is_reused_until_it_is_stale(tmp_path: Path) -> None:
-    pytest.importorskip("ctranslate2")
-    pytest.importorskip("onnx")
-    run = make_run(tmp_path)
-    first = with_engine(run, ModelOptions(engine=CT2))
-    manifest = first.folder / "export.json"
-    modified = manifest.stat().st_mtime_ns
-    assert with_engine(run, ModelOptions(engine=CT2)).folder == first.folder
-    assert manifest.stat().st_mtime_ns == modified
-    theirs, ours = (load_translator(source).translate(SOURCES, beam=1)[0][0].text for source in (first, run))
-    assert theirs == ours
-    write_json(manifest, json.loads(manifest.read_text()) | {"checkpoint_sha256": "stale"})
-    assert with_engine(run, ModelOptions(engine=CT2)).manifest["checkpoint_sha256"] == run.weights().sha256
-    for quantize in ("int8", None):  # each in a folder of its own
-        made = with_engine(run, ModelOptions(engine=exports.ONNX, quantize=quantize))
-        assert (made.quantize, made.folder.parent) == (quantize, first.folder.parent)
-    last = with_engine(run, ModelOptions("last", engine=CT2))
-    assert (last.checkpoint("last"), last.folder != first.folder) == (last.folder, True)
-    assert with_engine(run, ModelOptions(engine="torch")) is run
-    with pytest.raises(UserError, match="--precision"):
-        with_engine(run, ModelOptions(engine=CT2, task={"precision": "bfloat16"}))
-
-
 # --------------------------------------------------------------------------------------------------- verification
 
 
@@ -179,8 +155,7 @@ def test_an_export_with_different_answers_is_not_written(
     ("options", "place"),
     [
         ({"to": "ctranslate"}, "ctranslate2"),
-        ({"to": exports.HUGGINGFACE, "quantize": "int4"}, "--quantize"),
-        ({"to": exports.HUGGINGFACE, "weights": "phm"}, "--weights phm"),
+        ({"to": "huggingface"}, "ctranslate2"),
         ({"to": CT2, "weights": "phm"}, "--weights phm"),
         ({"to": exports.SAFETENSORS, "weights": "sparse"}, "sparse"),
         ({"to": exports.SAFETENSORS, "quantize": "int5"}, "int4"),
@@ -365,12 +340,10 @@ def test_training_does_not_take_an_export(exported: Exported) -> None:
             lambda exported: load_translator(exported, decoding=DecodingSection(precision="bfloat16")),
             "precision",
         ),
-        (lambda exported: with_engine(exported, ModelOptions(engine="onnx")), "--engine"),
         (lambda exported: phmctl.load(exported.folder, device="cuda"), "CPU"),
         (lambda exported: phmctl.load(exported.folder, checkpoint="last"), "'last'"),
     ],
 )
 def test_what_an_export_cannot_do(exported: Exported, ask: Callable[[Export], object], place: str) -> None:
-    assert with_engine(exported.export, ModelOptions(engine=CT2)) is exported.export
     with pytest.raises(UserError, match=place):
         ask(exported.export)

@@ -29,7 +29,7 @@ training:
 decoding: {beam: 2}
 """
 # The formats of `export` whose library is here.
-EXPORTS = {"safetensors": "safetensors", "ctranslate2": "ctranslate2", "huggingface": "transformers"}
+EXPORTS = {"safetensors": "safetensors", "ctranslate2": "ctranslate2"}
 EXPORTS |= {"onnx": "onnxscript"}
 CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second", "sha256")
 
