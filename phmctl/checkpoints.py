@@ -16,12 +16,12 @@ restores it.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phmctl.errors import RunError
+from phmctl.console import warn
+from phmctl.errors import OutputError, RunError
 from phmctl.files import clear, damage, discard, read_json_object, read_seal, replacing, seal, verify, writing
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MANIFEST = "manifest.json"
+MARK = "model"  # key of the manifest, by which a checkpoint is known
 STATE = "state.json"
 MOMENTS = "optimizer"  # group of tensors that are only needed for resuming
 AVERAGE = "average"  # folder of the averaged weights
@@ -93,11 +94,11 @@ def write_checkpoint(
     """Write a checkpoint, replacing one of the same name; `model` is the recipe's model section. Raises OutputError."""
     with writing(folder):
         clear(folder.with_name("*"))
-        with replacing(folder, MANIFEST, STATE) as temporary:
+        with replacing(folder, MANIFEST, MARK) as temporary:
             (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 save_tensors(temporary / f"{group}.safetensors", named)
-            seal(temporary, MANIFEST, {"model": dict(model or {})})
+            seal(temporary, MANIFEST, {MARK: dict(model or {})})
 
 
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
@@ -109,11 +110,18 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str
 
 
 def prune(folder: Path, keep: set[int]) -> None:
-    """Remove the checkpoints of all steps that are not in `keep`, newest first; ``average`` stays."""
+    """Remove the checkpoints of all steps that are not in `keep`, newest first; ``average`` stays.
+
+    A checkpoint into which somebody has put other files stays, with a warning.
+    """
     for step in reversed(saved_steps(folder)):
         if step not in keep:
-            with suppress(OSError):  # the next start tries again
-                discard(folder / step_name(step))
+            try:
+                discard(folder / step_name(step), MANIFEST, MARK)
+            except OutputError as error:
+                warn(str(error))
+            except OSError:  # the next start tries again
+                pass
 
 
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:

@@ -247,20 +247,19 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing(folder: Path, *marks: str) -> Iterator[Path]:
+def replacing(folder: Path, manifest: str, mark: str, *, also: str = "") -> Iterator[Path]:
     """Yield an empty folder that replaces `folder` if the block succeeds and is removed otherwise.
 
     An existing folder is renamed for a moment and then removed. If the new folder cannot be created or renamed, the old
-    one stays and OutputError is raised; also if the old one is not empty and has none of the files named `marks`, by
-    which phmctl knows its own folders, and if it is a link.
+    one stays and OutputError is raised, as :func:`check_own` does.
     """
-    _check_replaceable(folder, marks)
+    check_own(folder, manifest, mark, also=also)
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(folder)
     with temporary_folder(folder) as temporary:
         yield temporary
-        _check_replaceable(folder, marks)  # another process may have filled it
+        check_own(folder, manifest, mark, also=also)  # another process may have filled it
         with writing(folder):
             sync(temporary)
             replaced = _hidden_name(folder, "old")
@@ -276,17 +275,57 @@ def replacing(folder: Path, *marks: str) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _check_replaceable(folder: Path, marks: Sequence[str]) -> None:
+def check_own(folder: Path, manifest: str, mark: str, *, also: str = "") -> None:
+    """Raise OutputError, which names the files, if replacing a folder would remove anything that phmctl did not write.
+
+    A folder may be missing or empty. Otherwise its files must be listed in its manifest, which must have the key
+    `mark`, or their names must fit the pattern `also`. A link is never followed.
+    """
     with writing(folder):
-        if not folder.is_symlink():
-            if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-                return
-            if any((folder / mark).is_file() for mark in marks):
-                return
-    raise OutputError(
-        f"{folder} is not replaced, because phmctl did not write it (a folder without {' or '.join(marks)}, a file or "
-        "a link); move it away, or name another place"
-    )
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise OutputError(f"{folder} is a file or a link, and is not replaced; move it away, or name another place")
+        own = own_files(folder / manifest, mark)
+        foreign = []
+        for parent, folders, files in os.walk(folder):
+            links = [name for name in folders if Path(parent, name).is_symlink()]
+            names = [Path(parent, name).relative_to(folder).as_posix() for name in (*files, *links)]
+            foreign += [name for name in names if name not in own and not (own and re.fullmatch(also, name))]
+    if foreign:
+        names = sorted(foreign)[:10] + ([f"{len(foreign) - 10} more"] if len(foreign) > 10 else [])
+        raise OutputError(
+            f"{folder} is not replaced, because phmctl did not write {', '.join(names)} in it; move them away, or name "
+            "another place"
+        )
+
+
+def own_files(path: Path, mark: str) -> set[str]:
+    """Return the names of a manifest and of its files, or an empty set unless it is a manifest with the key `mark`."""
+    try:
+        manifest = read_seal(path, OutputError, "")
+    except OutputError:
+        return set()
+    return {path.name, *(entry["name"] for entry in manifest["files"])} if mark in manifest else set()
+
+
+def fill(folder: Path, manifest: str, mark: str, complete: Path) -> None:
+    """Move the files of a `complete` folder into another one, the manifest last. Files of others there stay.
+
+    Files that the manifest there lists are replaced or, if there is no new one, removed. Raises OutputError, before
+    anything is changed, if a file of another origin has the name of a new one.
+    """
+    before = own_files(folder / manifest, mark)
+    names = sorted(path.relative_to(complete).as_posix() for path in complete.rglob("*") if path.is_file())
+    if foreign := [name for name in names if name not in before and os.path.lexists(folder / name)]:
+        raise OutputError(
+            f"{folder} has {', '.join(foreign)}, which phmctl did not write; move them away, or name another folder"
+        )
+    with writing(folder):
+        for name in before.difference(names):
+            (folder / name).unlink(missing_ok=True)
+        for name in sorted(names, key=lambda name: name == manifest):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (complete / name).replace(folder / name)
+        sync(folder)
 
 
 def clear(path: Path) -> None:
@@ -331,8 +370,9 @@ def temporaries(path: Path) -> list[Path]:
     return [entry for entry in path.parent.glob(f".{name}.*.tmp") if _TEMPORARY.search(entry.name)]
 
 
-def discard(folder: Path) -> None:
-    """Remove a folder; a crash never leaves a part of it under its name. Raises OSError."""
+def discard(folder: Path, manifest: str, mark: str) -> None:
+    """Remove a folder; a crash never leaves a part of it under its name. Raises OSError, and as :func:`check_own`."""
+    check_own(folder, manifest, mark)
     temporary = _hidden_name(folder, "tmp")
     folder.rename(temporary)
     shutil.rmtree(temporary, ignore_errors=True)

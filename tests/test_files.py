@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from phmctl.data.prepared import write_manifest
 from phmctl.errors import DataError, OutputError, RunError, UserError, WriteFailedError
 from phmctl.files import (
     clear,
+    discard,
     is_locked,
     lock,
     open_without_links,
@@ -227,7 +229,7 @@ def test_a_write_removes_the_old_temporaries_of_its_name(tmp_path: Path) -> None
         (tmp_path / name).touch()
         abandon(tmp_path / name)
     write_atomic(tmp_path / "file", "x")
-    with replacing(tmp_path / "folder", "file"):
+    with replacing(tmp_path / "folder", "manifest.json", "kind"):
         pass
     assert file_names(tmp_path) == [".fil.0123abcd.tmp", "file", "folder"]
 
@@ -251,43 +253,63 @@ def test_a_killed_process_s_files_are_cleared(tmp_path: Path, exists: bool) -> N
     assert (tmp_path / "out" / "file").read_text() == ("new" if exists else "old")
 
 
+def write_folder(target: Path, content: str) -> None:
+    with replacing(target, "manifest.json", "kind") as folder:
+        (folder / "file").write_text(content)
+        seal(folder, "manifest.json", {"kind": "test"})
+
+
 def test_a_folder_is_replaced_if_the_block_succeeds_and_stays_otherwise(tmp_path: Path) -> None:
     target = tmp_path / "new" / "out"
     for content in ("first", "second"):
-        with replacing(target, "file") as folder:
-            (folder / "file").write_text(content)
-            assert target.exists() is (content == "second")
+        write_folder(target, content)
         assert (target / "file").read_text() == content
-    with pytest.raises(FileNotFoundError), replacing(target, "file") as folder:
+    with pytest.raises(FileNotFoundError), replacing(target, "manifest.json", "kind") as folder:
         (folder / "missing").rename(folder / "file")
     assert (target / "file").read_text() == "second"
     assert file_names(target.parent) == ["out"]
-    with pytest.raises(OutputError, match="below"), replacing(target / "file" / "below", "file"):
-        pass
+    with pytest.raises(OutputError, match="below"):
+        write_folder(target / "file" / "below", "third")
 
 
-@pytest.mark.parametrize("place", ["folder", "link to a folder", "link to a folder of ours", "dangling link", "file"])
-def test_only_a_folder_of_ours_is_replaced(tmp_path: Path, place: str) -> None:
-    target, foreign = tmp_path / "out", tmp_path / "foreign"
-    make_folder(foreign, "precious")
-    if place == "folder":
-        foreign.rename(target)
-    elif place == "file":
-        target.write_text("precious")
-    else:
-        target.symlink_to(tmp_path / "missing" if place == "dangling link" else foreign)
-    mark = "file" if place.endswith("ours") else "manifest.json"
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match="out"), replacing(target, mark):
-        pytest.fail("the block ran")
-    assert sorted(tmp_path.rglob("*")) == before
+def everything(folder: Path) -> dict[str, str]:
+    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()]
+    return {str(path): str(path.readlink()) if path.is_symlink() else path.read_text() for path in paths}
 
 
-def test_a_folder_that_another_process_fills_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="out"), replacing(tmp_path / "out", "manifest.json"):
-        make_folder(tmp_path / "out", "precious")
-    assert (tmp_path / "out" / "file").read_text() == "precious"
-    assert file_names(tmp_path) == ["out"]
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda target: (target / "note").write_text("precious"),
+        lambda target: (target / "link").symlink_to("/"),
+        lambda target: (target / "manifest.json").write_text('{"kind": "of another program"}'),
+        lambda target: seal(target, "manifest.json", {"another kind": ""}),
+        lambda target: target.rename(target.with_name("moved")) and target.symlink_to("moved"),
+        lambda target: target.rename(target.with_name("moved")) and target.symlink_to("missing"),
+        lambda target: target.rename(target.with_name("moved")) and target.write_text("precious"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_folder_with_anything_foreign_is_neither_replaced_nor_removed(
+    tmp_path: Path, plant: Callable[[Path], object], late: bool
+) -> None:
+    """Also if another process puts it there while the new folder is filled."""
+    target = tmp_path / "out"
+    write_folder(target, "old")
+
+    def replace_late() -> None:
+        with replacing(target, "manifest.json", "kind"):
+            assert late
+            plant(target)
+
+    if not late:
+        plant(target)
+    with pytest.raises(OutputError, match="out"):
+        replace_late()
+    before = everything(tmp_path)
+    with pytest.raises(OutputError, match="out"):
+        discard(target, "manifest.json", "kind")
+    assert everything(tmp_path) == before
 
 
 # ------------------------------------------------------------------------------------------------ sealed folders

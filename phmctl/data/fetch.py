@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from phmctl.console import progress
 from phmctl.data.card import Url
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, open_without_links, replacing, sync, writing
+from phmctl.files import clear, open_without_links, replacing, seal, sync, writing
 from phmctl.files import sha256 as sha256_of
 
 _CHUNK = 1 << 18  # bytes
@@ -104,7 +104,7 @@ _LARGEST_RATIO = 200
 _ALWAYS_ALLOWED = 256 << 20  # bytes that any archive may unpack to
 _MOST_MEMBERS = 100_000
 _HEADER_BYTES = 4096  # bytes of a tar member's header, on average, and of the attributes of all members
-EXTRACTED = ".extracted-by-phmctl"  # the file that marks a folder of extracted files
+EXTRACTED = ".extracted-by-phmctl"  # the manifest of a folder of extracted files
 
 
 def fetch_all(urls: Iterable[Url], cache: Path, *, refetch: bool = False) -> None:
@@ -133,7 +133,7 @@ def extract(archive: Path, folder: Path) -> None:
     256 MiB and 200 times their size. All members are checked before the first is unpacked.
     """
     limit = min(LARGEST, max(_ALWAYS_ALLOWED, _LARGEST_RATIO * archive.stat().st_size))
-    with replacing(folder, EXTRACTED) as content, ExitStack() as opened:
+    with replacing(folder, EXTRACTED, "files") as content, ExitStack() as opened:
         try:
             members: list[_Member] = []
             total = 0
@@ -157,9 +157,7 @@ def extract(archive: Path, folder: Path) -> None:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise DataError(f"{archive} is not a complete tar or zip archive ({reason}); use --refetch") from error
         with writing(folder):
-            (content / EXTRACTED).touch()
-            for file in filter(Path.is_file, content.rglob("*")):
-                sync(file)
+            seal(content, EXTRACTED, {})
 
 
 def _check_member(archive: Path, member: _Member) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from phmctl.console import is_terminal, note
 from phmctl.data.card import Hub
-from phmctl.data.fetch import LARGEST
+from phmctl.data.fetch import EXTRACTED, LARGEST
 from phmctl.data.readers import parse_row
 from phmctl.data.rows import Location, Row, SourceFile, Splits, repeatable
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, replacing, writing
+from phmctl.files import clear, replacing, seal, writing
 
 
 @repeatable
@@ -72,7 +72,7 @@ def _load_once(hub: Hub, folder: Path, refetch: bool) -> Any:
         if Path(f"./{hub.id}").exists():  # `datasets` would read it instead of the hub's dataset
             raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset; read it with --source DIR")
         note(f"loading {hub.id} through datasets ...")
-        with replacing(folder, "dataset_dict.json") as temporary:
+        with replacing(folder, EXTRACTED, "files") as temporary:
             _fetch(hub, folder, temporary)
     try:
         return datasets.load_from_disk(str(folder))
@@ -98,6 +98,7 @@ def _fetch(hub: Hub, folder: Path, temporary: Path) -> None:
     with writing(folder):
         dataset.save_to_disk(str(temporary))
         shutil.rmtree(downloads, ignore_errors=True)
+        seal(temporary, EXTRACTED, {})
 
 
 def _check_size(hub: Hub) -> None:

@@ -79,7 +79,7 @@ def build(
             if force or changed:
                 if changed and (folder / MANIFEST).exists():
                     note(f"{folder} is out of date ({', '.join(changed)} changed): preparing again")
-                with replacing(folder, MANIFEST) as temporary:
+                with replacing(folder, MANIFEST, "settings") as temporary:
                     write(temporary)
                 note(f"prepared in {folder}")
                 return

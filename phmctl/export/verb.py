@@ -1,6 +1,5 @@
 """Export a run's model to another format, verify it, and write its model card."""
 
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -42,7 +41,7 @@ from phmctl.exports import (
     Export,
     check_quantize,
 )
-from phmctl.files import FORMAT, read_seal, replacing, restore_replaced, seal, write_atomic, write_json, writing
+from phmctl.files import FORMAT, check_own, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.copies import load_cleaning
@@ -50,7 +49,8 @@ from phmctl.runs.results import read_results
 from phmctl.tasks.classification.classifier import exported_model
 from phmctl.tasks.registry import kind_of, trained_kind
 
-_SCORES = re.compile(r"results/[^/]+\.(?:json|hyp|tsv)")  # files that eval writes into an export
+_SCORES = r"results/[^/]+\.(?:json|hyp|tsv)"  # files that eval writes into an export
+MARK = "to"  # key of the manifest, by which an export is known
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
     "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.decoding.onnx_engine` describes inputs and outputs",
@@ -204,7 +204,7 @@ def export(
         )
     target = output.resolve()
     restore_replaced(target)
-    _check_output(output, force=force)
+    _check_output(target, force=force)
     source = open_source(run, checkpoint)
     weight_type, compact = quantize or EXACT, None
     if to in COMPACT:
@@ -212,7 +212,7 @@ def export(
     has_factors = compact is not None and bool(compact.rows)
     if weights == "phm" and not has_factors:
         note("the model is dense, so its export with --weights phm is the one with --weights dense")
-    with writing(output), replacing(target, EXPORT) as folder:
+    with writing(output), replacing(target, EXPORT, MARK, also=_SCORES) as folder:
         _copy_run(run, folder)
         _write(source, to, compact, weight_type, folder)
         verification = _verify(source, to, folder, weight_type, texts)
@@ -236,23 +236,9 @@ def export(
 
 def _check_output(folder: Path, *, force: bool) -> None:
     """Raise OutputError unless the folder is missing, empty, or with `force` an export without foreign files."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file; name a folder that is empty or does not exist")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not (folder / EXPORT).is_file():
-        raise OutputError(f"{folder} contains files but no export, so it is never overwritten; name another folder")
-    if not force:
+    check_own(folder, EXPORT, MARK, also=_SCORES)
+    if not force and (folder / EXPORT).is_file():
         raise OutputError(f"{folder} contains an export; name another folder, or overwrite it with --force")
-    manifest = read_seal(folder / EXPORT, OutputError, "remove the folder, or name another one")
-    own = {EXPORT, *(entry["name"] for entry in manifest["files"])}
-    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if not path.is_dir()]
-    foreign = [name for name in files if name not in own and not _SCORES.fullmatch(name)]
-    if foreign:
-        raise OutputError(
-            f"{folder} has {len(foreign)} files that are not of the export, and --force would remove them; move them "
-            f"away, or name another folder: {', '.join(foreign[:10])}"
-        )
 
 
 def _write(source: ExportSource, to: str, compact: CompactForm | None, quantize: str, folder: Path) -> None:

@@ -13,7 +13,19 @@ from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
 from phmctl.errors import RunError, UserError, check_known, require
-from phmctl.files import FORMAT, QUANTIZATIONS, read_json_object, read_seal, replacing, seal, verify
+from phmctl.files import (
+    FORMAT,
+    QUANTIZATIONS,
+    clear,
+    fill,
+    lock,
+    read_json_object,
+    read_seal,
+    seal,
+    temporary_folder,
+    verify,
+    writing,
+)
 from phmctl.nn.convert import conversions, describe_in_configs
 from phmctl.nn.parametrization import Kronecker, attach, restore
 from phmctl.nn.structures import RULE_NAMES
@@ -28,13 +40,13 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
 
     Args:
         model: a converted model, or any module with PHM layers.
-        folder: a new or empty folder, or an earlier one of this function, which is replaced.
+        folder: a new or existing folder. Files of an earlier call are replaced, and all others stay.
         quantize: ``float32`` keeps every value; ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
 
     Raises:
         UserError: the model is on the meta device, its state has parts that are not tensors, or `quantize` is unknown
             or cannot store an entry.
-        OutputError: the folder cannot be written, or has other files.
+        OutputError: the folder cannot be written, or a file that this function did not write has the name of a new one.
     """
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor) or value.is_meta or is_lazy(value):
@@ -51,14 +63,21 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
             rounded[name] = [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
             tensors[name], scale = quantise(_rows(tensor.float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
-    with replacing(Path(folder), MANIFEST) as temporary:
-        save_tensors(temporary / MODEL, tensors)
-        config: Any = getattr(model, "config", None)
-        if hasattr(config, "to_diff_dict"):
-            describe_in_configs(model)  # also for a part that was converted alone
-            config.dtype = model.dtype  # from_pretrained makes the model in it
-            config.save_pretrained(temporary)
-        seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
+    target = Path(folder).resolve()
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+    # In the folder itself, which may be the working folder or a disk of its own, and may have files of others.
+    with lock(target / f".{MANIFEST}.lock", remove=True), writing(target):
+        clear(target / MANIFEST)
+        with temporary_folder(target / MANIFEST) as temporary:
+            save_tensors(temporary / MODEL, tensors)
+            config: Any = getattr(model, "config", None)
+            if hasattr(config, "to_diff_dict"):
+                describe_in_configs(model)  # also for a part that was converted alone
+                config.dtype = model.dtype  # from_pretrained makes the model in it
+                config.save_pretrained(temporary)
+            seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
+            fill(target, MANIFEST, "rounded", temporary)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from torch import Tensor
 from phmctl.checkpoints import (
     AVERAGE,
     MANIFEST,
+    MARK,
     MOMENTS,
     Checkpoint,
     prune,
@@ -278,7 +279,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
     clear_leftovers(run)
     with writing(folder):
         if (folder / AVERAGE).is_dir():
-            discard(folder / AVERAGE)
+            discard(folder / AVERAGE, MANIFEST, MARK)
     if checkpoint is not None:
         step = checkpoint.state["step"]
         best = checkpoint.state.get("best_step")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import phmctl.data.prepare as preparation
+from phmctl.checkpoints import write_checkpoint
 from phmctl.data.card import Divide
 from phmctl.data.corpus import Corpus, divide_train
 from phmctl.data.prepare import choose_section, prepare
@@ -157,13 +158,24 @@ def replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, replaced])
-@pytest.mark.parametrize("name", ["train.arrow", "valid.arrow", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["train.arrow", "valid.arrow", "tokenizer.json"])
 def test_a_damaged_folder_is_prepared_again(tmp_path, name, damage, capsys):
     prepared = prepare(SECTION, corpus(), CLEANING, root=tmp_path)
     before = content(prepared.folder)
     damage(prepared.folder / name)
     assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
     assert f"({name} changed)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [flip, replaced])
+def test_a_folder_with_a_damaged_manifest_is_not_replaced(tmp_path, damage):
+    """Nothing else says which of the files are the program's own."""
+    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
+    damage(folder / "manifest.json")
+    before = content(folder)
+    with pytest.raises(OutputError, match=r"manifest\.json"):
+        prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
+    assert content(folder) == before
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
@@ -222,13 +234,33 @@ def test_a_foreign_folder_is_never_replaced(tmp_path, linked, force):
     folder = prepared_folder(SECTION, tmp_path)
     foreign = tmp_path / "thesis" if linked else folder
     put(foreign / "chapter.tex", "ten years")
+    put(foreign / "manifest.json", '{"name": "a web extension", "files": []}')
     if linked:
         folder.parent.mkdir(parents=True)
         folder.symlink_to(foreign)
     with pytest.raises(OutputError, match=foreign.name):
         prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=force)
-    assert [path.name for path in foreign.iterdir()] == ["chapter.tex"]
+    assert sorted(path.name for path in foreign.iterdir()) == ["chapter.tex", "manifest.json"]
     assert folder.is_symlink() is linked
+
+
+def test_notes_in_prepared_data_are_not_removed(tmp_path):
+    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
+    put(folder / "notes.txt", "what we found")
+    before = content(folder)
+    with pytest.raises(OutputError, match=r"notes\.txt"):
+        prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
+    assert content(folder) == before
+
+
+def test_a_checkpoint_in_the_place_of_prepared_data_is_not_replaced(tmp_path):
+    folder = prepared_folder(SECTION, tmp_path)
+    write_checkpoint(tmp_path / "step-000002", {}, {"step": 2})
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(tmp_path / "step-000002")
+    with pytest.raises(OutputError, match=r"state\.json"):
+        prepare(SECTION, corpus(), CLEANING, root=tmp_path)
+    assert (folder / "state.json").is_file()
 
 
 @pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])

@@ -195,10 +195,34 @@ def test_lazy_layers_are_refused_and_the_model_is_unchanged(tmp_path: Path) -> N
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="weight"):
         phmctl.save(nn.Linear(8, 8, device="meta"), tmp_path / "meta")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes").touch()
-    with pytest.raises(OutputError):
-        phmctl.save(nn.Linear(8, 8), tmp_path / "mine")
+
+
+def test_files_of_others_stay_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a loop that saves a model after each epoch beside the optimiser's state."""
+    (tmp_path / "link").symlink_to(tmp_path / "saved")
+    foreign = {"optimizer.pt": "state", "notes/day.txt": "went well", "manifest.json": "{}"}
+    for name, content in foreign.items():
+        (tmp_path / "saved" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "saved" / name).write_text(content)
+    monkeypatch.chdir(tmp_path / "saved")
+    for folder in (tmp_path / "saved", ".", tmp_path / "link"):
+        model = nn.Linear(8, 8)
+        phmctl.save(model, folder)
+        assert torch.equal(phmctl.load_into(nn.Linear(8, 8), folder).weight, model.weight)
+    assert {name: (tmp_path / "saved" / name).read_text() for name in foreign} == foreign
+    files = {
+        path.relative_to(tmp_path / "saved").as_posix() for path in (tmp_path / "saved").rglob("*") if path.is_file()
+    }
+    assert files == {*foreign, "model.safetensors", "phm.json"}
+
+
+def test_a_file_of_another_origin_is_not_overwritten(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "phm.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(OutputError, match=r"model\.safetensors, phm\.json"):
+        phmctl.save(nn.Linear(8, 8), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "phm.json"]
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"{}"}
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' own

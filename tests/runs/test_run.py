@@ -10,7 +10,6 @@ import pytest
 
 from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError, WriteFailedError
-from phmctl.files import discard
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
@@ -207,7 +206,7 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_followed_again(trained:
         seen.append(name)
         if len(seen) == 1:
             trained.set_pointer("last", 5)
-            discard(trained.checkpoints_folder / name)
+            shutil.rmtree(trained.checkpoints_folder / name)
             raise FileNotFoundError(name)
         return name
 

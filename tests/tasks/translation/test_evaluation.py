@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ import pytest
 from phmctl.decoding.loading import load_translator
 from phmctl.decoding.translator import Translator
 from phmctl.errors import OutputError
-from phmctl.files import discard
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
@@ -140,7 +140,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
         if not pruned:
             pruned.append(checkpoint)
             run.set_pointer("best", 1)
-            discard(run.checkpoints_folder / checkpoint)
+            shutil.rmtree(run.checkpoints_folder / checkpoint)
         return real(run, checkpoint, *rest, **options)
 
     monkeypatch.setattr(module, "load_translator", load)
