@@ -72,14 +72,6 @@ class WriteFailedError(OutputError):
     exit_code = 1
 
 
-class BusyError(PhmctlError):
-    """The server's queue is full or the server is stopping; retry after `retry_after` seconds."""
-
-    def __init__(self, message: str, retry_after: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
 class StoppedError(PhmctlError):
     """The user pressed Ctrl-C."""
 

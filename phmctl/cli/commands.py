@@ -25,7 +25,6 @@ from phmctl.options import (
     Threads,
     combinations,
 )
-from phmctl.serving.limits import Limits
 
 if TYPE_CHECKING:
     from phmctl.data.prepared import PreparedData
@@ -208,7 +207,7 @@ def distil(call: Call["TrainingResult"]) -> Shown:
     return Shown(result.as_json(), text=f"{result.run.folder}\n", code=result.exit_code)
 
 
-@command(app, "serve", target=Limits)
+@command(app, "serve")
 def serve(
     run: RunName,
     host: str = "127.0.0.1",
@@ -219,44 +218,43 @@ def serve(
     device: Device = None,
     threads: Threads = 0,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 1,
-    *,
-    limits: Call[Limits],
+    max_batch: Annotated[int, typer.Option(min=1)] = 64,
+    max_batch_tokens: Annotated[int, typer.Option(min=1)] = 2048,
+    max_connections: Annotated[int, typer.Option(min=1)] = 256,
     cut: bool = False,
     grace: Annotated[float, typer.Option(min=0)] = 30.0,
     json: Json = False,
 ) -> None:
     """Answer over HTTP: /translate and /score, or /classify; /health; and a page to type into.
 
-    Prints the address. On Ctrl-C or SIGTERM it answers waiting texts, then stops (exit code 130 or 143).
+    Prints the address. On Ctrl-C or SIGTERM it answers open requests, then stops (exit code 130 or 143).
 
     Args:
         host: Address to listen on; 0.0.0.0 lets other machines in.
         port: Port; 0 takes a free port, which is printed.
         allow_host: Further host name that requests may use.
         workers: Number of batches answered at once.
+        max_batch: Largest number of texts in a batch.
+        max_batch_tokens: Largest number of tokens in a batch.
+        max_connections: Largest number of requests at once; more get 503.
         cut: Answer the beginning of a text longer than the model knows, instead of 413.
-        grace: Seconds for waiting texts when the server stops.
+        grace: Seconds for open requests when the server stops.
     """
     for module in ("starlette", "uvicorn"):
         require(module, "serve")
     from phmctl.inference.opening import ModelOptions, open_model
-    from phmctl.serving.batching import Service
-    from phmctl.serving.server import listen, names_of, run_server, url_of
+    from phmctl.serving.server import Service, listen, run_server, url_of
 
     set_threads(threads)
     options = ModelOptions(checkpoint, device or "auto", task={"precision": precision})
     with listen(host, port) as sock:
         model = open_model(run, options).model
-        service = Service(model, limits(), workers=workers, cut=cut)
+        service = Service(model, cut=cut, workers=workers, largest=max_batch, largest_cost=max_batch_tokens)
         url = url_of(sock)
-        names = names_of(sock, allow_host or ())
-
-        def ready() -> None:
-            note(f"serving {model.name}; Ctrl-C stops")
-            document = {"url": url, "model": model.name, "task": model.task}
-            Shown(document, text=f"{url}\n").show("json" if json else "table")
-
-        raise typer.Exit(run_server(service, sock, names=names, grace=grace, ready=ready))
+        note(f"serving {model.name}; Ctrl-C stops")
+        document = {"url": url, "model": model.name, "task": model.task}
+        Shown(document, text=f"{url}\n").show("json" if json else "table")
+        run_server(service, sock, allow_hosts=allow_host or (), connections=max_connections, grace=grace)
 
 
 @command(app, "export")

@@ -2,8 +2,6 @@
 
 import json
 import math
-import resource
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from typing import Any
 from phmctl.decoding.model import Classified
 from phmctl.decoding.translator import Translation
 from phmctl.errors import DataError
-from phmctl.serving.batching import Limits, Service
+from phmctl.serving.server import Service, listen, run_server, url_of
 
 
 class FakeModel:
@@ -112,15 +110,7 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve a fake model; the argument is JSON with ``model``, ``limits``, ``grace``, ``descriptors``, ``ignore``."""
-    from phmctl.serving.server import listen, run_server, url_of
-
-    settings = json.loads(arguments[0])
-    if "descriptors" in settings:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (settings["descriptors"],) * 2)
-    if "ignore" in settings:
-        signal.signal(settings["ignore"], signal.SIG_IGN)
+    """Serve a fake model; the argument is JSON with the arguments of `run_server`."""
     sock = listen("127.0.0.1", 0)
-    served = service(FakeModel(**settings.get("model", {})), limits=Limits(**settings.get("limits", {})))
-    ready = lambda: print(url_of(sock), flush=True)  # noqa: E731, T201
-    raise SystemExit(run_server(served, sock, grace=settings.get("grace", 30.0), ready=ready))
+    print(url_of(sock), flush=True)  # noqa: T201
+    run_server(service(), sock, **json.loads(arguments[0]))

@@ -75,11 +75,3 @@ def head(path: str = "/translate", length: int | None = None, *headers: str) -> 
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     lines += [] if length is None else [f"Content-Length: {length}"]
     return "\r\n".join([*lines, "", ""]).encode()
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Read until the other end closes."""
-    received = b""
-    while chunk := connection.recv(65536):
-        received += chunk
-    return received

@@ -1,6 +1,4 @@
-import asyncio
 import json
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -9,8 +7,7 @@ import pytest
 pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
-from phmctl.serving.batching import Limits, Service
-from phmctl.serving.server import LOCAL_NAMES, build_app
+from phmctl.serving.server import LOCAL_NAMES, MAX_BODY, Service, build_app
 from tests.serving.fake import FakeModel, as_json, service, until
 from tests.serving.processes import fake_server
 
@@ -104,34 +101,10 @@ def test_a_text_above_the_token_limit_is_413_or_truncated() -> None:
     error_of(post({"source": "a", "target": long}, "/score", service(cut=True)), 413)
 
 
-def test_limits_of_texts_and_characters() -> None:
-    served = service(limits=Limits(texts=2, characters=5))
-    assert "3 texts" in error_of(post({"texts": ["a"] * 3}, served=served), 413)
-    assert "text 2 has 6 characters" in error_of(post({"texts": ["a", "b" * 6]}, served=served), 413)
-    assert post({"texts": ["a", "b" * 5]}, served=served).status_code == 200
-
-
-def test_a_body_that_is_too_large_is_refused_and_not_stored() -> None:
-    limit = 100_000
-    http = client(service(limits=Limits(body=limit)))
-    assert http.post("/translate", content=json.dumps({"text": "a"}).encode().ljust(limit), headers=JSON).is_success
-    replies, chunks = [], (b"x" * (50_000 * (number < 60)) for number in range(61))  # 3 MB and the end
-
-    async def receive():
-        chunk = bytes(next(chunks))
-        return {"type": "http.request", "body": chunk, "more_body": chunk != b""}
-
-    async def send(message) -> None:
-        replies.append(message)
-
-    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
-    tracemalloc.start()
-    asyncio.run(http.app(scope, receive, send))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert (replies[0]["status"], (b"connection", b"close") in replies[0]["headers"]) == (413, True)
-    assert peak < 10 * limit
+def test_a_body_above_the_limit_is_413() -> None:
+    body = json.dumps({"text": "a"}).encode()
+    assert post(body.ljust(MAX_BODY)).status_code == 200
+    assert "larger than" in error_of(post(body.ljust(MAX_BODY + 1)), 413)
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -140,27 +113,17 @@ BAD = {  # path, body, and the place or cause in the error
     "no JSON": ("/translate", b"{", "JSON"),
     "invalid UTF-8": ("/translate", b'{"text": "\xff"}', "JSON"),
     "half a surrogate pair": ("/translate", b'{"text": "\\ud83d"}', "JSON"),
-    "a list": ("/translate", b"[]", "object"),
     "NaN": ("/translate", b'{"text": "a", "alpha": NaN}', "alpha: "),
     "a huge number": ("/translate", b'{"text": "a", "beam": 1' + b"0" * 5000 + b"}", "JSON"),
     "nested": ("/translate", b'{"text":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
-    "a key twice": ("/translate", b'{"text": "a", "beam": 1, "beam": 2}', '"beam"'),
     "an unknown key": ("/translate", {"text": "a", "baem": 3}, "baem: "),
-    "neither": ("/translate", {}, '"text" or "texts"'),
     "both": ("/translate", {"text": "a", "texts": ["b"]}, '"text" or "texts"'),
     "a number for a text": ("/translate", {"text": 3}, "text: "),
-    "an object among texts": ("/translate", {"texts": ["a", {}]}, "texts.1: "),
-    "beam 17": ("/translate", {"text": "a", "beam": 17}, "beam: "),
-    "beam 0": ("/translate", {"text": "a", "beam": 0}, "beam: "),
-    "a negative alpha": ("/translate", {"text": "a", "alpha": -1}, "alpha: "),
-    "n_best 0": ("/translate", {"text": "a", "n_best": 0}, "n_best: "),
+    "beam 65": ("/translate", {"text": "a", "beam": 65}, "beam: "),
     "beam true": ("/translate", {"text": "a", "beam": True}, "beam: "),
-    "cut 1": ("/translate", {"text": "a", "cut": 1}, "cut: "),
     "an error that only the model detects": ("/translate", {"text": "REFUSE"}, "REFUSE"),
     "no target": ("/score", {"source": "a"}, '"source" and "target"'),
-    "one source, targets": ("/score", {"source": "a", "targets": ["b"]}, '"source" and "target"'),
     "unequal numbers": ("/score", {"sources": ["a"], "targets": []}, '"sources" and "targets"'),
-    "a number for a target": ("/score", {"sources": ["a"], "targets": [1]}, "targets.0: "),
     "cut of a score": ("/score", {"source": "a", "target": "b", "cut": True}, "cut: "),
 }
 
@@ -180,25 +143,6 @@ def test_unknown_paths_and_methods_and_types() -> None:
         response = http.post("/translate", content=b'{"text": "a"}', headers={"content-type": content_type})
         assert "Content-Type: application/json" in error_of(response, 415)
     assert post({"text": "a"}, headers={"content-type": "application/json; charset=utf-8"}).status_code == 200
-
-
-# ------------------------------------------------------------------------------------------ busy, stopping, gone
-
-
-def test_a_full_queue_is_503_with_a_time() -> None:
-    model = FakeModel()
-    model.gate.clear()
-    served = service(model, limits=Limits(queue=2))
-    assert "3 texts" in error_of(post({"texts": ["b", "c", "d"]}, served=served), 413)
-    with client(served) as http, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(http.post, "/translate", json={"text": "first"})
-        assert model.entered.wait(SECONDS)
-        served.batcher.submit("x", ["a"], [1])
-        response = http.post("/translate", json={"texts": ["b", "c"]})
-        model.gate.set()
-        assert first.result(SECONDS).status_code == 200
-    assert "the queue is full" in error_of(response, 503)
-    assert int(response.headers["retry-after"]) >= 1
 
 
 # ------------------------------------------------------------------------------------------- health and the page
@@ -242,26 +186,8 @@ def test_only_requests_to_its_own_names_are_answered() -> None:
     for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "[::1]", "MT.example"):
         assert http.get("/health", headers={"host": host}).status_code == 200, host
     for host in ("elsewhere.example", "localhost.elsewhere.example", "127.0.0.1.nip.io:8000", "", "::1"):
-        assert "this server answers to localhost" in error_of(http.get("/health", headers={"host": host}), 421), host
+        assert http.get("/health", headers={"host": host}).status_code == 400, host
     assert client().get("/health", headers={"host": "elsewhere.example"}).status_code == 200
-
-
-def test_a_request_with_an_absolute_target_is_answered_by_the_host_in_its_target() -> None:
-    app, statuses = build_app(service(), names=LOCAL_NAMES), []
-
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message) -> None:
-        statuses.extend([message["status"]] if "status" in message else [])
-
-    for target in ("http://localhost:8000/health", "HTTP://LOCALHOST/health", "https://127.0.0.1", "/health"):
-        scope = {"type": "http", "method": "GET", "path": target, "query_string": b""}
-        asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
-    for target in ("http://elsewhere.example/health", "http://localhost@elsewhere.example/health"):
-        scope = {"type": "http", "method": "GET", "path": target, "query_string": b""}
-        asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
-    assert statuses == [200] * 4 + [421] * 2
 
 
 def test_an_error_of_the_model_is_500_for_its_request_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,16 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+
+pytest.importorskip("uvicorn")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.errors import BusyError
-from phmctl.serving.batching import Batcher, Limits
+from phmctl.serving.server import Batcher
 
 SECONDS = 10  # time-out of a hanging test
 
@@ -48,10 +51,10 @@ def results(futures):
     return [future.result(SECONDS) for future in futures]
 
 
-def held(limits: Limits) -> tuple[Gate, Batcher]:
+def held(**options: Any) -> tuple[Gate, Batcher]:
     """Return a batcher whose only worker is busy with item 0, and the gate that holds it."""
     gate = Gate()
-    batcher = Batcher(gate, limits)
+    batcher = Batcher(gate, **options)
     batcher.submit("busy", [0], [1])
     assert gate.entered.wait(SECONDS)
     return gate, batcher
@@ -81,7 +84,7 @@ asks = st.builds(
 )
 def test_each_request_gets_its_answers_whatever_happens_to_others(clients, workers, size, cost) -> None:
     recorder = Recorder()
-    batcher: Batcher = Batcher(recorder, Limits(batch=size, batch_tokens=cost, queue=10_000, wait=0.5), workers=workers)
+    batcher: Batcher = Batcher(recorder, largest=size, largest_cost=cost, wait=0.0005, workers=workers)
 
     def client(requests: Sequence[Ask]) -> None:
         futures = []
@@ -114,12 +117,12 @@ def test_many_items_wake_all_idle_workers() -> None:
         together.wait(SECONDS)  # raises unless all four workers arrive
         return items
 
-    batcher: Batcher = Batcher(answer, Limits(batch=32), workers=4)
+    batcher: Batcher = Batcher(answer, largest=32, workers=4)
     assert results(batcher.submit("x", list(range(128)), [1] * 128)) == list(range(128))
 
 
 def test_waiting_items_are_batched_by_key_in_order() -> None:
-    gate, batcher = held(Limits(batch=3))
+    gate, batcher = held(largest=3)
     futures = [batcher.submit(key, [item], [1])[0] for item, key in enumerate("xyxxx", start=1)]
     gate.open.set()
     assert results(futures) == [(key, n) for n, key in enumerate("xyxxx", start=1)]
@@ -127,36 +130,22 @@ def test_waiting_items_are_batched_by_key_in_order() -> None:
 
 
 def test_the_cost_of_a_batch_is_limited_but_one_item_always_fits() -> None:
-    gate, batcher = held(Limits(batch_tokens=10))
+    gate, batcher = held(largest_cost=10)
     futures = batcher.submit("x", [4, 6, 1, 99, 2], [4, 6, 1, 99, 2])
     gate.open.set()
     results(futures)
     assert [items for _, items in gate.batches[1:]] == [[4, 6], [1], [99], [2]]
 
 
-def test_a_full_queue_refuses_items_with_a_time_to_retry() -> None:
-    gate, batcher = held(Limits(queue=4))
-    cancelled = batcher.submit("x", [1, 2], [1, 1])
-    with pytest.raises(BusyError, match=r"2 of 4 .*3") as caught:
-        batcher.submit("x", [3, 4, 5], [1, 1, 1])
-    assert 1 <= caught.value.retry_after <= 60
-    assert all(future.cancel() for future in cancelled)  # cancelled items leave the queue immediately
-    assert (batcher.queued, batcher.counts.dropped) == (0, 2)
-    last = batcher.submit("x", [3, 4, 5], [1, 1, 1])
-    gate.open.set()
-    assert results(last) == [("x", 3), ("x", 4), ("x", 5)]
-    assert [items for _, items in gate.batches] == [[0], [3, 4, 5]]
-
-
 def test_a_faulty_item_fails_alone() -> None:
-    gate, batcher = held(Limits())
+    gate, batcher = held()
     futures = batcher.submit("x", [1, 2, -1, 4], [1] * 4)
     gate.open.set()
     with pytest.raises(BadItemError):
         futures.pop(2).result(SECONDS)
     assert results(futures) == [("x", 1), ("x", 2), ("x", 4)]
     assert [items for _, items in gate.batches[1:]] == [[1, 2, -1, 4], [1, 2], [-1, 4], [-1], [4]]
-    assert (batcher.counts.answered, batcher.counts.failed) == (4, 1)
+    assert (batcher.counts["answered"], batcher.counts["failed"]) == (4, 1)
 
 
 def test_too_few_answers_are_an_error() -> None:
@@ -166,13 +155,13 @@ def test_too_few_answers_are_an_error() -> None:
 
 
 def test_a_lone_client_does_not_wait() -> None:
-    batcher: Batcher = Batcher(Recorder(), Limits(wait=1000 * SECONDS))
+    batcher: Batcher = Batcher(Recorder(), wait=1000 * SECONDS)
     for item in range(5):  # each result within SECONDS, far below the limit of waiting
         results(batcher.submit("x", [item], [1]))
 
 
 def test_after_a_large_batch_the_next_waits_to_be_as_large() -> None:
-    gate, batcher = held(Limits(wait=1000 * SECONDS))
+    gate, batcher = held(wait=1000 * SECONDS)
     first = batcher.submit("x", [0, 1, 2], [1] * 3)
     gate.open.set()
     results(first)
@@ -185,7 +174,7 @@ def test_after_a_large_batch_the_next_waits_to_be_as_large() -> None:
 
 
 def test_a_batch_waits_no_longer_than_the_limit() -> None:
-    gate, batcher = held(Limits(wait=20))
+    gate, batcher = held(wait=0.02)
     pair = batcher.submit("x", [1, 2], [1, 1])
     gate.open.set()
     results(pair)
