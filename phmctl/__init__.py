@@ -44,8 +44,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from phmctl.accounting.counting import count_parameters
-    from phmctl.comparison.compare import compare
     from phmctl.decoding.model import Classified, Model
     from phmctl.decoding.translator import Translation
     from phmctl.distillation import distil
@@ -58,6 +56,8 @@ if TYPE_CHECKING:
     from phmctl.nn.saving import from_pretrained, load_into, save
     from phmctl.nn.step import step
     from phmctl.nn.tuning import parameter_groups, tune
+    from phmctl.results.compare import compare
+    from phmctl.results.counting import count_parameters
     from phmctl.verbs import evaluate, load, prepare, train
 
 _MODULES = {
@@ -71,9 +71,9 @@ _MODULES = {
     "PHMEmbedding": "nn.embedding",
     "PHMLinear": "nn.linear",
     "Translation": "decoding.translator",
-    "compare": "comparison.compare",
+    "compare": "results.compare",
     "convert": "nn.convert",
-    "count_parameters": "accounting.counting",
+    "count_parameters": "results.counting",
     "distil": "distillation",
     "evaluate": "verbs",
     "from_pretrained": "nn.saving",

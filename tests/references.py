@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phmctl.accounting.ledger import Ledger, ledger_for
 from phmctl.algebra.bilinear import decompose, normalised, search
-from phmctl.comparison.compare import Comparison, compare
 from phmctl.recipe.models import TransformerSection
+from phmctl.results.compare import Comparison, compare
+from phmctl.results.ledger import Ledger, ledger_for
 from phmctl.tasks.registry import TASKS
 
 

@@ -23,9 +23,8 @@ LAYERS = (  # from the lowest: a module imports from its own layer and from thos
     {"assembly"},
     {"decoding"},
     {"tasks"},
-    {"training", "accounting", "benchmarks", "export", "inference"},
-    {"comparison", "sweeps"},
-    {"reports"},
+    {"training", "results", "benchmarks", "export", "inference"},
+    {"sweeps"},
     {"serving", "verbs", "probes", "distillation"},
     {"cli", "__main__"},
 )  # fmt: skip

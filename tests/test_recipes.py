@@ -5,8 +5,6 @@ import re
 
 import pytest
 
-from phmctl.accounting.ledger import ledger_for_recipe
-from phmctl.accounting.published import published_tables
 from phmctl.algebra.initialisation import natural_rank
 from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.prepare import choose_section
@@ -14,6 +12,8 @@ from phmctl.data.prepared import prepare_command
 from phmctl.nn.tuning import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, ParallelSection, TranslationRecipe
+from phmctl.results.ledger import ledger_for_recipe
+from phmctl.results.published import published_tables
 from phmctl.shipped import shipped, shipped_names
 
 ALL = shipped_names("recipes")

@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from phmctl.reports.style import COLORS, DARK, DARK_COLORS, LIGHT, MATPLOTLIB_STYLE, css_variables
+from phmctl.results.style import COLORS, DARK, DARK_COLORS, LIGHT, MATPLOTLIB_STYLE, css_variables
 from tools import blocks, results
 from tools.results import ROOT, WIDE, Sample
 

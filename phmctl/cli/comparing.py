@@ -10,7 +10,7 @@ from phmctl.console import Shown
 from phmctl.options import Call
 
 if TYPE_CHECKING:
-    from phmctl.comparison.compare import Comparison
+    from phmctl.results.compare import Comparison
 
 _COMMANDS = 20  # commands that are printed
 
@@ -45,7 +45,7 @@ def report(
     Args:
         output: HTML file to write.
     """
-    from phmctl.reports.report import write_report
+    from phmctl.results.report import write_report
 
     document = _document(write_report(call, output))
     return Shown({"report": str(output), **document}, text=f"{output}\n")

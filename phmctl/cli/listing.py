@@ -65,7 +65,7 @@ def count_params(
         algebra: An algebra, or several to compare: phm,quaternion.
         paper: Print the published figures and ours.
     """
-    from phmctl.accounting.counting import count_parameters, count_tables
+    from phmctl.results.counting import count_parameters, count_tables
 
     ns, algebras = integers("n", n), names("algebra", algebra)
     count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=list(settings or ()), paper=paper)

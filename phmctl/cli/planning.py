@@ -4,14 +4,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from phmctl.accounting.counting import ledger_table
-from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.console import Shown
 from phmctl.data.prepared import data_root
 from phmctl.devices import pick_device, world
 from phmctl.errors import DataError, UserError
 from phmctl.options import Call
 from phmctl.recipe.loading import COMMON, common_overrides, dump_recipe, resolve
+from phmctl.results.counting import ledger_table
+from phmctl.results.ledger import ledger_for_recipe
 from phmctl.runs.find import runs_root
 from phmctl.tasks.registry import trained_kind
 from phmctl.training.initial import find_start

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from phmctl import __version__, plain
-from phmctl.accounting.ledger import ledger_for
 from phmctl.assembly import texts_of
 from phmctl.checkpoints import save_tensors
 from phmctl.console import Table, note
@@ -43,6 +42,7 @@ from phmctl.exports import (
 )
 from phmctl.files import FORMAT, check_own, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.results.ledger import ledger_for
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.copies import load_cleaning
 from phmctl.runs.results import read_results

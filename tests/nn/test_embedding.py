@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl import PHMEmbedding
-from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.assembly import build_transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import load_recipe
+from phmctl.results.ledger import ledger_for_recipe
 from tests.references import Watch, kronecker_sum_reference
 
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.errors import DimensionError, RecipeError
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import TwoFactorLinear
 from phmctl.recipe.loading import resolve
+from phmctl.results.ledger import ledger_for_recipe
 
 MONARCH = ["model.algebra=monarch", "model.n=2"]
 SHAPES = st.tuples(*[st.integers(1, 4)] * 5)  # blocks, d/N, k/N, m/N, tokens

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from phmctl import verbs
-from phmctl.accounting.ledger import rows_of
 from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.errors import NonFiniteError, RunError, StoppedError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
+from phmctl.results.ledger import rows_of
 from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.results import log_line, read_metrics, series

@@ -14,18 +14,18 @@ import numpy as np
 from torch import Tensor
 
 from phmctl import __version__
-from phmctl.accounting.ledger import ledger_for_recipe
 from phmctl.algebra.kronecker import LEARNED
 from phmctl.checkpoints import read_checkpoint
-from phmctl.comparison.compare import Comparison
-from phmctl.comparison.variants import ComparedRun, Variant, mean_and_spread
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.files import write_atomic, writing
 from phmctl.metrics.classification import part_name, parts
 from phmctl.nn.structures import PARAMETER_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.loading import dump_recipe
-from phmctl.reports.style import COLORS, DARK, LIGHT, MATPLOTLIB_STYLE, css_variables
+from phmctl.results.compare import Comparison
+from phmctl.results.ledger import ledger_for_recipe
+from phmctl.results.style import COLORS, DARK, LIGHT, MATPLOTLIB_STYLE, css_variables
+from phmctl.results.variants import ComparedRun, Variant, mean_and_spread
 from phmctl.runs.results import read_metrics, series
 from phmctl.tasks.registry import trained_kind
 

@@ -10,7 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from phmctl.checkpoints import folder_name
-from phmctl.comparison.variants import (
+from phmctl.console import Table, progress, warn
+from phmctl.errors import RunError, UserError, check_known, nearest
+from phmctl.inference.opening import ModelOptions, evaluate
+from phmctl.metrics.significance import Difference, difference, holm
+from phmctl.metrics.text import Copy
+from phmctl.options import Runs, Split
+from phmctl.recipe.loading import differences as key_differences
+from phmctl.results.variants import (
     ComparedRun,
     Variant,
     choose_results,
@@ -20,13 +27,6 @@ from phmctl.comparison.variants import (
     mean_and_spread,
     spread,
 )
-from phmctl.console import Table, progress, warn
-from phmctl.errors import RunError, UserError, check_known, nearest
-from phmctl.inference.opening import ModelOptions, evaluate
-from phmctl.metrics.significance import Difference, difference, holm
-from phmctl.metrics.text import Copy
-from phmctl.options import Runs, Split
-from phmctl.recipe.loading import differences as key_differences
 from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits

@@ -1,7 +1,7 @@
 import pytest
 
-from phmctl.accounting.counting import count_parameters, count_tables
 from phmctl.errors import RecipeError, UserError
+from phmctl.results.counting import count_parameters, count_tables
 
 
 def names(count):

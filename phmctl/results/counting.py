@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phmctl.accounting.ledger import Ledger, Row, Totals, ledger_for_recipe
-from phmctl.accounting.published import PublishedTable, published_tables, table_names
 from phmctl.console import Table, is_terminal
 from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, UserError, check_known
 from phmctl.recipe.loading import common_overrides, resolve
+from phmctl.results.ledger import Ledger, Row, Totals, ledger_for_recipe
+from phmctl.results.published import PublishedTable, published_tables, table_names
 from phmctl.shipped import shipped_names
 
 
@@ -41,7 +41,7 @@ def count_parameters(
     """Count a recipe's parameters without allocating a weight.
 
     Args:
-        recipe: a path or a shipped name; with `paper` also a name of :func:`~phmctl.accounting.published.table_names`
+        recipe: a path or a shipped name; with `paper` also a name of :func:`~phmctl.results.published.table_names`
             for that table only, or None for all tables.
         ns: the values of n to compare; by default the recipe's.
         algebras: the algebras to compare; by default n decides. An algebra with a fixed n is counted once.

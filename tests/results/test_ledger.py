@@ -3,11 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.accounting.ledger import ledger_for, rows_of
 from phmctl.assembly import build_transformer
 from phmctl.nn.convolution import PHMConv2d
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection
+from phmctl.results.ledger import ledger_for, rows_of
 from phmctl.tasks.registry import TASKS
 from tests.references import ledger_for_settings
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from phmctl.accounting.ledger import Ledger
+from phmctl.results.ledger import Ledger
 
 _Words = Annotated[tuple[str, ...], BeforeValidator(str.split)]
 

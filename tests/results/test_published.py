@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from phmctl.accounting.ledger import Ledger, Row, ledger_for_recipe
-from phmctl.accounting.published import agrees, published_tables, table_names, value_of
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
+from phmctl.results.ledger import Ledger, Row, ledger_for_recipe
+from phmctl.results.published import agrees, published_tables, table_names, value_of
 from phmctl.tasks.base import Sizes
 from tests.references import ledger_for_settings
 

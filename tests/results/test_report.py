@@ -11,13 +11,13 @@ import torch
 import phmctl
 from phmctl.algebra.kronecker import fixed_rule
 from phmctl.checkpoints import write_checkpoint
-from phmctl.comparison.variants import ComparedRun
 from phmctl.errors import MissingExtraError, OutputError
-from phmctl.reports.report import learned_rules, render, style, write_report
+from phmctl.results.report import learned_rules, render, style, write_report
+from phmctl.results.variants import ComparedRun
 from phmctl.runs.summary import summarise
 from tests.calls import call
-from tests.comparison.runs import REFERENCES, SOURCES, make_classifier, make_run, worse
 from tests.references import compare_runs
+from tests.results.runs import REFERENCES, SOURCES, make_classifier, make_run, worse
 
 SMALL = ("model.width=16", "model.feed_forward=16", "model.encoder_layers=1", "model.decoder_layers=1")
 PHM = (*SMALL, "model.algebra=phm", "model.n=4")

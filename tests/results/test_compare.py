@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.comparison.compare import OVER_SEEDS, POOLED
-from phmctl.comparison.variants import conditions, mean_and_spread
 from phmctl.errors import RunError
-from phmctl.metrics.text import bleu, paired_bootstrap
+from phmctl.metrics.significance import difference
+from phmctl.metrics.text import bleu, text_scorer
+from phmctl.results.compare import OVER_SEEDS, POOLED
+from phmctl.results.variants import conditions, mean_and_spread
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
 from phmctl.tasks.answers import ONE_SEED
 from phmctl.tasks.base import ScoreRequest
 from phmctl.tasks.registry import trained_kind
 from tests.calls import call
-from tests.comparison.runs import MACHINE, REFERENCES, make_classifier, make_run, score, worse
 from tests.references import compare_runs
+from tests.results.runs import MACHINE, REFERENCES, make_classifier, make_run, score, worse
 
 PHM = ("model.algebra=phm", "model.n=4", "model.width=32", "model.feed_forward=64")
 REAL = ("model.width=32", "model.feed_forward=64")
@@ -56,7 +57,7 @@ def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(roo
     assert chrf_test.metric == "chrF2"
 
 
-def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None:
+def test_one_seed_a_side_is_the_paired_bootstrap(tmp_path: Path) -> None:
     dense, phm = worse(REFERENCES, 6), worse(REFERENCES, 2)
     make_run(tmp_path, settings=REAL, hypotheses=dense)
     make_run(tmp_path, settings=PHM, hypotheses=phm)
@@ -64,7 +65,8 @@ def test_one_seed_a_side_is_the_paired_bootstrap_of_eval(tmp_path: Path) -> None
     test = comparison.tests["phm-n4"][0]
     assert test.method == f"paired bootstrap; {ONE_SEED}"
     assert list(comparison.tables())[1].title.endswith(ONE_SEED)
-    assert test.estimate == paired_bootstrap(dense, phm, REFERENCES)["BLEU"]
+    scorers = [text_scorer("BLEU", [lines], REFERENCES) for lines in (dense, phm)]
+    assert test.estimate == difference(*scorers, len(REFERENCES))
     assert any("one seed" in line for line in comparison.notes())
 
 

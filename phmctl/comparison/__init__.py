@@ -1,1 +1,0 @@
-"""Compare runs with each other and with published tables."""

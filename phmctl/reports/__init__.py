@@ -1,1 +1,0 @@
-"""HTML reports about several runs."""

@@ -1,0 +1,1 @@
+"""Compare runs, count parameters, and write reports."""
