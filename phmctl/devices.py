@@ -5,9 +5,8 @@ import os
 import platform
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,75 +77,28 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-_lock = threading.Lock()
-_isolation = threading.Lock()  # held in the block of `isolated`
-
-
 @contextmanager
 def isolated(device: "torch.device", threads: int) -> Iterator[None]:
-    """Set torch's CPU threads in the block (0 keeps them); restore threads and random generators afterwards.
-
-    Raises UserError if another thread of the process is in such a block: both would draw from the same generators.
-    """
+    """Restore torch's random generators after the block, in which it computes with `threads` (0 keeps their number)."""
     import torch
 
-    if not _isolation.acquire(blocking=False):
-        raise UserError(
-            "another thread of this process is training, and both would use torch's random numbers and threads; "
-            "wait for it, or train in a process of its own: phmctl train"
-        )
-    before = torch.get_num_threads()
-    try:
-        gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-        with torch.random.fork_rng(devices=range(gpus)):
-            if threads:
-                torch.set_num_threads(threads)
-            yield
-    finally:
-        if threads:
-            torch.set_num_threads(before)
-        _isolation.release()
-
-
-_changed: list["torch.dtype"] = []  # the process's default dtype, once for each block that replaces it now
+    if threads:
+        torch.set_num_threads(threads)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if device.type == "cuda" else 0)):
+        yield
 
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Compute in the block as in a fresh process, whatever its caller has set.
-
-    The default dtype is float32, the default device the CPU; gradients are recorded, not in inference mode, and
-    autocast is disabled. All but the dtype concern this thread only.
-    """
+    """Compute in the block with float32 as the default dtype, whatever the caller has set."""
     import torch
 
-    with ExitStack() as stack:
-        stack.enter_context(_float32())
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for device_type in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device_type):
-                stack.enter_context(torch.autocast(device_type, enabled=False))
-        yield
-
-
-@contextmanager
-def _float32() -> Iterator[None]:
-    """Set the default dtype, which all threads share; the last block to end restores it."""
-    import torch
-
-    with _lock:
-        _changed.append(_changed[-1] if _changed else torch.get_default_dtype())
-        torch.set_default_dtype(torch.float32)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
-        with _lock:
-            before = _changed.pop()
-            if not _changed:
-                torch.set_default_dtype(before)
+        torch.set_default_dtype(before)
 
 
 def has_bfloat16(device: "torch.device") -> bool:

@@ -7,6 +7,7 @@ of a gradient, so A and S need no separate bounds.
 The run stores the rates, because a resumed training would compute them from trained weights.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from phmctl.checkpoints import saved_steps
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RunError
-from phmctl.files import read_sealed, write_sealed
+from phmctl.files import read_json_object, write_atomic
 from phmctl.nn.step import Leaves
 from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.schema import TrainingSection
@@ -184,17 +185,12 @@ def choose_rates(model: nn.Module, run: Run) -> dict[str, float]:
     rates = build_rates(model, settings)
     if settings.rates == "one":
         return rates
-    path = run.followed().folder / RATES
+    path = run.folder / RATES
     if not path.exists() and not saved_steps(run.checkpoints_folder):
-        write_sealed(path, rates)
+        write_atomic(path, json.dumps(rates, indent=2) + "\n")
         return rates
-    stored = read_sealed(path, RunError, "copy the run again")
-    # The same seed gives nearly these rates on any device; the tensors of another run cannot be compared any more.
-    tolerance = math.inf if settings.initialise_from else 0.2
-    valid = stored.keys() == rates.keys() and all(
-        isinstance(rate, float) and 0 < rate < math.inf and abs(math.log(rate / rates[name])) < tolerance
-        for name, rate in stored.items()
-    )
-    if not valid:
+    stored = read_json_object(path, RunError, "copy the run again")
+    positive = all(isinstance(rate, float) and 0 < rate < math.inf for rate in stored.values())
+    if stored.keys() != rates.keys() or not positive:
         raise RunError(f"{path} is damaged, or of another model; copy the run again, or train again")
     return stored

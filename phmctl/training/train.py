@@ -88,7 +88,7 @@ def train(
     """Train a recipe's model on its prepared data; :func:`phmctl.train` describes the arguments and errors.
 
     `record` contains further entries for the ``environment.json`` of a new run. After a restart by ``torchrun`` the
-    newest run is resumed, as with ``resume="auto"``. Torch's generators and threads are restored at the end.
+    newest run is resumed, as with ``resume="auto"``. Torch's generators and default dtype are restored at the end.
     """
     root = runs or runs_root()
 
@@ -157,7 +157,6 @@ def train_task(
             resumed = None if old is None else read_to_resume(task, old, checkpoint)
             initial = start.tensors if start else None
             trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=resumed, quiet=quiet)
-            run.check_place()  # building a large model takes a while
             if start is not None:
                 trainer.progress.say(start.summary())
             unfinished = not trainer.finished
@@ -281,7 +280,7 @@ def _average(trainer: Trainer) -> None:
 
 def _update_average(trainer: Trainer) -> list[int]:
     """Write the average and load it into the model; return its steps, or an empty list if nothing is to be done."""
-    step, folder = trainer.state.step, trainer.run.followed().checkpoints_folder
+    step, folder = trainer.state.step, trainer.run.checkpoints_folder
     if not trainer.settings.average:
         return []
     steps, before = steps_to_average(trainer.settings, step), averaged_steps(folder)
@@ -292,6 +291,5 @@ def _update_average(trainer: Trainer) -> list[int]:
     if logged and before == steps:
         return []
     averaged = average_checkpoints(folder, steps)
-    trainer.run.check_place()
     copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
     return steps

@@ -365,8 +365,6 @@ class Trainer:
             self.progress.say(f"about {total} on this machine for all steps, without validations")
         self._loss.zero_()
         state.window_target_tokens = 0
-        if self.processes.from_leader(lambda: self.run.place() != self.run.folder):
-            self.save()  # where the run is now, and raises RunError
 
     def _validate(self) -> bool:
         """Validate and return whether this is the best score so far. Raises ValidationStoppedError."""
@@ -418,11 +416,10 @@ class Trainer:
         else:
             moments = prepare_moments(self.optimiser, self.model)  # Adam creates them in step 1
         tensors = {"model": model_tensors(self.model), MOMENTS: moments}
-        run = self.run.followed()
+        run = self.run
         folder = run.checkpoints_folder / step_name(self.state.step)
         write_checkpoint(folder, tensors, self.state.model_dump(), run.recipe.model.model_dump(mode="json"))
         update_pointers(run, self.settings)
-        self.run.check_place()
 
     def _check(self) -> None:
         """Raise NonFiniteError if a step since the last check was not finite; run it again to name the first bad value.

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, and runs that are moved, removed or replaced, while they are trained."""
+"""Checkpoints that are damaged while their run is trained."""
 
 import shutil
 from collections.abc import Callable
@@ -11,14 +11,12 @@ import torch
 from phmctl.checkpoints import MANIFEST, read_checkpoint, read_manifest, step_name
 from phmctl.errors import RunError
 from phmctl.files import seal
-from phmctl.runs import Run
-from phmctl.runs.summary import summarise
 from phmctl.training.saving import averaged_steps, steps_to_average
 from phmctl.training.train import train_task
 from tests.data.helpers import files_below, flip
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
-from tests.training.test_resume import Interrupting, contents
+from tests.training.test_resume import Interrupting
 
 SETTINGS: dict[str, Any] = {"steps": 20, "average": 3, "keep": 2, "validate_every": 100}
 
@@ -109,67 +107,3 @@ def test_a_checkpoint_of_another_model_is_refused(fit: Fit) -> None:
     seal(checkpoint, MANIFEST, {"model": section | {"heads": 2}})
     with pytest.raises(RunError, match=r"model.heads = 2.*recipe.yaml has 8"):
         fit(old=run, steps=10)
-
-
-# ----------------------------------------------------------------------- a run that is moved or removed while it trains
-
-
-def _replace(folder: Path) -> None:
-    """Move a run away; another run gets its name."""
-    folder.rename(folder.with_name("moved"))
-    assert Run.create(folder.parents[2], make_recipe(seed=9)).folder == folder
-
-
-def _move(folder: Path) -> None:
-    folder.rename(folder.with_name("moved"))
-
-
-@pytest.mark.parametrize("move", [_move, _replace])
-@pytest.mark.parametrize("at", [2, 7, 19])
-def test_a_moved_run_ends_with_its_checkpoint_where_it_is_and_is_continued_there(
-    fit: Fit, folder: Path, tmp_path: Path, move: Callable[[Path], None], at: int
-) -> None:
-    uninterrupted = fit(root=tmp_path / "whole", **SETTINGS).run
-    moved = folder.with_name("moved")
-    with pytest.raises(RunError, match=str(moved)) as caught:
-        fit(Disturbed(move, at, folder), **SETTINGS)
-    assert caught.value.exit_code == 2
-    if move is _move:
-        assert not folder.exists()
-    else:
-        assert not any((folder / "checkpoints").iterdir())
-        assert not (folder / "metrics.jsonl").exists()
-    run = Run.open(moved)
-    assert run.checkpoint("last").name == step_name(5 * -(-at // 5))
-    assert summarise(moved).state == "failed"
-    assert contents(fit(old=run, **SETTINGS).run) == contents(uninterrupted)
-
-
-@pytest.mark.parametrize("remove", [shutil.rmtree, lambda folder: [shutil.rmtree(folder), folder.mkdir()]])
-def test_a_removed_run_ends_with_an_error_and_leaves_nothing(
-    fit: Fit, folder: Path, remove: Callable[[Path], object]
-) -> None:
-    with pytest.raises(RunError, match=f"{folder} .*lost"):
-        fit(Disturbed(remove, 7, folder), **SETTINGS)
-    assert not folder.exists() or not any(folder.iterdir())
-
-
-def test_a_run_whose_files_are_removed_is_a_removed_run(fit: Fit, folder: Path) -> None:
-    def empty(folder: Path) -> None:
-        (folder / "recipe.yaml").unlink()
-        shutil.rmtree(folder / "checkpoints")
-
-    with pytest.raises(RunError, match=f"{folder} .*lost"):
-        fit(Disturbed(empty, 7, folder), **SETTINGS)
-    assert not (folder / "checkpoints").exists()
-
-
-def test_a_run_that_is_moved_while_its_model_is_built_gets_no_skeleton(fit: Fit, folder: Path) -> None:
-    class Slow(FakeTask):
-        def build_model(self, device: torch.device) -> torch.nn.Module:
-            _move(folder)
-            return super().build_model(device)
-
-    with pytest.raises(RunError, match="moved"):
-        fit(Slow(), **SETTINGS)
-    assert not folder.exists()

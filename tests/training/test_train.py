@@ -1,6 +1,6 @@
 """The real task, end to end: a tiny Transformer learns a tiny language, and resumes to the last bit."""
 
-import os
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.devices import isolated
-from phmctl.errors import RecipeError, RunError, UserError
-from phmctl.files import read_sealed, write_sealed
+from phmctl.errors import RecipeError, RunError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
 from phmctl.tasks.base import Cost, Rows
@@ -34,16 +31,12 @@ def test_a_tiny_transformer_learns_a_dictionary(copying_data: Path, tmp_path: Pa
     assert losses[-1] < 0.15 < 0.5 < losses[0]
 
 
-def test_generators_threads_and_environment_are_left_as_they_were(tmp_path: Path) -> None:
-    recipe = make_recipe(steps=2, threads=torch.get_num_threads() + 1)
-    torch.optim.Adam([nn.Parameter(torch.zeros(1))])  # torch's first optimiser sets a variable of its own
-    state, threads, environment = torch.get_rng_state(), torch.get_num_threads(), dict(os.environ)
-    run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
+def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    run = train_task(FakeTask(), make_recipe(steps=2, threads=threads), tmp_path, quiet=True).run
     noted = run.environment()
-    assert (noted["threads"], noted["device"]) == (threads + 1, "cpu")
+    assert (noted["threads"], noted["device"]) == (threads, "cpu")
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
-    assert dict(os.environ) == environment
 
 
 class Drawing(FakeTask):
@@ -60,13 +53,6 @@ def test_draws_between_steps_change_nothing(tmp_path: Path) -> None:
         torch.manual_seed(seed)
         shas.add(train_task(task, make_recipe(steps=4), tmp_path, quiet=True).run.weights("last").sha256)
     assert len(shas) == 1
-
-
-def test_a_second_training_at_once_is_refused(tmp_path: Path) -> None:
-    with isolated(torch.device("cpu"), 0), pytest.raises(UserError):
-        train_task(FakeTask(), make_recipe(steps=2), tmp_path / "runs", quiet=True)
-    assert not (tmp_path / "runs").exists()
-    assert train_task(FakeTask(), make_recipe(steps=2), tmp_path / "runs", quiet=True).steps == 2
 
 
 def test_a_compiled_model_trains_as_an_eager_one_and_goes_on(tmp_path: Path) -> None:
@@ -87,26 +73,11 @@ def test_rates_of_another_model_are_refused(tmp_path: Path) -> None:
     recipe = make_recipe(steps=2, rates="structured")
     run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
     path = run.folder / measured.RATES
-    kept = read_sealed(path, RunError, "")
-    scaled = {name: 1.4 * rate for name, rate in kept.items()}  # those of another n
-    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:]), scaled):
-        write_sealed(path, wrong)
+    kept = json.loads(path.read_text())
+    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:])):
+        path.write_text(json.dumps(wrong))
         with pytest.raises(RunError, match=r"rates\.json"):
             train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
-
-
-def test_changed_rates_and_deleted_ones_stop_the_resume(tmp_path: Path) -> None:
-    recipe = make_recipe(steps=2, rates="structured")
-    run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
-    path = run.folder / measured.RATES
-    kept = path.read_text()
-    name, rate = next(iter(read_sealed(path, RunError, "").items()))
-    path.write_text(kept.replace(f'"{name}": {rate}', f'"{name}": {1.1 * rate}'))
-    assert path.read_text() != kept
-    for _ in range(2):
-        with pytest.raises(RunError, match=r"rates\.json"):
-            train_task(FakeTask(), make_recipe(steps=4, rates="structured"), tmp_path, quiet=True, old=run)
-        path.unlink(missing_ok=True)
 
 
 def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
