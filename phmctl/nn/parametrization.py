@@ -112,9 +112,11 @@ def attach(module: nn.Module, key: str, kronecker: Kronecker, chains: dict[int, 
         DimensionError: n does not divide the weight.
         UserError: the weight is on the meta device, or its values are not real and finite.
     """
-    weight = module._parameters[key]
+    weight, order = module._parameters[key], list(module._parameters)
     parametrize.register_parametrization(module, key, kronecker)
     parametrizations: Any = module.parametrizations
+    if not hasattr(parametrizations, "order"):
+        parametrizations.order = order  # of the module's parameters, for restore()
     parametrizations[key].__class__ = _Sources
     parametrizations[key] = chains.setdefault(id(weight), parametrizations[key])
     if isinstance(module, nn.RNNBase):
@@ -130,11 +132,15 @@ def is_computed(module: nn.Module, key: str) -> bool:
 def restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
     """Replace a weight that is computed from A and S by a plain parameter."""
     chains: Any = module.parametrizations
+    order = getattr(chains, "order", [])
     del chains[key]
     if not chains:
         del module.parametrizations
     module.__class__ = _without(type(module), key, last=not chains)
     module._parameters[key] = weight
+    for name in [*order, *(name for name in module._parameters if name not in order)]:
+        if name in module._parameters:
+            module._parameters[name] = module._parameters.pop(name)
     if isinstance(module, nn.RNNBase) and not chains:
         module._init_flat_weights()
 

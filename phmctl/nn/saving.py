@@ -1,5 +1,6 @@
 """Save a model with PHM weights, and fill a fresh model from the folder."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
-from phmctl.errors import RunError, UserError, check_known, require
+from phmctl.errors import PhmctlError, RunError, UserError, check_known, require
 from phmctl.files import (
     FORMAT,
     QUANTIZATIONS,
@@ -31,6 +32,8 @@ from phmctl.nn.parametrization import Kronecker, attach, restore
 from phmctl.nn.structures import RULE_NAMES
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_LARGEST_SIZE = 2**31  # of an axis
 _ADVICE = "save the model again with phmctl.save(model, folder)"
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -138,36 +141,91 @@ def from_pretrained(cls: type[Any], folder: Path | str) -> Any:
     """
     library, folder = require("transformers", "huggingface"), Path(folder)
     read_json_object(folder / CONFIG, RunError, _ADVICE)  # transformers would look for a missing folder on its hub
-    config = getattr(cls, "config_class", library.AutoConfig).from_pretrained(folder)
+    config_class = getattr(cls, "config_class", library.AutoConfig)
     build = getattr(cls, "_from_config", None) or getattr(cls, "from_config", None)
     if build is None:
         raise UserError(f"{cls.__name__} is not a model class of transformers; fill a model by phmctl.load_into")
-    model = load_into(build(config), folder)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = library.GenerationConfig.from_pretrained(folder)
+    try:  # never code of the folder, which `auto_map` in the config names
+        config = config_class.from_pretrained(folder, trust_remote_code=False)
+        model = build(config) if hasattr(cls, "_from_config") else build(config, trust_remote_code=False)
+    except Exception as error:  # the classes of models and configs raise errors of any type
+        raise RunError(f"{folder / CONFIG} does not describe a {cls.__name__} ({error}); {_ADVICE}") from error
+    load_into(model, folder)
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        try:
+            model.generation_config = library.GenerationConfig.from_pretrained(folder)
+        except Exception as error:
+            raise RunError(f"{generation} cannot be read ({error}); {_ADVICE}") from error
     return model.eval()
 
 
 def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Return the records of :func:`conversions` and the tensors of a folder. Raises RunError."""
     if (folder / CONFIG).is_file() and not (folder / MANIFEST).exists():
-        description = read_json_object(folder / CONFIG, RunError, _ADVICE).get("quantization_config") or {}
+        source, files = folder / CONFIG, _files_of_transformers(folder)
+        description = read_json_object(source, RunError, _ADVICE).get("quantization_config") or {}
     else:
-        description = read_seal(folder / MANIFEST, RunError, _ADVICE)
+        source, files = folder / MANIFEST, [MODEL]
+        description = read_seal(source, RunError, _ADVICE)
         if description.get("format") != FORMAT:
             raise RunError(f"{folder} has format {description.get('format')}, not {FORMAT}; {_ADVICE}")
         verify(folder, description["files"], RunError, _ADVICE)
-    shards = sorted(folder.glob("model*.safetensors"))
-    tensors = {name: tensor for path in shards for name, tensor in read_tensors(path, _ADVICE).items()}
-    for name, (dtype, *shape) in description.get("rounded", {}).items():
-        columns = _rows(torch.empty(shape, device="meta")).shape[-1]
+    try:
+        records = [_checked_record(record) for record in description.get("weights", [])]
+        rounded = {name: _dtype_and_shape(entry) for name, entry in description.get("rounded", {}).items()}
+    except (AttributeError, KeyError, PhmctlError, TypeError, ValueError) as error:
+        raise RunError(f"{source} is damaged ({error}); {_ADVICE}") from error
+    tensors = {name: tensor for file in files for name, tensor in read_tensors(folder / file, _ADVICE).items()}
+    for name, (dtype, shape) in rounded.items():
+        columns = shape[-1]
+        for size in reversed(shape[:-1]):  # as in _rows
+            columns *= size if columns < 16 else 1
         try:
-            numbers = plain.numbers(tensors, name, {name: columns})
-            tensors[name] = numbers.reshape(shape).to(getattr(torch, dtype))
-        except (AttributeError, KeyError, RuntimeError, ValueError) as error:
+            tensors[name] = plain.numbers(tensors, name, {name: columns}).reshape(shape).to(dtype)
+        except (KeyError, RuntimeError, ValueError) as error:
             raise RunError(f"{folder} is damaged: {error}; {_ADVICE}") from error
         tensors.pop(name + SCALE, None)
-    return description.get("weights", []), tensors
+    return records, tensors
+
+
+def _files_of_transformers(folder: Path) -> list[str]:
+    """Return the files with the weights of ``save_pretrained``, by the rule of `transformers`. Raises RunError."""
+    index = folder / f"{MODEL}.index.json"
+    if (folder / MODEL).is_file() or not index.is_file():
+        return [MODEL]
+    places = read_json_object(index, RunError, _ADVICE).get("weight_map")
+    files = {*map(str, places.values())} if isinstance(places, dict) else {""}
+    if any(Path(file).name != file for file in files):
+        raise RunError(f"{index} is damaged: it does not list files of the folder; {_ADVICE}")
+    return sorted(files)
+
+
+def _checked_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of :func:`conversions`, whose arguments :class:`Kronecker` takes.
+
+    Raises AttributeError, KeyError, PhmctlError, TypeError or ValueError if it is damaged.
+    """
+    arguments = {name: value for name, value in record.items() if name != "weights"}
+    sizes = [arguments["n"], arguments["parts"], arguments["groups"], arguments["zero_row"] or 1]
+    if (
+        not all(type(size) is int and 0 < size < _LARGEST_SIZE for size in sizes)
+        or type(arguments["transposed"]) is not bool
+    ):
+        raise ValueError(f"arguments {arguments}")
+    names = record["weights"]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("a weight has no name")
+    return {**Kronecker(**arguments).arguments, "weights": names}
+
+
+def _dtype_and_shape(entry: Sequence[Any]) -> tuple[torch.dtype, list[int]]:
+    """Return the dtype and the shape of a rounded tensor. Raises TypeError or ValueError if they are damaged."""
+    dtype, *shape = entry
+    sizes_are_valid = 1 < len(shape) < 9 and all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in shape)
+    if dtype not in _DTYPES or not sizes_are_valid or math.prod(shape) >= 2**63:
+        raise ValueError(f"a rounded tensor has the type and shape {str(entry)[:80]}")
+    return getattr(torch, dtype), shape
 
 
 def _rows(tensor: Tensor) -> Tensor:

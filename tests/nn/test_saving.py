@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -165,7 +166,36 @@ def test_an_untied_weight_does_not_fit_a_tied_one(tmp_path: Path) -> None:
         lambda folder: rewrite(folder, rounded={"bias": ["float32", 9]}),
         lambda folder: rewrite(folder, rounded={"scale": ["float32", 8]}),
         lambda folder: rewrite(folder, rounded={"bias": ["float5", 8]}),
-        lambda folder: rewrite(folder, weights=[{"n": 4, "algebra": "quaternion", "weights": ["weight"]}]),
+        lambda folder: rewrite(folder, rounded={"bias": 3}),
+        lambda folder: rewrite(folder, rounded={"bias": ["float32", 10**30, 8]}),
+        lambda folder: rewrite(folder, rounded={"bias": ["float32", -8, 8]}),
+        lambda folder: rewrite(folder, rounded={"bias": ["float32", *[1] * 100_000]}),  # took hours
+        lambda folder: rewrite(folder, rounded={"bias": ["nn", 8, 8]}),
+        lambda folder: rewrite(folder, rounded=[]),
+        lambda folder: rewrite(folder, rounded=None),
+        lambda folder: rewrite(folder, weights=None),
+        lambda folder: rewrite(folder, weights=3),
+        lambda folder: rewrite(folder, weights=["weight"]),
+        lambda folder: rewrite_record(folder, weights=3),
+        lambda folder: rewrite_record(folder, weights=[]),
+        lambda folder: rewrite_record(folder, weights=[["weight"]]),
+        lambda folder: rewrite_record(folder, weights=["nowhere.weight"]),
+        lambda folder: rewrite_record(folder, weights=["."]),
+        lambda folder: rewrite_record(folder, n=None),
+        lambda folder: rewrite_record(folder, n=4.0),
+        lambda folder: rewrite_record(folder, n=10**30),
+        lambda folder: rewrite_record(folder, n=0),
+        lambda folder: rewrite_record(folder, algebra=["phm"]),
+        lambda folder: rewrite_record(folder, algebra="quaternion"),
+        lambda folder: rewrite_record(folder, algebra="unknown"),
+        lambda folder: rewrite_record(folder, parts=0),
+        lambda folder: rewrite_record(folder, parts=10**30),
+        lambda folder: rewrite_record(folder, groups=0),
+        lambda folder: rewrite_record(folder, groups=10**30),
+        lambda folder: rewrite_record(folder, transposed="yes"),
+        lambda folder: rewrite_record(folder, zero_row="first"),
+        lambda folder: rewrite_record(folder, zero_row=10**30),
+        lambda folder: rewrite_record(folder, surprise=1),
     ],
 )
 def test_damaged_folders_are_refused(damage: Callable[[Path], object], tmp_path: Path) -> None:
@@ -180,6 +210,91 @@ def test_damaged_folders_are_refused(damage: Callable[[Path], object], tmp_path:
 def rewrite(folder: Path, **changes: object) -> None:
     content = json.loads((folder / "phm.json").read_text())
     (folder / "phm.json").write_text(json.dumps(content | changes))
+
+
+def rewrite_record(folder: Path, **changes: object) -> None:
+    (record,) = json.loads((folder / "phm.json").read_text())["weights"]
+    rewrite(folder, weights=[record | changes])
+
+
+def test_only_the_listed_files_are_read(tmp_path: Path) -> None:
+    """Another file of weights in the folder, such as an average of a training loop, changes nothing."""
+    model = phmctl.convert(nn.Linear(8, 8), 4)[0]
+    phmctl.save(model, tmp_path)
+    other = phmctl.convert(nn.Linear(8, 8), 4)[0]
+    safetensors.torch.save_file(dict(other.state_dict()), tmp_path / "model_ema.safetensors")
+    assert_equal_states(phmctl.load_into(nn.Linear(8, 8), tmp_path), model)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' own
+@pytest.mark.parametrize("shard", ["10KB", "1GB"])
+def test_only_the_files_of_the_index_are_read(shard: str, tmp_path: Path) -> None:
+    model = phmctl.convert(tiny("gpt2")[0], 4)[0]
+    model.save_pretrained(tmp_path, max_shard_size=shard)
+    other = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(other, tmp_path / "model_ema.safetensors")
+    assert_equal_states(phmctl.from_pretrained(type(model), tmp_path), model)
+    index = tmp_path / "model.safetensors.index.json"
+    if index.exists():
+        for content in (
+            '{"weight_map": 3}',
+            '{"weight_map": {"a": "../model.safetensors"}}',
+            '{"weight_map": {}}',
+            "{",
+        ):
+            index.write_text(content)
+            with pytest.raises(RunError):
+                phmctl.from_pretrained(type(model), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", [{"vocab_size": "many"}, {"n_head": 0}, {"quantization_config": ["phmctl"]}])
+def test_damaged_configs_of_transformers_are_refused(change: dict[str, object], tmp_path: Path) -> None:
+    model = phmctl.convert(tiny("gpt2")[0], 4)[0]
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(RunError):
+        phmctl.from_pretrained(type(model), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_of_the_folder_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = phmctl.convert(tiny("gpt2")[0], 4)[0]
+    model.save_pretrained(tmp_path)
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    config |= {"auto_map": classes, "model_type": "unknown"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(RunError):
+        phmctl.from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_parameters_keep_their_order(tmp_path: Path) -> None:
+    """An optimiser's state goes by the order of the parameters."""
+    phmctl.save(phmctl.convert(Net(), 4)[0], tmp_path)
+
+    def build() -> nn.Module:
+        return nn.ModuleList([Net(), nn.LSTM(8, 8, 2), nn.MultiheadAttention(8, 2), nn.ConvTranspose1d(8, 8, 3)])
+
+    expected = [name for name, _ in build().named_parameters()]
+    model = build()
+    with pytest.raises(RunError):
+        phmctl.load_into(model, tmp_path)
+    assert [name for name, _ in model.named_parameters()] == expected
+    converted, _ = phmctl.convert(build(), 4)
+    assert [name for name, _ in phmctl.to_dense(converted).named_parameters()] == expected
+    phmctl.save(converted, tmp_path)
+    other = build()
+    other.append(nn.Linear(8, 8))
+    names = [name for name, _ in other.named_parameters()]
+    with pytest.raises(RunError):
+        phmctl.load_into(other, tmp_path)
+    assert [name for name, _ in other.named_parameters()] == names
 
 
 def test_lazy_layers_are_refused_and_the_model_is_unchanged(tmp_path: Path) -> None:
