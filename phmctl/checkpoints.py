@@ -69,15 +69,16 @@ def saved_steps(folder: Path) -> list[int]:
 
 def whole_steps(folder: Path) -> list[int]:
     """Return the saved steps whose files are all present with their recorded sizes."""
-    return [step for step in saved_steps(folder) if _is_whole(folder / step_name(step))]
+    return [step for step in saved_steps(folder) if is_whole(folder / step_name(step))]
 
 
 def newest_whole_step(folder: Path) -> int | None:
     """Return the last of :func:`whole_steps`, without looking at the others; None if there is none."""
-    return next((step for step in reversed(saved_steps(folder)) if _is_whole(folder / step_name(step))), None)
+    return next((step for step in reversed(saved_steps(folder)) if is_whole(folder / step_name(step))), None)
 
 
-def _is_whole(folder: Path, *, hashed: bool = False) -> bool:
+def is_whole(folder: Path, *, hashed: bool = False) -> bool:
+    """Return whether all files of a checkpoint are present with their sizes and, if `hashed`, digests."""
     try:
         entries = read_seal(folder / MANIFEST, RunError, "")["files"]
         return not any(damage(folder, entry, hashed=hashed) for entry in entries)
@@ -176,7 +177,7 @@ class _Advice:
     def __str__(self) -> str:
         names = [AVERAGE, *map(step_name, saved_steps(self.folder.parent))]  # training continues from a step only
         others = [self.folder.with_name(name) for name in names if name != self.folder.name]
-        undamaged = [other.name for other in others if _is_whole(other, hashed=True)]
+        undamaged = [other.name for other in others if is_whole(other, hashed=True)]
         if not undamaged:
             return "there is no other undamaged checkpoint; copy the run again or train again"
         return f"use another one: --checkpoint {undamaged[-1]} (undamaged: {', '.join(undamaged)})"

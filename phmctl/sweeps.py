@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,10 +25,10 @@ from typing import Any
 from phmctl.console import Shown, Table, note, warn
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_jobs, cores, world
-from phmctl.errors import RecipeError, RunError, UserError
+from phmctl.errors import RecipeError, UserError
 from phmctl.exports import open_run_or_export
 from phmctl.options import Call, combinations, split_values
-from phmctl.recipe.loading import COMMON, common_overrides, differences, resolve
+from phmctl.recipe.loading import COMMON, common_overrides, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
@@ -258,10 +257,8 @@ class TrainingJob(Job):
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run with the results of a recipe: its recipe differs only in keys that change no result."""
-    for run in Run.versions(root, recipe):
-        with suppress(RunError):  # skip unreadable runs
-            if differences(run.recipe, recipe).keys() <= keys_changing(recipe, NOTHING):
-                return summarise(run.folder)
+    for run in Run.trained_with(root, recipe, keys_changing(recipe, NOTHING)):
+        return summarise(run.folder)
     return None
 
 

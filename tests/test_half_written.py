@@ -10,7 +10,6 @@ import pytest
 from phmctl import verbs
 from phmctl.errors import RunError
 from phmctl.files import write_atomic
-from phmctl.recipe.loading import dump_recipe
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
 from phmctl.runs.find import select_runs
@@ -121,12 +120,3 @@ def test_a_text_that_is_shorter_than_its_other_side_is_refused(run: Path, side: 
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
     (run / "checkpoints/last").write_text("step-000099\n")
     refuse(decode_test, run, r"checkpoints/last .*step-000099")
-
-
-def test_a_recipe_cut_at_any_line_of_another_section_is_refused(run: Path) -> None:
-    """Many beginnings are recipes too, with defaults where the run had settings of its own."""
-    lines = dump_recipe(Run.open(run).recipe).splitlines(keepends=True)
-    for end in range(lines.index("decoding:\n") + 1):
-        (run / "recipe.yaml").write_text("".join(lines[:end]))
-        with pytest.raises(RunError, match=r"recipe\.yaml"):
-            Run.open(run)

@@ -1,6 +1,7 @@
 """Sweeps: several processes at once; finished, stopped and failed jobs; the commands of a job array."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -122,6 +123,8 @@ def test_a_sweep_skips_finished_trainings_and_reports_failures(train_copying: li
     assert "NaN" in cells["learning_rate=1e30"]["problem"] or "finite" in cells["learning_rate=1e30"]["problem"]
     assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs"))
 
+    for path in (tmp_path / "runs").glob("*/*/v*/recipe.yaml"):  # a user's decoding settings make no other training
+        path.write_text(re.sub("beam: [0-9]+", "beam: 7", path.read_text()))
     again = call(*train_copying, "--set", "training.learning_rate=0.001", "--seed", "1,2", "--tag", "two")
     assert again.exit_code == 0, again.stderr
     assert again.stderr.count("--tag two does not name") == 1

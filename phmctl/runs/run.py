@@ -18,7 +18,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -41,12 +41,10 @@ from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
 from phmctl.files import (
     held,
-    is_sealed,
     lock,
     read_sealed,
     refuse_pipes,
     remove_abandoned,
-    sealed,
     sha256,
     temporary_folder,
     write_atomic,
@@ -70,7 +68,7 @@ from phmctl.runs.find import (
     claim_version,
     find_run,
     read_failure,
-    versions_in,
+    select_runs,
 )
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
@@ -138,15 +136,30 @@ class Run:
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
-    def versions(cls, root: Path, recipe: Recipe) -> Iterator[Self]:
-        """Yield the runs with a recipe's name and variant, newest first; note runs that cannot be opened."""
-        for folder in reversed(versions_in(root / recipe.name / recipe.variant)):
+    def trained_with(cls, root: Path, recipe: Recipe, except_keys: Collection[str]) -> Iterator[Self]:
+        """Yield the runs below `root` whose training had a recipe's values except for some keys, newest first.
+
+        A run is known by the recipe that it recorded when its training began: its folder may be renamed, and its
+        ``recipe.yaml`` edited. Raises RunError if the ``recipe.yaml`` of such a run cannot be read. Of other runs notes
+        name those that cannot be read.
+        """
+        wanted = recipe.model_dump(mode="json")
+        found = []
+        for folder in select_runs(root=root):
             try:
-                run = cls.open(folder)
+                environment = read_environment(folder)
+                trained = environment.get("recipe") or read_recipe(folder / RECIPE).model_dump(mode="json")
             except RunError as error:
                 note(f"skipped: {error}")
-            else:
-                yield run
+                continue
+            if differences(trained, wanted).keys() <= {*except_keys}:
+                found.append((str(environment.get("started")), len(found), folder))
+        for *_, folder in sorted(found, reverse=True):
+            yield cls.open(folder)
+
+    def trained_recipe(self) -> Mapping[str, Any]:
+        """Return the recipe that the newest training of this run recorded, in the types of JSON."""
+        return self.environment().get("recipe") or self.recipe.model_dump(mode="json")
 
     @property
     def name(self) -> str:
@@ -182,18 +195,11 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Return the content of ``environment.json``. Raises RunError."""
-        return self._read_record(ENVIRONMENT, {"resumed": list})
+        return read_environment(self.folder)
 
     def data(self) -> dict[str, Any]:
         """Return the content of ``data.json``, the manifest of the training data. Raises RunError."""
-        return self._read_record(DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
-
-    def _read_record(self, name: str, types: Mapping[str, type]) -> dict[str, Any]:
-        record = read_sealed(self.folder / name, RunError, _ADVICE)
-        for key, value_type in types.items():
-            if key in record and not isinstance(record[key], value_type):
-                raise RunError(f"{self.folder / name} is damaged: {key!r} must be a {value_type.__name__}; {_ADVICE}")
-        return record
+        return _read_record(self.folder / DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
 
     def splits(self) -> list[str]:
         """Return the splits whose text is in the run."""
@@ -373,25 +379,32 @@ def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
     return [split]
 
 
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's ``environment.json``. Raises RunError."""
+    return _read_record(folder / ENVIRONMENT, {"resumed": list, "recipe": dict})
+
+
+def _read_record(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
+    record = read_sealed(path, RunError, _ADVICE)
+    for key, value_type in types.items():
+        if key in record and not isinstance(record[key], value_type):
+            raise RunError(f"{path} is damaged: {key!r} must be a {value_type.__name__}; {_ADVICE}")
+    return record
+
+
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe of a run, with its SHA-256 in a comment at the end."""
-    write_atomic(folder / RECIPE, sealed(f'{dump_recipe(recipe)}# of the lines above: "sha256": ""\n'))
+    """Write the recipe of a run."""
+    write_atomic(folder / RECIPE, dump_recipe(recipe))
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe of a run. Raises RunError if it was changed, or its folder contains a pipe or device."""
+    """Return the recipe of a run. Raises RunError if it is invalid, or the folder contains a pipe or device."""
     refuse_pipes(path.parent, RunError)
     try:
-        recipe = validate_recipe(read_document(path, RecipeError))
+        return validate_recipe(read_document(path, RecipeError))
     except RecipeError as error:
         place = "" if str(error).startswith(str(path)) else f"{path} cannot be used: "
         raise RunError(f"{place}{error}\n{_ADVICE}") from error
-    if not is_sealed(path.read_bytes()):
-        raise RunError(
-            f"{path} was changed or truncated: its SHA-256 is not the one in its last line; copy the run again\n"
-            f"to train with changed values, start a new run: phmctl train {shlex.quote(str(path))}"
-        )
-    return recipe
 
 
 def _read_pointer(path: Path) -> str | None:
@@ -404,12 +417,13 @@ def _read_pointer(path: Path) -> str | None:
 
 
 def describe_environment(recipe: Recipe) -> dict[str, Any]:
-    """Return versions, platform, seed, git revision and time, for ``environment.json``."""
+    """Return the recipe, versions, platform, git revision and time, for ``environment.json``."""
     libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = importlib.metadata.version(name)
     return {
+        "recipe": recipe.model_dump(mode="json"),
         "phmctl": __version__,
         "git": git_revision(),
         "python": platform.python_version(),

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from phmctl.checkpoints import AVERAGE, newest_whole_step, read_state, step_name
+from phmctl.checkpoints import AVERAGE, is_whole, newest_whole_step, read_state, step_name
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RunError
 from phmctl.files import is_locked, sha256_text
@@ -121,9 +121,12 @@ def summarise(folder: Path) -> Summary:
     unmodified = environment.get("unmodified")
     entries = read_metrics(run.metrics_path)
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
-    step = newest_whole_step(run.checkpoints_folder)
+    step, average = newest_whole_step(run.checkpoints_folder), run.checkpoints_folder / AVERAGE
     newest = None if step is None else run.checkpoints_folder / step_name(step)
     checkpoint_state = {} if newest is None else read_state(newest)
+    averaged_state = read_state(average) if is_whole(average) else {}
+    if _integer(averaged_state.get("step")) > _integer(checkpoint_state.get("step")):  # the steps were removed
+        newest, checkpoint_state = average, averaged_state
     state, reason = _state(run, checkpoint_state)
     return Summary(
         run=run,

@@ -21,6 +21,7 @@ from phmctl.checkpoints import (
     MARK,
     MOMENTS,
     Checkpoint,
+    newest_whole_step,
     prune,
     read_checkpoint,
     read_manifest,
@@ -39,7 +40,7 @@ from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import RECIPE, Run
-from phmctl.runs.find import ENVIRONMENT
+from phmctl.runs.find import ENVIRONMENT, versions_in
 from phmctl.runs.run import describe_environment, write_recipe
 from phmctl.runs.summary import is_done
 
@@ -174,8 +175,10 @@ def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]
                 sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
     means = {name: (total / len(steps)).to(newest[name].dtype) for name, total in sums.items()}
     averaged = {name: means.get(name, tensor) for name, tensor in newest.items()}
-    section = read_manifest(folder / step_name(steps[-1])).get("model")
-    write_checkpoint(folder / AVERAGE, {"model": averaged}, {"steps": list(steps)}, section)
+    last = folder / step_name(steps[-1])
+    state = read_state(last)
+    state = {"steps": list(steps)} | {key: state.get(key) for key in ("step", "stale", "best_step", "best_score")}
+    write_checkpoint(folder / AVERAGE, {"model": averaged}, state, read_manifest(last).get("model"))
     return averaged
 
 
@@ -187,21 +190,20 @@ def averaged_steps(folder: Path) -> list[int]:
     return []
 
 
-def run_to_resume(root: Path, recipe: Recipe, *, required: bool) -> Run | None:
+def run_to_resume(root: Path, recipe: Recipe, *, required: bool = False) -> Run | None:
     """Return the newest run that a recipe can resume, with or without a checkpoint, or None.
 
-    If a run is required, RecipeError names the settings that prevent it, or RunError the empty folder.
+    If a run is required, RecipeError names the settings that prevent it, or RunError the empty folder. RecipeError also
+    names the keys that somebody changed in the run's ``recipe.yaml`` although its training depends on them.
     """
-    newest = None
-    for run in Run.versions(root, recipe):
-        if not changes_preventing_resume(run, recipe):
-            return run
-        newest = newest or run
+    for run in Run.trained_with(root, recipe, _free_to_change(recipe)):
+        check_resumable(run, recipe)
+        return run
     if not required:
         return None
-    if newest is not None:
-        check_resumable(newest, recipe)  # raises RecipeError
     folder = root / recipe.name / recipe.variant
+    for path in reversed(versions_in(folder)):
+        check_resumable(Run.open(path), recipe)  # raises RecipeError
     raise RunError(f"nothing to resume: no run in {folder}; leave --resume out to start one")
 
 
@@ -216,28 +218,50 @@ def data_of(run: Run) -> Path | None:
     return None
 
 
-def changes_preventing_resume(run: Run, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the keys, with both values, by which a recipe differs from a run's so that it cannot resume the run.
+def _free_to_change(recipe: Recipe) -> set[str]:
+    """Return the keys that may change between two trainings of a run.
 
-    ``training.steps`` may differ unless the schedule is linear, which ends at the last step.
+    ``training.steps`` may unless the schedule is linear, which ends at the last step.
     """
-    allowed = keys_changing(recipe, CHOICE, NOTHING)
-    if recipe.training.schedule != "linear":
-        allowed = allowed | {"training.steps"}
-    return {key: values for key, values in differences(run.recipe, recipe).items() if key not in allowed}
+    keys = keys_changing(recipe, CHOICE, NOTHING)
+    return keys if recipe.training.schedule == "linear" else keys | {"training.steps"}
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
-    """Raise RecipeError if a recipe cannot resume a run."""
-    changes = changes_preventing_resume(run, recipe)
-    if changes:
-        lines = [f"  {key}: {before!r} in the run, {now!r} now" for key, (before, now) in changes.items()]
+    """Raise RecipeError if a recipe cannot resume a run, or the run's own recipe cannot any more."""
+    trained = run.trained_recipe()
+    changes = differences(trained, run.recipe.model_dump(mode="json")) | differences(
+        trained, recipe.model_dump(mode="json")
+    )
+    changed = [key for key in changes if key not in _free_to_change(recipe)]
+    if changed:
+        lines = [f"  {key}: {changes[key][0]!r} in the run's training, {changes[key][1]!r} now" for key in changed]
         raise RecipeError(
             f"the recipe differs from the one that {run.folder} was trained with:\n"
             + "\n".join(lines)
             + f"\nrestore these values (the run's own recipe: {run.folder / RECIPE}), "
             "or leave --resume out to start a new run"
         )
+
+
+def only_average_left(run: Run, recipe: Recipe) -> int | None:
+    """Return the last step of a finished run whose newest checkpoints were removed, but not the average of them.
+
+    None stands for any other run. Raises RunError if a recipe asks for another training than the finished one.
+    """
+    folder = run.checkpoints_folder
+    averaged = averaged_steps(folder)
+    if not averaged or (newest_whole_step(folder) or 0) >= averaged[-1]:
+        return None
+    changes = differences(run.trained_recipe(), recipe.model_dump(mode="json")).keys() - keys_changing(recipe, NOTHING)
+    changed = sorted(key for key in changes if not key.startswith("decoding."))
+    if changed:
+        raise RunError(
+            f"{run.folder} cannot be continued with another {', '.join(changed)}: its checkpoint of step "
+            f"{averaged[-1]} was removed, and its average has weights only; start a new run from it with "
+            f"--init {run.folder}"
+        )
+    return averaged[-1]
 
 
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
@@ -274,7 +298,9 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
     record = run.environment()
     if record.get("teacher_sha256") not in (None, environment.get("teacher_sha256")):
         raise RunError(f"the teacher of {run.folder} has other weights now; train a new student")
-    record.setdefault("resumed", []).append(describe_environment(recipe) | environment)
+    resumed = describe_environment(recipe) | environment
+    record["recipe"] = resumed.pop("recipe")
+    record.setdefault("resumed", []).append(resumed)
     folder = run.checkpoints_folder
     clear_leftovers(run)
     with writing(folder):
@@ -291,7 +317,8 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
         for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
     write_sealed(run.folder / ENVIRONMENT, record)
-    write_recipe(run.folder, recipe)
+    if recipe != run.recipe:  # otherwise the user's comments stay
+        write_recipe(run.folder, recipe)
 
 
 def complete_run(run: Run, recipe: Recipe, step: int) -> bool:

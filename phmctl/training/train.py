@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
+from phmctl.console import note
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
 from phmctl.recipe.schema import Recipe, TrainingSection
@@ -27,6 +28,7 @@ from phmctl.training.saving import (
     complete_run,
     continue_run,
     data_of,
+    only_average_left,
     read_to_resume,
     run_to_resume,
     steps_to_average,
@@ -138,6 +140,13 @@ def train_task(
     began = time.perf_counter()
     processes = processes or Processes()
     settings = recipe.training
+    if old is not None and checkpoint == "last":
+        finished_run = old
+        last = processes.from_leader(lambda: only_average_left(finished_run, recipe))
+        if last is not None:
+            if processes.leads and not quiet:
+                note(f"nothing left to train: {old.folder} is at step {last}, of which only the average is left")
+            return TrainingResult(old, last, 0, time.perf_counter() - began, None, None, 0)
     with ExitStack() as stack:
         with processes.agreed():  # before a run is created
             task.check_data()

@@ -10,7 +10,6 @@ import pytest
 
 from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError, WriteFailedError
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
@@ -64,26 +63,6 @@ def test_recipe_and_environment_survive(tmp_path: Path, monkeypatch: pytest.Monk
     assert "hush" not in str(written)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("heads: 8", "heads: 4"),
-        ("label_smoothing: 0.1", "label_smoothing: 0.2"),
-        ("format: 1", "format: 1\n"),
-    ],
-)
-def test_a_recipe_that_was_changed_is_refused_and_trains_a_new_run(tmp_path: Path, old: str, new: str) -> None:
-    path = Run.create(tmp_path, make_recipe()).folder / "recipe.yaml"
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(RunError) as caught:
-        Run.open(path.parent)
-    command, name, copy = shlex.split(str(caught.value).rpartition(": ")[2])
-    assert (command, name) == ("phmctl", "train")
-    assert load_recipe(copy).name == "fake"
-    assert [*Run.versions(tmp_path, make_recipe())] == []
-    assert not (path.parent / "recipe.json").exists()
-
-
 @pytest.mark.parametrize("name", ["environment.json", "data.json"])
 def test_a_record_that_was_changed_is_refused(tmp_path: Path, name: str) -> None:
     run = Run.create(tmp_path, make_recipe(), fill=lambda run: record_copies(run, {"labels": ["a", "b"], "seed": 1}))
@@ -134,9 +113,9 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
     for path in (tmp_path / "fake/phm-n4", tmp_path / "fake"):
         assert Run.open(path).folder == trained.folder
         assert capsys.readouterr().err.startswith(str(failed.folder))
-    assert [run.folder for run in Run.versions(tmp_path, make_recipe())] == [failed.folder, trained.folder]
+    assert [run.folder for run in Run.trained_with(tmp_path, make_recipe(), ())] == [failed.folder, trained.folder]
     (failed.folder.parent / "v009").mkdir()  # no complete run
-    assert len(list(Run.versions(tmp_path, make_recipe()))) == 2
+    assert len(list(Run.trained_with(tmp_path, make_recipe(), ()))) == 2
     assert Run.open(failed.folder).folder == failed.folder
 
 

@@ -15,6 +15,7 @@ from phmctl.checkpoints import MANIFEST, read_checkpoint, read_manifest, step_na
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
+from phmctl.runs.summary import summarise
 from phmctl.training.saving import averaged_steps, check_resumable, run_to_resume
 from phmctl.training.train import train_task
 from tests.data.helpers import flip
@@ -232,6 +233,29 @@ def test_an_average_whose_line_was_lost_gets_it(fit: Fit) -> None:
         assert _figures(run) == figures
 
 
+@pytest.mark.parametrize("kept", [[], ["step-000020"]])
+def test_a_finished_run_whose_last_checkpoints_were_removed_keeps_its_average(
+    fit: Fit, capsys: pytest.CaptureFixture[str], kept: list[str]
+) -> None:
+    run = fit(**SETTINGS).run
+    best = summarise(run.folder).best
+    for folder in run.checkpoints_folder.glob("step-*"):
+        if folder.name not in kept:
+            shutil.rmtree(folder)
+    before = _everything(run)
+    recipe = make_recipe(**SETTINGS)
+    result = train_task(FakeTask(), recipe, Path("unused"), old=run_to_resume(run.folder.parents[2], recipe))
+    assert (result.run.folder, result.steps, result.steps_now) == (run.folder, 40, 0)
+    assert "nothing left to train" in capsys.readouterr().err
+    for further in ({"steps": 50}, {"average": 2}):
+        with _refused(run, "--init"):
+            fit(old=run, **(SETTINGS | further))
+    assert _everything(run) == before
+    summary = summarise(run.folder)
+    assert (summary.state, summary.step, summary.best) == ("finished", 40, best)
+    assert summary.parameters is not None
+
+
 # ------------------------------------------------------------------------------------- what cannot be continued
 
 
@@ -294,6 +318,42 @@ def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: 
     with pytest.raises(RecipeError, match=r"v003(.*\n)+  training.clip: 0.5 .*0.25"):
         run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=True)
     assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=False) is None
+
+
+@pytest.mark.parametrize("place", ["fake/phm-n4/the-good-one", "thesis/chapter-3/v001", "v001"])
+def test_a_run_is_found_by_what_it_was_trained_with(fit: Fit, tmp_path: Path, place: str) -> None:
+    """Whatever its folder is called, and whatever its user writes into its recipe's comments and decoding section."""
+    run = fit(Interrupting(20), **SETTINGS).run
+    moved = tmp_path / place
+    moved.parent.mkdir(parents=True, exist_ok=True)
+    run.folder.rename(moved)
+    text = (moved / "recipe.yaml").read_text()
+    (moved / "recipe.yaml").write_text("# the good one\n" + text.replace("beam: 5", "beam: 9"))
+    for recipe in (make_recipe(**SETTINGS), Run.open(moved).recipe):
+        found = run_to_resume(tmp_path, recipe)
+        assert found is not None
+        assert found.folder == moved
+    edited = Run.open(moved).recipe
+    assert train_task(FakeTask(), edited, tmp_path, old=found, quiet=True).steps == 40
+    assert (moved / "recipe.yaml").read_text().startswith("# the good one\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("warmup: 7", "warmup: 8", r"training\.warmup: 7 .*8"),
+        ("heads: 8", "heads: 4", r"model\.heads"),
+        ("\n", "\n  {", "recipe.yaml"),
+    ],
+)
+def test_a_run_whose_recipe_was_changed_in_what_matters_is_not_left_for_a_new_one(
+    fit: Fit, tmp_path: Path, old: str, new: str, place: str
+) -> None:
+    run = fit(Interrupting(20), **SETTINGS).run
+    path = run.folder / "recipe.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises((RecipeError, RunError), match=place):
+        run_to_resume(tmp_path, make_recipe(**SETTINGS))
 
 
 FREE = [("training.patience", 7), ("training.save_every", 4), ("training.validate_every", 3), ("training.average", 2)]
