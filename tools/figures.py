@@ -16,12 +16,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from phmctl.results.style import COLORS, DARK, DARK_COLORS, LIGHT, MATPLOTLIB_STYLE, css_variables
+from phmctl.results.report import COLORS, MATPLOTLIB_STYLE
 from tools import blocks, results
 from tools.results import ROOT, WIDE, Sample
 
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DARK_COLORS = ("#6ea8e8", "#f09a5e", "#6cc08e", "#c592d6", "#e57f8b", "#a3afbb", "#cfbc4f", "#5cc4ca")
+LIGHT = {"paper": "#fff", "ink": "#1c2127", "faint": "#6b7480", "link": "#1d5fa8"}
+DARK = {"paper": "#14171b", "ink": "#e4e7eb", "faint": "#98a1ac", "link": "#8ab8ee"}
 WIDTH = 5.6  # inches of 72 points: figures are about 400 pixels wide
 PHM, TAUGHT, WIDER, OTHER, _, DENSE = range(6)  # the colour of each kind of model
 FILE_COLORS = (DENSE, 3, PHM, WIDER, TAUGHT, 4, 6, 7)  # of models in the order of their files
@@ -308,6 +311,11 @@ def badges() -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left - 6}" height="20" role="img">'
     style = '<g fill="#fff" text-anchor="middle" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11">'
     return f"{head}{style}{''.join(parts)}</g></svg>\n"
+
+
+def css_variables(colors: dict[str, str]) -> str:
+    """Return the declarations of a style sheet that name colours, such as ``--ink: #1c2127;``."""
+    return " ".join(f"--{name}: {color};" for name, color in colors.items())
 
 
 def site_style() -> str:

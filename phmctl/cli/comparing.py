@@ -38,9 +38,9 @@ def compare(call: Call[list["Comparison"]]) -> Shown:
 def report(
     call: Call[list["Comparison"]], output: Annotated[Path, typer.Option("--output", "-o")] = Path("report.html")
 ) -> Shown:
-    """Write one HTML page about runs and the rules they learned.
+    """Write one HTML page about runs.
 
-    The page has scores, curves, parameters, samples, rules and differences; its path is printed. Needs phmctl[report].
+    The page has scores, curves, samples and differences. Its path is printed. Needs phmctl[report].
 
     Args:
         output: HTML file to write.
