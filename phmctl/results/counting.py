@@ -1,19 +1,126 @@
-"""``count-params``: count a recipe's parameters for several algebras and n, next to published figures."""
+"""``count-params``: count a recipe's parameters for several algebras and n, next to published figures.
+
+``published.yaml`` holds the published figures and explains each key.
+"""
 
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict
 
 from phmctl.console import Table, is_terminal
 from phmctl.dimension import WITH_N
 from phmctl.errors import RecipeError, UserError, check_known
 from phmctl.recipe.loading import common_overrides, resolve
-from phmctl.results.ledger import Ledger, Row, Totals, ledger_for_recipe
-from phmctl.results.published import PublishedTable, published_tables, table_names
+from phmctl.results.ledger import Ledger, ModuleCounts, Totals, ledger_for_recipe
 from phmctl.shipped import shipped_names
+
+_COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
+_NARROW = 5  # columns on a narrow terminal
+_COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
+_PUBLISHED = ("row", "published", "our count", "agrees", "counted parts")
+
+
+class Arrangement(NamedTuple):
+    """The parameters of a possible arrangement of a published model; `figure` selects one of several figures."""
+
+    parameters: int
+    description: str
+    figure: str | None = None
+
+
+class PublishedRow(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    label: str
+    figure: str
+    settings: str = ""
+    counts: tuple[Arrangement, ...]
+    unit: int | None = None
+    cut: bool = False
+
+    def holds(self, arrangement: Arrangement) -> bool:
+        """Return whether the parameters round to the printed figure."""
+        return agrees(arrangement.figure or self.figure, arrangement.parameters, self.unit, cut=self.cut)
+
+    def off(self, arrangement: Arrangement) -> float:
+        """Return the relative difference of the parameters from the printed figure."""
+        return arrangement.parameters / value_of(arrangement.figure or self.figure) - 1
+
+    def as_json(self) -> dict[str, Any]:
+        candidates = []
+        for each in self.counts:
+            counted = {"count": each.parameters, "arrangement": each.description, "figure": each.figure}
+            candidates.append(counted | {"holds": self.holds(each), "off": self.off(each)})
+        agreement = any(map(self.holds, self.counts))
+        return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": agreement}
+
+
+class CountedMaps(BaseModel):
+    """The linear maps that a table counts: names that start with `below`, with or without biases."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    below: str = ""
+    biases: bool = False
+
+
+class PublishedTable(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str
+    names: tuple[str, ...]
+    title: str
+    rows: tuple[PublishedRow, ...]
+    notes: tuple[str, ...]
+    maps: CountedMaps | None = None
+
+    def measure(self, ledger: Ledger) -> int:
+        """Return a model's parameters as the table counts them."""
+        if self.maps is None:
+            return ledger.totals.parameters
+        maps = [row for row in ledger.rows if row.kind == "map" and row.component.startswith(self.maps.below)]
+        return sum(row.components + row.rule + self.maps.biases * row.bias for row in maps)
+
+
+@cache
+def _all_tables() -> tuple[PublishedTable, ...]:
+    content = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    return tuple(PublishedTable(key=key, **table) for key, table in content["tables"].items())
+
+
+def table_names() -> list[str]:
+    return list(dict.fromkeys(name for table in _all_tables() for name in table.names))
+
+
+def published_tables(name: str = "") -> list[PublishedTable]:
+    """Return the tables of a name such as ``table1`` or of a recipe's name; without a name, all tables."""
+    prefixes = [prefix for prefix in table_names() if f"{name}-".startswith(f"{prefix}-")]
+    longest = max(prefixes, key=len, default=None)
+    return [table for table in _all_tables() if not name or longest in table.names]
+
+
+def agrees(figure: str, count: int, unit: float | None = None, *, cut: bool = False) -> bool:
+    """Return whether a count rounds to a printed figure (``5.5M``, ``721K``); see ``unit`` and ``cut`` in the data."""
+    decimals = figure.rstrip("KM").partition(".")[2]
+    unit = unit or _scale(figure) / 10 ** len(decimals)
+    lowest = value_of(figure) - (0 if cut else unit / 2)
+    return lowest <= count < lowest + unit
+
+
+def value_of(figure: str) -> float:
+    """Return the value of a printed figure: 5.5e6 for ``5.5M``."""
+    return float(figure.rstrip("KM").replace(",", "")) * _scale(figure)
+
+
+def _scale(figure: str) -> int:
+    return {"K": 1_000, "M": 1_000_000}.get(figure[-1], 1)
 
 
 @dataclass(frozen=True)
@@ -23,11 +130,12 @@ class ParameterCount:
     published: tuple[PublishedTable, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe,
-            "variants": [ledger.as_json() for ledger in self.ledgers],
-            "published": [table.as_json() for table in self.published],
-        }
+        published = []
+        for table in self.published:
+            rows = [row.as_json() for row in table.rows]
+            published.append({"key": table.key, "title": table.title, "rows": rows, "notes": list(table.notes)})
+        variants = [ledger.as_json() for ledger in self.ledgers]
+        return {"recipe": self.recipe, "variants": variants, "published": published}
 
 
 def count_parameters(
@@ -41,8 +149,7 @@ def count_parameters(
     """Count a recipe's parameters without allocating a weight.
 
     Args:
-        recipe: a path or a shipped name; with `paper` also a name of :func:`~phmctl.results.published.table_names`
-            for that table only, or None for all tables.
+        recipe: a path or a shipped name; with `paper` also the name of a published table, or None for all tables.
         ns: the values of n to compare; by default the recipe's.
         algebras: the algebras to compare; by default n decides. An algebra with a fixed n is counted once.
         overrides: settings as ``key.path=value``.
@@ -78,19 +185,50 @@ def count_parameters(
     return ParameterCount(name, tuple(map(ledger_for_recipe, variants)), published)
 
 
-_COLUMNS = ("component", "×", "shape", "dense", "this model", "S", "rule", "bias", "norm", "embedding")
-_NARROW = 5  # columns on a narrow terminal
-_COMPARED = ("model", "parameters", "of dense", "without embeddings", "of dense", "rules A", "share of A")
-_PUBLISHED = ("row", "published", "our count", "agrees", "counted parts")
-
-
 def count_tables(count: ParameterCount) -> list[Table]:
-    """Return the ledger of a variant or the comparison of several, their sizes, and the published tables."""
-    several = len(count.ledgers) > 1
-    tables = [_comparison(count)] if several else [ledger_table(ledger) for ledger in count.ledgers]
+    """Return the published tables, the ledger of a variant or the comparison of several, and their sizes."""
+    tables = [_published_table(table, count) for table in count.published]
+    if len(count.ledgers) > 1:
+        tables.append(_variants_table(count))
+    else:
+        tables += map(ledger_table, count.ledgers)
     if count.ledgers:
-        tables.append(_sizes(count))
-    return tables + [_published(table, count) for table in count.published]
+        rows = []
+        for ledger in count.ledgers:
+            megabytes = [f"{size / 1e6:.2f}" for size in ledger.totals.bytes.values()]
+            rows.append([ledger.name.removeprefix(f"{count.recipe} "), *megabytes])
+        head = ("model", *count.ledgers[0].totals.bytes)
+        tables.append(Table(f"{count.recipe}: MB of the weights by the type of the stored matrices", head, rows))
+    return tables
+
+
+def _published_table(table: PublishedTable, count: ParameterCount) -> Table:
+    """Return the parameters of each row's arrangements, and whether they agree with the figure."""
+    rows = []
+    for row in table.rows:
+        label, figure = row.label, row.figure
+        for arrangement in row.counts:
+            holds = "yes" if row.holds(arrangement) else f"no, {row.off(arrangement):+.1%}".replace("-", "−")
+            printed, parameters = arrangement.figure or figure, f"{arrangement.parameters:,}"
+            rows.append((label, printed, parameters, holds, arrangement.description))
+            label = figure = ""
+    below = list(table.notes)
+    if table.maps and count.ledgers:
+        variants = [(ledger.name.removeprefix(count.recipe), table.measure(ledger)) for ledger in count.ledgers]
+        counts = ",".join(f"{variant} {parameters:,}" for variant, parameters in variants)
+        below.append(f"{count.recipe} itself, counted so:{counts}")
+    return Table(table.title, _PUBLISHED, rows, text=(4,), below=below)
+
+
+def _variants_table(count: ParameterCount) -> Table:
+    rows = []
+    for ledger in count.ledgers:
+        cells = [ledger.name.removeprefix(f"{count.recipe} ")]
+        for totals in (ledger.totals, ledger.without_embeddings):
+            cells += [f"{totals.parameters:,}", f"{totals.share:.1%}"]
+        rows.append([*cells, str(ledger.rules), f"{ledger.totals.rule / ledger.totals.parameters:.2%}"])
+    notes = dict.fromkeys(note for ledger in count.ledgers for note in ledger.notes)
+    return Table(f"{count.recipe}: parameters by variant", _COMPARED, rows, below=list(notes))
 
 
 def ledger_table(ledger: Ledger) -> Table:
@@ -109,43 +247,6 @@ def ledger_table(ledger: Ledger) -> Table:
     return Table(title, _COLUMNS[:columns], [row[:columns] for row in rows], below=[saved, *ledger.notes])
 
 
-def _comparison(count: ParameterCount) -> Table:
-    rows = []
-    for ledger in count.ledgers:
-        cells = [ledger.name.removeprefix(f"{count.recipe} ")]
-        for totals in (ledger.totals, ledger.without_embeddings):
-            cells += [f"{totals.parameters:,}", f"{totals.share:.1%}"]
-        rows.append([*cells, str(ledger.rules), f"{ledger.totals.rule / ledger.totals.parameters:.2%}"])
-    notes = dict.fromkeys(note for ledger in count.ledgers for note in ledger.notes)
-    return Table(f"{count.recipe}: parameters by variant", _COMPARED, rows, below=list(notes))
-
-
-def _sizes(count: ParameterCount) -> Table:
-    """Return the megabytes of each variant's weights, by the type in which an export stores the matrices."""
-    rows = []
-    for ledger in count.ledgers:
-        megabytes = [f"{size / 1e6:.2f}" for size in ledger.totals.bytes.values()]
-        rows.append([ledger.name.removeprefix(f"{count.recipe} "), *megabytes])
-    return Table(f"{count.recipe}: MB of the stored weights", ("model", *count.ledgers[0].totals.bytes), rows)
-
-
-def _published(table: PublishedTable, count: ParameterCount) -> Table:
-    """Return the exact counts of each row's candidate arrangements, and whether they agree with the figure."""
-    rows = []
-    for row in table.rows:
-        label, figure = row.label, row.figure
-        for candidate in row.counts:
-            holds = "yes" if row.holds(candidate) else f"no, {row.off(candidate):+.1%}".replace("-", "−")
-            rows.append((label, candidate.figure or figure, f"{candidate.count:,}", holds, candidate.arrangement))
-            label = figure = ""
-    below = list(table.notes)
-    if table.maps and count.ledgers:
-        variants = [(ledger.name.removeprefix(count.recipe), table.measure(ledger)) for ledger in count.ledgers]
-        counts = ",".join(f"{variant} {parameters:,}" for variant, parameters in variants)
-        below.append(f"{count.recipe} itself, counted so:{counts}")
-    return Table(table.title, _PUBLISHED, rows, text=(4,), below=below)
-
-
-def _cells(name: str, copies: str, shape: str, row: Row | Totals) -> list[str]:
-    numbers = (row.dense, row.parameters, row.components, row.rule, row.bias, row.norm, row.embedding)
-    return [name, copies, shape, *(f"{number:,}" for number in numbers)]
+def _cells(name: str, copies: str, shape: str, counts: ModuleCounts | Totals) -> list[str]:
+    numbers = (counts.dense, counts.parameters, counts.components, counts.rule, counts.bias, counts.norm)
+    return [name, copies, shape, *(f"{number:,}" for number in (*numbers, counts.embedding))]

@@ -22,7 +22,7 @@ from phmctl.recipe.schema import Recipe
 from phmctl.tasks.base import Sizes, TaskKind
 from phmctl.tasks.registry import kind_of
 
-Kind = Literal["map", "norm", "embedding", "generator", "other"]
+ModuleKind = Literal["map", "norm", "embedding", "generator", "other"]
 
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -63,11 +63,11 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Row(Totals):
-    """Parameter counts of one module, or of equal modules of several layers."""
+class ModuleCounts(Totals):
+    """The row of one module, or of equal modules of several layers."""
 
     component: str  # module name; ``encoder.0-3.`` in a folded row of equal layers
-    kind: Kind
+    kind: ModuleKind
     shape: tuple[int, ...]  # shape of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
     copies: int = 1  # number of modules in the row
 
@@ -79,7 +79,7 @@ class Ledger:
     name: str  # title in tables
     settings: LinearSection
     sizes: Mapping[str, int]  # sizes that the data decides: ``source`` and ``target`` token types
-    rows: tuple[Row, ...]  # a row for each module that holds parameters, in the model's order
+    rows: tuple[ModuleCounts, ...]  # a row for each module that holds parameters, in the model's order
     rules: int  # K, the number of distinct learned rules
     notes: tuple[str, ...] = ()  # remarks on the numbers, for people
 
@@ -97,9 +97,9 @@ class Ledger:
         """Number of parameters in S and A of the linear maps, the count of Tables 2 and 4 of the PHM paper."""
         return self.without_embeddings.components + self.without_embeddings.rule
 
-    def folded(self) -> list[Row]:
+    def folded(self) -> list[ModuleCounts]:
         """Return the rows, with rows that differ only in their layer numbers added up."""
-        groups: dict[tuple[object, ...], list[Row]] = {}
+        groups: dict[tuple[object, ...], list[ModuleCounts]] = {}
         for row in self.rows:
             groups.setdefault((_LAYER.sub(".*.", row.component), row.kind, row.shape), []).append(row)
         folded = []
@@ -166,7 +166,7 @@ def ledger_for(
     return Ledger(name, settings, sizes, rows, rules, tuple(notes))
 
 
-def rows_of(model: nn.Module) -> tuple[tuple[Row, ...], int]:
+def rows_of(model: nn.Module) -> tuple[tuple[ModuleCounts, ...], int]:
     """Return a row for each module that holds parameters itself, and the number of distinct learned rules.
 
     Shared modules and parameters are counted at their first use, so the rows add up to
@@ -196,7 +196,7 @@ def _rule_names(module: nn.Module) -> set[str]:
     return set(module.structure.rule_names) if isinstance(module, StructuredWeight) else set()
 
 
-def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> Row:
+def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> ModuleCounts:
     """Return the row of a module that has `counts` parameters under the names of its attributes."""
     total, bias = sum(counts.values()), counts.get("bias", 0)
     rule = sum(counts.get(key, 0) for key in _rule_names(module))
@@ -204,23 +204,23 @@ def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> Row:
     match module:
         case PHMLinear() | TwoFactorLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
-            map_kind: Kind = "generator" if name == "generator" else "map"
+            map_kind: ModuleKind = "generator" if name == "generator" else "map"
             dense = math.prod(shape) + bias
             if name.endswith("embedding.map"):  # the map of a narrow table
-                return Row(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
-            return Row(name, map_kind, shape, dense=dense, components=components, rule=rule, bias=bias)
+                return ModuleCounts(name, "embedding", shape, dense=dense, rule=rule, embedding=components)
+            return ModuleCounts(name, map_kind, shape, dense=dense, components=components, rule=rule, bias=bias)
         case PHMConv() | _ConvNd():
             weight = module.on_meta().weight if isinstance(module, PHMConv) else module.weight
             sizes = {"dense": weight.numel() + bias, "components": components, "rule": rule, "bias": bias}
-            return Row(name, "map", tuple(weight.shape), **sizes)
+            return ModuleCounts(name, "map", tuple(weight.shape), **sizes)
         case PHMEmbedding() | nn.Embedding():
             shape = (module.num_embeddings, module.embedding_dim)
-            return Row(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)
+            return ModuleCounts(name, "embedding", shape, dense=math.prod(shape), rule=rule, embedding=components)
         case nn.LayerNorm():
-            return Row(name, "norm", tuple(module.normalized_shape), dense=total, norm=total)
-    return Row(name, "other", (total,), dense=total, other=total)
+            return ModuleCounts(name, "norm", tuple(module.normalized_shape), dense=total, norm=total)
+    return ModuleCounts(name, "other", (total,), dense=total, other=total)
 
 
-def _sums(rows: Iterable[Row]) -> dict[str, Any]:
+def _sums(rows: Iterable[ModuleCounts]) -> dict[str, Any]:
     rows = list(rows)
     return {field.name: sum(getattr(row, field.name) for row in rows) for field in fields(Totals)}

@@ -85,12 +85,12 @@ def test_sizes_are_printed_for_each_type_of_number():
 
 
 def test_published_figures_are_printed_with_ours():
-    rows, below = printed("ceng501-de-en", ns=[16], paper=True, place=-1)
+    rows, below = printed("ceng501-de-en", ns=[16], paper=True)
     assert rows[-1] == ["PHM+ n=16", "1,844,224", "1,844,224", "yes", "n everywhere"]
     assert ["PHM+ n=2", "13,579,416", "13,579,416", "yes", "one d×d map a layer left at n = 16"] in rows
     assert ["", "", "13,677,752", "no, +0.7%", "n everywhere"] in rows
     assert "one d×d map of each layer was left at n = 16" in below
-    _, below = printed("table2-iwslt14-de-en", ns=[1, 16], paper=True, place=-1)
+    _, below = printed("table2-iwslt14-de-en", ns=[1, 16], paper=True)
     assert "table2-iwslt14-de-en itself, counted so: real 3,670,016, phm-n16 319,488" in below
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
-from phmctl.results.ledger import Ledger, Row, ledger_for_recipe
-from phmctl.results.published import agrees, published_tables, table_names, value_of
+from phmctl.results.counting import agrees, published_tables, table_names, value_of
+from phmctl.results.ledger import Ledger, ModuleCounts, ledger_for_recipe
 from phmctl.tasks.base import Sizes
 from tests.references import ledger_for_settings
 
@@ -25,7 +25,7 @@ CLASSIFIERS = {"table1": "table1-snli", "table5": "table5-agreement"}
 def chosen(row: Any) -> dict[str, Any]:
     """The keys of the model that a row sets."""
     choice = {"algebra": "real", "n": 1}
-    for setting in row.settings:
+    for setting in row.settings.split():
         key, _, value = setting.partition("=")
         choice[key.removeprefix("model.")] = int(value) if value.isdigit() else value
     return choice
@@ -54,7 +54,7 @@ VOCABULARY = {name: load_recipe(name).data.vocabulary for name in ("ceng501-shak
 @cache
 def composed(row: int = 1, width: int = D, algebra: str = "real", n: int = 1) -> Ledger:
     """The model of a row of Li et al., Table 1."""
-    options = TABLES["ni"].rows[row - 1].settings
+    options = TABLES["ni"].rows[row - 1].settings.split()
     name = "ni-wmt14-en-de" if width == D else "ni-wmt14-en-de-big"
     return of_recipe(name, [*options, f"model.algebra={algebra}", f"model.n={n}"])
 
@@ -64,7 +64,7 @@ def added(row: int, width: int = D, **choice: Any) -> int:
     return composed(row, width, **choice).totals.parameters - composed(1, width, **choice).totals.parameters
 
 
-def compositions(row: int) -> list[Row]:
+def compositions(row: int) -> list[ModuleCounts]:
     parts = []
     for part in composed(row).rows:
         in_output = ".output." in part.component and not part.component.endswith("attention.output")
@@ -94,10 +94,10 @@ def of_the_paper(key: str, row: Any) -> list[int]:
 
 def of_classifiers(key: str, row: Any) -> list[int]:
     """Tables 1 and 5."""
-    ledger = of_recipe(CLASSIFIERS[key], row.settings)
+    ledger = of_recipe(CLASSIFIERS[key], row.settings.split())
     count = TABLES[key].measure(ledger)
     biases = sum(part.bias for part in ledger.rows if part.component.startswith(TABLES[key].maps.below))
-    return [count - biases, count] if "quaternion" in row.settings[0] else [count]
+    return [count - biases, count] if "quaternion" in row.settings else [count]
 
 
 def of_the_reproduction(key: str, row: Any) -> list[int]:
@@ -143,7 +143,7 @@ def test_each_count_is_exact_and_the_first_agrees_with_the_figure(key: str, row:
     else:
         counters = dict.fromkeys(CLASSIFIERS, of_classifiers) | dict.fromkeys(VOCABULARY, of_the_reproduction)
         expected = counters.get(key, of_the_paper)(key, row)
-    assert [count.count for count in row.counts] == expected
+    assert [each.parameters for each in row.counts] == expected
     assert row.holds(row.counts[0])
 
 
