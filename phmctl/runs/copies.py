@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # an export answers without numpy
     from phmctl.data.prepared import PreparedData
 
 _COPIES = "copies"
+EXTRAS = ".extras"  # suffix of a split's file of whole numbers by name, JSON
 ADVICE = "copy the run again"
 
 
@@ -35,6 +36,14 @@ def load_tokenizers(run: Run) -> TokenizerPair:
         return TokenizerPair.load(run.tokenizer_folder)
     except DataError as error:
         raise RunError(f"{run.folder} is not a complete run; {ADVICE}: {error}") from error
+
+
+def load_labels(run: Run) -> list[str]:
+    """Return the label set of a run. Raises RunError."""
+    labels: list[str] | None = run.data().get("labels")
+    if not labels:
+        raise RunError(f"{run.folder / DATA} does not list the labels; {ADVICE}")
+    return labels
 
 
 def load_cleaning(run: Run) -> Cleaning:

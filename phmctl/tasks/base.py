@@ -1,24 +1,25 @@
-"""Interfaces of a task: the trainer calls a :class:`Task`, the commands a :class:`TaskKind`.
+"""What the trainer and the commands know of a task: a :class:`Task` and a :class:`TaskSpec`.
 
 All other modules are the same for every task: they do not know what a batch, a loss, a score or an answer consists of.
 """
 
 from __future__ import annotations  # torch and numpy are imported for type checking only
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from phmctl.console import Table
 from phmctl.decoding.model import Model
 from phmctl.errors import UserError
+from phmctl.metrics.classification import Part, mcnemar
+from phmctl.metrics.text import ScoreOptions, bleu_by, length_parts, sentence_chrf, text_scorer
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
-from phmctl.tasks.answers import Answers, Comparer, Metric
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,42 +27,42 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-R = TypeVar("R", bound=Recipe)
+    from phmctl.metrics.significance import Difference, Scorer
+    from phmctl.tasks.text import OwnText
+
 P = TypeVar("P")
+V = TypeVar("V")
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"  # row numbers of a split
-Autocast = Callable[[], AbstractContextManager[Any]]
+Autocast = Callable[[], AbstractContextManager[object]]
+Device: TypeAlias = "torch.device | str | None"
+
+# --------------------------------------------------------------------------------------------------- for the trainer
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Size of a micro-batch, computed from its rows without building it."""
+    """Size of a micro-batch, computed from its rows without building it.
 
-    items: int  # items that the loss sums over: the batch's ``target_tokens``
-    tokens: int  # tokens of all sides, without padding; for speeds
+    Every printed and stored "tokens a second" (``tok/s``) counts `tokens`, in training as in ``compare`` and ``bench``.
+    """
+
+    items: int  # items that the loss sums over, such as the tokens of the target
+    tokens: int  # tokens of all sides, without padding
     rows: int  # rows that a map reads: tokens, without padding, of the side with the most
 
 
-class Share:
-    """The part of the work of one process; this class is for a single process, which does all of it.
-
-    The processes of a training call the same methods in the same order.
-    """
+class Share(Protocol):
+    """The part of a validation that one process does; all processes of a training call the same methods in order."""
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
         """Yield this process's parts; each part goes to one process. Raises PhmctlError if the training must stop."""
-        return iter(parts)
 
     def total(self, sums: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes; float64 makes sums of float32 independent of their number."""
-        return sums
 
-    def merge(self, results: Mapping[int, Any]) -> dict[int, Any]:
+    def merge(self, results: Mapping[int, V]) -> dict[int, V]:
         """Return the results of all processes; the keys are unique."""
-        return dict(results)
-
-
-ALONE = Share()
 
 
 class Task(Protocol):
@@ -108,6 +109,9 @@ class Task(Protocol):
         """Write the tokenizers and the evaluation text into a new run, so that it can be used without the data."""
 
 
+# ------------------------------------------------------------------------------------------------- for the commands
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of a model that follow from the data."""
@@ -123,118 +127,175 @@ class Report(Protocol):
     def tables(self) -> Iterable[Table]: ...
 
 
+@dataclass(frozen=True)
+class Metric:
+    name: str  # key in the scores of a result
+    scale: float = 1.0  # factor applied for display; 100 turns a fraction into per cent
+    higher: bool = True  # whether larger scores are better
+    tested: bool = False  # whether differences are tested
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The scored answers of a run."""
+
+    texts: Sequence[str]  # input of each item
+    references: Sequence[str]  # reference, or label
+    outputs: Sequence[str]
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns; -1: not known
+    score_options: ScoreOptions = field(default_factory=ScoreOptions)  # of translations
+
+
+def no_answers(run: Run, result: Result) -> Answers | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
-class LoadRequest:
-    """A request to load a run's model; a task with options of its own adds them in a subclass."""
+class Trains:
+    """How recipes of a task are trained and runs are scored: ``train``, ``eval``, ``compare``, ``bench train``."""
 
-    run: Run
-    checkpoint: str = "best"
-    device: str = "auto"
-    cleaned: bool = False  # whether the lines will be the run's own text, which was cleaned already
-    threads: int = 0  # CPU threads of an engine that has its own; 0: the engine's default
+    # Bind a recipe to its data below the data folder. Raises DataError if it is not prepared.
+    open: Callable[[Any, Path], Task]
+    # Score a run and write the scores into it: evaluate(run, split=, checkpoint=, device=) and the `options` below.
+    # Raises RunError, DataError, UserError, OutputError.
+    evaluate: Callable[..., Report]
+    options: Sequence[str] = ()  # names of the options of ``eval`` that only some tasks have
+    metrics: Sequence[Metric] = ()  # for comparisons of runs; the most important first
+    comparer: Comparer | None = None  # tests of differences; None: the task has no test
+    # Return the scored answers of a result, or None if it has none. Raises RunError.
+    answers: Callable[[Run, Result], Answers | None] = no_answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreRequest:
-    """A request to score a run; a task with options of its own adds them in a subclass."""
+class Answering:
+    """How models of a task answer lines: ``decode``, ``serve``, ``export``, :func:`phmctl.load`."""
 
-    run: Run
-    checkpoint: str = "best"
-    device: str = "auto"
-    split: str = "test"
+    # Load a run's model: load(run, checkpoint=, device=, cleaned=, threads=) and the `options` below.
+    # Raises RunError, UserError.
+    load: Callable[..., Model]
+    options: Sequence[str] = ()  # names of the options of ``decode`` that only some tasks have
+    # Return a split of the run's own text as lines for its model. Raises RunError.
+    split_lines: Callable[[Run, str], list[str]]
 
 
-class TaskKind(ABC, Generic[R]):
-    """A task as the commands see it. This class alone is enough for ``count-params``."""
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A task as the commands see it; without `trains` and `answers` its parameters are counted only."""
 
-    recipe: type[R]  # the default of its key ``task`` is the task's name
-    commands: Sequence[str] = ("count-params",)
-    corpus_options: Sequence[str] = ()  # options of ``prepare-data`` that only this task has
+    name: str  # the value of ``task`` in recipes and cards
+    recipe: type[Recipe]
+    commands: Sequence[str]  # named in the error of a command that the task lacks
+    # Return the sizes of the prepared data below the data folder; without prepared data, or with None, the recipe's.
+    sizes: Callable[[Any, Path | None], Sizes]
+    # Build the untrained model of a recipe's ``model`` section; the device ``meta`` allocates nothing.
+    build: Callable[[Any, Mapping[str, int], Device], nn.Module]
+    # Return the number of rows of each table with a row for each token, by module name.
+    tables: Callable[[Mapping[str, int]], Mapping[str, int]] = lambda sizes: {}
+    # Return remarks that the parameter counts need.
+    notes: Callable[[Any, Mapping[str, int]], Iterable[str]] = lambda section, sizes: ()
+    trains: Trains | None = None
+    answers: Answering | None = None
+    text: OwnText | None = None  # how ``prepare-data`` reads a user's own text
 
-    @property
-    def name(self) -> str:
-        return str(self.recipe.model_fields["task"].default)
-
-    @abstractmethod
-    def sizes(self, recipe: R, data: Path | None = None) -> Sizes:
-        """Return the sizes of the prepared data below the data folder; without prepared data the recipe's."""
-
-    @abstractmethod
-    def build(self, settings: Any, sizes: Mapping[str, int], device: torch.device | str | None = None) -> nn.Module:
-        """Build the untrained model of a recipe's ``model`` section; the device ``meta`` allocates nothing."""
-
-    def tables(self, settings: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the number of rows of each table with a row for each token, by module name."""
-        return {}
-
-    def notes(self, settings: Any, sizes: Mapping[str, int]) -> Iterable[str]:
-        """Return remarks that the parameter counts need."""
-        return ()
-
-    def require(self, command: str) -> None:
-        """Raise UserError if the task does not support a command."""
-        if command not in self.commands:
-            raise self.unsupported(command)
-
-    def unsupported(self, command: str) -> UserError:
+    def lacks(self, command: str) -> UserError:
+        """Return the error of a command that the task does not support."""
         return UserError(f"{command}: task {self.name!r} does not support it; it has {', '.join(self.commands)}")
 
 
-class TrainedKind(TaskKind[R]):
-    """A task whose recipes are trained and whose runs are scored."""
+def text_sizes(recipe: Any, data: Path | None, names: tuple[str, str], words: str, classes: int = 0) -> Sizes:
+    """Return the two sizes of a model of text, called `names`; without prepared data the second is `classes`, if any.
 
-    commands: Sequence[str] = ("train", "eval", "count-params", "bench train")
-    score_request: type[ScoreRequest] = ScoreRequest
-    metrics: Sequence[Metric] = ()  # for comparisons of runs; the most important first
-    comparer: Comparer | None = None  # tests of differences; None: the task has no test
+    `words` shows the two sizes, as in "{:,} source and {:,} target token types".
+    """
+    from phmctl.data.prepared import trained_sizes  # imports numpy, which an export answers without
 
-    @abstractmethod
-    def open(self, recipe: R, data: Path) -> Task:
-        """Bind a recipe to its data below the data folder. Raises DataError if it is not prepared."""
-
-    @abstractmethod
-    def evaluate(self, request: Any) -> Report:
-        """Score a run and write the scores into it; `request` is of class ``score_request``.
-
-        Raises RunError, DataError, UserError, OutputError.
-        """
-
-    def answers(self, run: Run, result: Result) -> Answers | None:
-        """Return the scored answers of a result; None if it has none. Raises RunError."""
-        return None
+    trained = None if data is None else trained_sizes(recipe.data, data)
+    if trained is not None:
+        note = f"vocabulary: {words.format(*trained)}, as in the prepared data"
+        return Sizes(dict(zip(names, trained, strict=True)), note, trained=True)
+    vocabulary = recipe.data.vocabulary
+    note = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
+    return Sizes({names[0]: vocabulary, names[1]: classes or vocabulary}, note)
 
 
-class AnsweringKind(TrainedKind[R]):
-    """A task whose models answer lines."""
-
-    commands: Sequence[str] = ("train", "eval", "decode", "count-params", "bench train")
-    load_request: type[LoadRequest] = LoadRequest
-
-    @abstractmethod
-    def load(self, request: Any) -> Model:
-        """Load a run's model; `request` is of class ``load_request``. Raises RunError, UserError."""
-
-    @abstractmethod
-    def split_lines(self, run: Run, split: str) -> list[str]:
-        """Return a split of the run's own text as lines for its model. Raises RunError."""
-
-
-def task_options(request: type[LoadRequest] | type[ScoreRequest]) -> list[str]:
-    """Return the names of the options that a task adds to a request."""
-    base = LoadRequest if issubclass(request, LoadRequest) else ScoreRequest
-    shared = {field.name for field in fields(base)}
-    return [field.name for field in fields(request) if field.name not in shared]
-
-
-def check_options(kind: TaskKind[Any], request: type[LoadRequest] | type[ScoreRequest], options: Iterable[str]) -> None:
-    """Raise UserError for options that a task's request does not have."""
-    known = task_options(request)
+def check_options(task: str, known: Sequence[str], options: Iterable[str]) -> None:
+    """Raise UserError for options that are not among a task's known ones."""
     unknown = [option_name(name) for name in options if name not in known]
     if unknown:
         valid = ", ".join(map(option_name, known)) or "no options"
-        raise UserError(f"{', '.join(unknown)}: task {kind.name!r} does not have this option; it has {valid}")
+        raise UserError(f"{', '.join(unknown)}: task {task!r} does not have this option; it has {valid}")
 
 
 def option_name(name: str) -> str:
     """Return a key in the spelling of the command line: ``--batch-tokens``."""
     return f"--{name.replace('_', '-')}"
+
+
+# --------------------------------------------------------------------------------------------- comparisons of answers
+
+
+def within(value: float, low: float, high: float, form: str = ".2f") -> str:
+    """Return a figure with its 95 % interval in the form of all tables: ``34.77 (33.51 to 36.02)``."""
+    return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
+
+
+def signed(difference: float) -> str:
+    return f"{difference:+.2f}".replace("-", "−")
+
+
+class TextComparer:
+    """Compare translations by BLEU, chrF and the paired bootstrap (Koehn 2004)."""
+
+    score_name = "BLEU"  # of a breakdown
+    part_name = "words of the source"
+
+    def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
+        """Return a function that scores a model's trainings on samples of the items."""
+        return text_scorer(metric, [run.outputs for run in runs], runs[0].references, **runs[0].score_options)
+
+    def paired_test(self, bootstrap: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
+        """Return the name and the p-value of the task's test of two trainings."""
+        return "paired bootstrap", bootstrap.p_value
+
+    def item_scores(self, run: Answers) -> list[float]:
+        """Return the score of each item in per cent, for choosing samples."""
+        lowercase = run.score_options.get("lowercase", False)
+        return sentence_chrf(run.outputs, run.references, lowercase=lowercase)
+
+    def parts(self, run: Answers) -> list[Part]:
+        """Return the items of each part of the task's own breakdown."""
+        return length_parts(run.texts)
+
+    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+        return [part.bleu for part in bleu_by(parts, run.outputs, run.references, **run.score_options)]
+
+
+class LabelComparer:
+    """Compare labels by accuracy and McNemar's exact test; see :class:`TextComparer` for the methods."""
+
+    score_name = "accuracy (%)"
+    part_name = "label"
+
+    def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
+        from phmctl.metrics.significance import accuracy_scorer
+
+        return accuracy_scorer([[score > 0 for score in self.item_scores(run)] for run in runs])
+
+    def paired_test(self, bootstrap: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
+        return "McNemar's exact test", mcnemar(baseline.outputs, system.outputs, system.references).p_value
+
+    def item_scores(self, run: Answers) -> list[float]:
+        return [100.0 * (output == label) for output, label in zip(run.outputs, run.references, strict=True)]
+
+    def parts(self, run: Answers) -> list[Part]:
+        rows: dict[str, list[int]] = {label: [] for label in sorted(set(run.references))}
+        for row, label in enumerate(run.references):
+            rows[label].append(row)
+        return list(rows.items())
+
+    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+        scores = self.item_scores(run)
+        return [fmean(scores[row] for row in rows) for _, rows in parts]
+
+
+Comparer: TypeAlias = TextComparer | LabelComparer

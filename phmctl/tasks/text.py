@@ -1,22 +1,25 @@
-"""Tasks on prepared text: they share the preparation of a corpus, a user's own too, and the sizes of the data."""
+"""Prepare a card's corpus or a user's own files: the parallel text of translators, the labelled text of classifiers."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phmctl.console import note
 from phmctl.data.card import RESERVED, RowFormat
 from phmctl.data.corpus import hold_out, own_corpus
 from phmctl.data.rows import HoldOut
 from phmctl.errors import DataError
+from phmctl.languages import is_code, language
+from phmctl.metrics.text import usual_tokenizer
 from phmctl.recipe.loading import load_recipe
+from phmctl.recipe.schema import LabelledSection, ParallelSection
 from phmctl.runs import Run
 from phmctl.runs.copies import load_cleaning, load_tokenizers
 from phmctl.runs.find import find_run
-from phmctl.tasks.base import AnsweringKind, R, Sizes, option_name
+from phmctl.tasks.base import option_name
 
 if TYPE_CHECKING:
     from phmctl.data.prepared import PreparedData
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
 
 _FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}  # keys with a flag of another name
 _MANIFEST = "manifest.json"  # of a prepared folder
-TEXT_OPTIONS = ("tokenizer", "vocabulary", "max_tokens")  # of every task on text
-TABLE_OPTIONS = ("header", "quoting", "extra", "skip_bad_lines", "split")  # of every table
+_TEXT_OPTIONS = ("tokenizer", "vocabulary", "max_tokens")  # of both kinds of text
+_TABLE_OPTIONS = ("header", "quoting", "extra", "skip_bad_lines", "split")  # of every table
+_PAIR_TABLE = {"columns", "header", "quoting", "extra"}  # options that describe a table of both sides
 
 
 @dataclass(frozen=True)
@@ -38,109 +42,93 @@ class OwnFiles:
     columns_given: bool = True
 
 
-class TextKind(AnsweringKind[R]):
-    """A task on prepared text."""
+@dataclass(frozen=True, kw_only=True)
+class OwnText:
+    """A type of text that ``prepare-data`` reads."""
 
-    commands: Sequence[str] = ("prepare-data", "train", "eval", "decode", "count-params", "bench train")
-    section: type[Any]  # the recipe's data section
-    labelled = False  # whether its text has labels
-    prepare_options: Sequence[str]  # options of ``prepare-data``, and keys of the data section
+    labelled: bool
+    section: type[ParallelSection | LabelledSection]  # the recipe's data section
+    options: Sequence[str]  # options of ``prepare-data``, and keys of the data section
+    own_options: Sequence[str]  # options that only this text has, so that they decide which text it is
     file_options: str  # how to give own files, for error messages
-    sides: tuple[str, str]  # names of the two sizes of prepared text
-    size_note: str  # the two sizes in words
-    default_classes: int = 0  # number of classes if the data is not prepared and the second size is theirs
+    # Return the user's own files, by split. Raises DataError if the options do not describe them.
+    own_files: Callable[[Mapping[str, Any], Mapping[str, Any]], OwnFiles]
 
-    def prepare(
-        self,
-        name: str,
-        *,
-        data: Path | None,
-        recipe: str | None,
-        settings: Mapping[str, Any],
-        files: Mapping[str, Any],
-        options: Mapping[str, Any],
-        cleaning: Mapping[str, Any],
-        vocabulary_of: Path | None,
-        source: Path | None,
-        force: bool,
-        refetch: bool,
-    ) -> PreparedData:
-        """Prepare a card's corpus or the user's own; see :func:`phmctl.prepare`.
 
-        Args:
-            settings: keys of the data section.
-            files: own parallel files by split.
-            options: options for reading own files and word vectors.
-            cleaning: fields of the cleaning that replace the card's.
+def prepare_text(
+    text: OwnText,
+    name: str,
+    *,
+    data: Path | None,
+    recipe: str | None,
+    settings: Mapping[str, Any],
+    files: Mapping[str, Any],
+    options: Mapping[str, Any],
+    cleaning: Mapping[str, Any],
+    vocabulary_of: Path | None,
+    source: Path | None,
+    force: bool,
+    refetch: bool,
+) -> PreparedData:
+    """Prepare a card's corpus or the user's own; see :func:`phmctl.prepare`.
 
-        Raises DataError, RecipeError, OutputError.
-        """
-        from phmctl.data.prepare import choose_section, prepare
-        from phmctl.data.prepared import data_root  # imports numpy, which an export answers without
+    Args:
+        settings: keys of the data section.
+        files: own parallel files by split.
+        options: options for reading own files and word vectors.
+        cleaning: fields of the cleaning that replace the card's.
 
-        names = [*options, *settings, *(files if self.labelled else ())]
-        wrong = [_FLAGS.get(key, option_name(key)) for key in names if key not in self.prepare_options]
-        if wrong:
-            own_type, other_type = ("labelled", "parallel") if self.labelled else ("parallel", "labelled")
-            raise DataError(
-                f"{', '.join(wrong)} is for {other_type} text; {name} is {own_type} text: {self.file_options}"
-            )
-        own = self.own_files(files, options)
-        reading = [option_name(key) for key in options if key != "vectors"]
-        if not own.files and reading:
-            raise DataError(f"{', '.join(reading)} is for your own files: give those with {self.file_options}")
-        vocabulary = None if vocabulary_of is None else read_vocabulary(vocabulary_of)
-        section = choose_section(name, recipe, settings, self.section, vocabulary)
-        corpus = None
-        own_settings: dict[str, Any] = {}
-        if own.files:
-            skip = bool(options.get("skip_bad_lines"))
-            corpus = own_corpus(
-                name,
-                own.files,
-                own.row_format,
-                skip=skip,
-                languages=own.languages or ("source", "target"),
-                columns_given=own.columns_given,
-            )
-            if recipe and load_recipe(recipe).task == "probing":
-                corpus = replace(corpus, train_text=True)  # the probed encoder's tokenizer reads the text
-            if "split" in options:
-                corpus = hold_out(corpus, HoldOut.parse(options["split"]))
-                own_settings["split"] = options["split"]
-            if own.row_format:
-                own_settings["rows"] = own.row_format.model_dump(mode="json")
-            if skip:
-                own_settings["skip_bad_lines"] = True
-            if own.languages:
-                own_settings["languages"] = list(own.languages)
-        return prepare(
-            section,
-            corpus,
-            cleaning,
-            root=data_root(data),
-            source=source,
-            settings=own_settings,
-            vocabulary=vocabulary,
-            vectors=options.get("vectors"),
-            force=force,
-            refetch=refetch,
+    Raises DataError, RecipeError, OutputError.
+    """
+    from phmctl.data.prepare import choose_section, prepare
+    from phmctl.data.prepared import data_root  # imports numpy, which an export answers without
+
+    names = [*options, *settings, *(files if text.labelled else ())]
+    wrong = [_FLAGS.get(key, option_name(key)) for key in names if key not in text.options]
+    if wrong:
+        own_type, other_type = ("labelled", "parallel") if text.labelled else ("parallel", "labelled")
+        raise DataError(f"{', '.join(wrong)} is for {other_type} text; {name} is {own_type} text: {text.file_options}")
+    own = text.own_files(files, options)
+    reading = [option_name(key) for key in options if key != "vectors"]
+    if not own.files and reading:
+        raise DataError(f"{', '.join(reading)} is for your own files: give those with {text.file_options}")
+    vocabulary = None if vocabulary_of is None else read_vocabulary(vocabulary_of)
+    section = choose_section(name, recipe, settings, text.section, vocabulary)
+    corpus = None
+    own_settings: dict[str, Any] = {}
+    if own.files:
+        skip = bool(options.get("skip_bad_lines"))
+        corpus = own_corpus(
+            name,
+            own.files,
+            own.row_format,
+            skip=skip,
+            languages=own.languages or ("source", "target"),
+            columns_given=own.columns_given,
         )
-
-    @abstractmethod
-    def own_files(self, files: Mapping[str, Any], options: Mapping[str, Any]) -> OwnFiles:
-        """Return the user's own files. Raises DataError if the options do not describe them."""
-
-    def sizes(self, recipe: Any, data: Path | None = None) -> Sizes:
-        from phmctl.data.prepared import trained_sizes
-
-        trained = None if data is None else trained_sizes(recipe.data, data)
-        if trained is not None:
-            note = f"vocabulary: {self.size_note.format(*trained)}, as in the prepared data"
-            return Sizes(dict(zip(self.sides, trained, strict=True)), note, trained=True)
-        vocabulary = recipe.data.vocabulary
-        note = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
-        return Sizes({self.sides[0]: vocabulary, self.sides[1]: self.default_classes or vocabulary}, note)
+        if recipe and load_recipe(recipe).task == "probing":
+            corpus = replace(corpus, train_text=True)  # the probed encoder's tokenizer reads the text
+        if "split" in options:
+            corpus = hold_out(corpus, HoldOut.parse(options["split"]))
+            own_settings["split"] = options["split"]
+        if own.row_format:
+            own_settings["rows"] = own.row_format.model_dump(mode="json")
+        if skip:
+            own_settings["skip_bad_lines"] = True
+        if own.languages:
+            own_settings["languages"] = list(own.languages)
+    return prepare(
+        section,
+        corpus,
+        cleaning,
+        root=data_root(data),
+        source=source,
+        settings=own_settings,
+        vocabulary=vocabulary,
+        vectors=options.get("vectors"),
+        force=force,
+        refetch=refetch,
+    )
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
@@ -157,6 +145,55 @@ def read_vocabulary(path: Path) -> Vocabulary:
     if "vocabulary" not in settings:
         raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
     return Vocabulary(run.name, load_tokenizers(run), load_cleaning(run), settings)
+
+
+def note_unknown_languages(*codes: object) -> None:
+    """Name the languages whose tokenizer is not known, with the tokenizer that BLEU uses."""
+    for code in codes:
+        if language(code) is None and code not in (None, "source", "target"):  # own files without languages
+            tokenizer = usual_tokenizer(code)
+            note(f"language {code!r} is not known: BLEU of its text uses the tokenizer {tokenizer}")
+
+
+def parallel_files(files: Mapping[str, Any], options: Mapping[str, Any]) -> OwnFiles:
+    languages = None
+    if "languages" in options:
+        languages = _pair("languages", options["languages"])
+        if not all(map(is_code, languages)):
+            raise DataError(f"--languages {options['languages']}: expected two codes, SOURCE,TARGET, as de,en")
+        note_unknown_languages(*languages)
+    columns = _pair("columns", options.get("columns", "0,1"))
+    is_table = not _PAIR_TABLE.isdisjoint(options)
+    table_format = row_format("--columns", columns, None, options) if is_table else None
+    return OwnFiles(files, table_format, languages, columns_given="columns" in options)
+
+
+def _pair(option: str, value: str) -> tuple[str, str]:
+    names = [name.strip() for name in value.split(",")]
+    if len(names) != 2 or "" in names:
+        raise DataError(f"--{option} {value}: expected two names, SOURCE,TARGET")
+    return names[0], names[1]
+
+
+def labelled_files(files: Mapping[str, Any], options: Mapping[str, Any]) -> OwnFiles:
+    tables: dict[str, Any] = {}
+    for value in options.get("table") or ():
+        split, _, path = value.partition("=")
+        if not split or not path:
+            raise DataError(f"--table {value}: expected SPLIT=FILE")
+        if split in tables:
+            raise DataError(f"--table {value}: {split} is given twice")
+        tables[split] = [[Path(path)]]
+    return OwnFiles(tables, labelled_format(options) if tables else None)
+
+
+def labelled_format(options: Mapping[str, Any]) -> RowFormat:
+    """Return the format of labelled tables. Raises DataError if a column is missing or named twice."""
+    texts = options.get("text") or ()
+    label = options.get("label")
+    if not 1 <= len(texts) <= 2 or label is None:
+        raise DataError("tables need --text COLUMN (once, or twice for pairs) and --label COLUMN")
+    return row_format("--text and --label", texts, label, options)
 
 
 def row_format(option: str, texts: Sequence[str], label: str | None, options: Mapping[str, Any]) -> RowFormat:
@@ -187,3 +224,21 @@ def row_format(option: str, texts: Sequence[str], label: str | None, options: Ma
         header=header,
         quoting=options.get("quoting"),
     )
+
+
+PARALLEL_TEXT = OwnText(
+    labelled=False,
+    section=ParallelSection,
+    options=(*_TEXT_OPTIONS, "joint", "direction", "copies", *_TABLE_OPTIONS, "columns", "languages"),
+    own_options=("train", "valid", "test"),
+    file_options="--train FILE [FILE] --valid FILE [FILE]",
+    own_files=parallel_files,
+)
+LABELLED_TEXT = OwnText(
+    labelled=True,
+    section=LabelledSection,
+    options=(*_TEXT_OPTIONS, "table", "text", "label", *_TABLE_OPTIONS, "vectors"),
+    own_options=("table",),
+    file_options="--table SPLIT=FILE --text COLUMN --label COLUMN",
+    own_files=labelled_files,
+)

@@ -1,21 +1,20 @@
-"""Learning a multiplication rule from examples: Figure 2 of the PHM paper, and octonions beyond it.
+"""Learn a multiplication rule from examples: Figure 2 of the PHM paper, and octonions beyond it.
 
-The true map and its examples are drawn from a seed. Every true map is a sum of Kronecker products,
+The true map and the examples are drawn from a seed. Every true map is a sum of Kronecker products,
 ``H* = Σᵢ kron(A*[i], S*[i])``:
 
-- ``hamilton`` and ``octonion``: A* is the algebra's rule and S*[i, s, t] is component i of the number by which the
-  hypercomplex feature t of the input is multiplied, from the left, on its way to feature s of the output (eq. 3.4 and
-  3.5).
-- ``rotation-3d``: A*[0] is a rotation matrix W and S*[0] the identity; the other terms are zero. The features are
-  points in space, and the same rotation is applied to all of them: y = Wx (§3.2).
+- ``hamilton`` and ``octonion``: the features are hypercomplex numbers, and y[s] = Σₜ w[s, t] · x[t] with the algebra's
+  product. A* is the algebra's rule, and S*[i, s, t] is component i of the weight w[s, t] (eq. 3.4 and 3.5).
+- ``rotation-3d``: the features are points in space, and one rotation is applied to all of them: y = Wx (§3.2). A*[0] is
+  the rotation matrix W and S*[0] the identity. The other terms are zero.
 
-An evaluation compares the learned map with the true map, and the learned rule with the true rule up to its basis.
+An evaluation compares the learned map with the true map. It compares the learned rule with the true rule up to a change
+of basis.
 """
 
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -35,14 +34,14 @@ from phmctl.files import write_atomic
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
-from phmctl.runs import Run, Weights
+from phmctl.runs import AUTO, Run, Weights
 from phmctl.runs.copies import record_copies, refuse_damaged_copy
 from phmctl.runs.results import ScoringKey, write_result
-from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, ScoreRequest, Share, Task
+from phmctl.tasks.base import Autocast, Cost, Device, Rows, Share, Task
 
-TRUTH = "truth.safetensors"  # in a run, which is judged by it wherever it was moved, whatever torch draws there
+TRUTH = "truth.safetensors"  # stored in a run, because another version of torch may draw another map
 EVALUATION_SAMPLES = 1000  # of the validation and of the test split
-THRESHOLD = 1e-3  # largest relative error of what counts as learned
+THRESHOLD = 1e-3  # the map and the rule are learned if the relative errors are smaller
 _ALGEBRA = {"hamilton": "quaternion", "octonion": "octonion"}
 
 
@@ -133,7 +132,7 @@ class RuleTask(Task):
         self._train = draw_samples(self.truth, "train", recipe.data.samples, recipe.data.seed)
         self._valid = draw_samples(self.truth, "valid", EVALUATION_SAMPLES, recipe.data.seed)
 
-    def build_model(self, device: torch.device | str | None = None) -> RuleModel:
+    def build_model(self, device: Device = None) -> RuleModel:
         return build_rule_model(self.recipe.model, self.truth.H.shape[1], device)
 
     def plan(self, epoch: int) -> list[Rows]:
@@ -153,7 +152,7 @@ class RuleTask(Task):
         return F.mse_loss(model(batch.inputs), batch.targets, reduction="sum"), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
         """Return ``loss``, the mean squared error of a number, and ``map_error``, the relative error of H.
 
         Each process computes both, because sharing the work would take longer.
@@ -198,12 +197,11 @@ def _relative_error(value: Tensor, truth: Tensor) -> float:
 class RuleComparison:
     """Differences between the learned rule and the true rule A*."""
 
-    # ‖P·A − A*‖ / ‖A*‖ with the P that makes it least: H leaves free A'[i] = Σⱼ P[i, j] A[j] with S' = P⁻ᵀ·S
-    relative_error: float
+    # H does not change if A becomes P·A and S becomes P⁻ᵀ·S; P is the basis that fits A best.
+    relative_error: float  # ‖P·A − A*‖ / ‖A*‖
     span_sine: float  # sine of the largest angle between the spans of the A[i] and of the A*[i]
-    # ‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P: it must explain the components too. None if P is singular
-    components_error: float | None
-    condition: float | None  # of P, in the 2-norm; None if P is singular
+    components_error: float | None  # ‖P⁻ᵀ·S − S*‖ / ‖S*‖; None if P is singular
+    condition: float | None  # condition number of P in the 2-norm; None if P is singular
     basis: list[list[float]]  # P, (n, n)
 
 
@@ -213,36 +211,34 @@ class RuleEvaluation:
     split: str  # ``test`` or ``valid``
     checkpoint: str  # the name of the checkpoint's folder
     product: str  # ``rotation-3d``, ``hamilton`` or ``octonion``
-    samples: int  # examples that `loss` is of; none of them was trained on
-    loss: float  # mean squared error of a number
+    samples: int  # number of examples, none of which is in train
+    loss: float  # mean squared error of a number in the examples' targets
     map_error: float  # ‖H − H*‖ / ‖H*‖
-    # the least `map_error` that any rule of the model's n can have; None where the rule is fixed or of a limited rank
-    attainable_error: float | None
-    rule: RuleComparison | None  # the rules compared; None where `rule_note` says why they cannot be
-    rule_note: str | None  # why not, or None
-    learned: bool  # whether the errors of the map and, if it was compared, of the rule are below :data:`THRESHOLD`
+    attainable_error: float | None  # least possible `map_error` for this n; None if the rule is fixed or factored
+    rule: RuleComparison | None
+    rule_note: str | None  # the reason if the rules were not compared
+    learned: bool  # whether the errors of the map and, if compared, of the rule are below :data:`THRESHOLD`
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"threshold": THRESHOLD}
 
     def tables(self) -> Iterator[Table]:
         rows = [
-            ("loss", _number(self.loss), f"mean squared error of {self.samples:,} examples it was not trained on"),
+            ("loss", _number(self.loss), f"mean squared error of {self.samples:,} new examples"),
             ("H", _number(self.map_error), "‖H − H*‖ / ‖H*‖"),
         ]
         if self.attainable_error is not None:
-            rows.append(("H, at best", _number(self.attainable_error), "of any rule of this n"))
+            rows.append(("H, at best", _number(self.attainable_error), "smallest error of any rule of this n"))
         rule = self.rule
         if rule is None:
             rows.append(("rule", "–", f"not compared: {self.rule_note}"))
         else:
             condition = "–" if rule.condition is None else f"{rule.condition:.3g}"
-            free = f"GL({len(rule.basis)}) on the first axis"
             rows += [
-                ("rule", _number(rule.relative_error), f"‖P·A − A*‖ / ‖A*‖; free is {free}"),
-                ("span of the A[i]", _number(rule.span_sine), "sine of the largest angle to that of the A*[i]"),
+                ("rule", _number(rule.relative_error), "‖P·A − A*‖ / ‖A*‖ for the best basis P"),
+                ("span of the A[i]", _number(rule.span_sine), "sine of the largest angle to the span of the A*[i]"),
                 ("components", _number(rule.components_error), "‖P⁻ᵀ·S − S*‖ / ‖S*‖ with the same P"),
-                ("condition of P", condition, "in the 2-norm; far above 100 the rule is hardly determined"),
+                ("condition of P", condition, "in the 2-norm. Far above 100 the rule is hardly determined"),
             ]
         rows.append(("learned", "yes" if self.learned else "no", f"relative errors below {THRESHOLD:g}"))
         title = f"{self.run}, {self.split}: {self.product}, checkpoint {self.checkpoint}"
@@ -277,26 +273,24 @@ def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
     )
 
 
-def build_rule_model(settings: RuleModelSection, features: int, device: torch.device | str | None = None) -> RuleModel:
+def build_rule_model(settings: RuleModelSection, features: int, device: Device = None) -> RuleModel:
     return RuleModel(builder_for(settings, device), features)
 
 
-def evaluate(request: ScoreRequest) -> RuleEvaluation:
+def evaluate(run: Run, split: str = "test", checkpoint: str = AUTO, device: str = "auto") -> RuleEvaluation:
     """Compare a run's map and rule with the true ones, and write the comparison into the run.
 
     Raises RunError, UserError.
     """
-    run, split = request.run, request.split
     recipe = run.recipe_of(RuleRecipe)
     check_known("split", split, ("test", "valid"))
-    settings, device = recipe.model, pick_device(request.device)
-    truth = read_truth(run)
+    settings, truth = recipe.model, read_truth(run)
     empty = build_rule_model(settings, recipe.data.dims * recipe.data.components, "meta")
 
-    def load(checkpoint: str) -> tuple[Weights, RuleModel]:
-        return run.weights(checkpoint), trained(empty, run, checkpoint, device)
+    def load_with_weights(name: str) -> tuple[Weights, RuleModel]:
+        return run.weights(name), trained(empty, run, name, pick_device(device))
 
-    weights, model = run.load_checkpoint(request.checkpoint, load)
+    weights, model = run.load_checkpoint(checkpoint, load_with_weights)
     rule_note = _why_not_compared(settings.n, truth)
     rule = None if rule_note else _compare_rules(model, truth)
     map_error = _map_error(model, truth)

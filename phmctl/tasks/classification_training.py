@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -22,12 +21,11 @@ from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run, copies
-from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.classification.classifier import trained_classifier
-from phmctl.tasks.classification.examples import labels_of
+from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
+from phmctl.tasks.classifier import trained_classifier
 
 
-class ClassificationTask:
+class ClassificationTask(Task):
     """A recipe's model on prepared labelled text."""
 
     unit = "examples"
@@ -86,14 +84,14 @@ class ClassificationTask:
         except RunError as error:
             raise RunError(f"training.teacher: {error}") from error
         texts = texts_of(run.recipe_of(ClassificationRecipe).model)
-        if (texts, labels_of(run)) != (self.prepared.texts, self.prepared.labels):
+        if (texts, copies.load_labels(run)) != (self.prepared.texts, self.prepared.labels):
             expected = f"{self.prepared.texts} texts and the labels {self.prepared.labels}"
             raise RunError(f"training.teacher: {run.folder} does not have {expected}")
         copies.check_same_vocabulary(run, self.prepared, "training.teacher")
         return to_dense(trained_classifier(run, "auto", "cpu"), inplace=True).eval()
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
         """Return ``loss`` (mean nats an example, not smoothed) and ``accuracy`` (0 to 1) on valid."""
         split = self.prepared.split("valid")
         device = next(model.parameters()).device
@@ -133,7 +131,7 @@ class ClassificationTask:
 
     def check_vocabulary(self, run: Run) -> None:
         copies.check_same_vocabulary(run, self.prepared)
-        labels = labels_of(run)
+        labels = copies.load_labels(run)
         if labels != self.prepared.labels:
             warn(
                 f"{run.folder} has the labels {labels}, and the data {self.prepared.labels}: "

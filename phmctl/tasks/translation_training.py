@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -16,18 +15,18 @@ from phmctl.data.prepared import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
 from phmctl.files import write_atomic, write_json
-from phmctl.metrics.text import bleu, check_tokenizer
+from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.copies import check_same_data, check_same_vocabulary, record_copies
-from phmctl.tasks.base import ALONE, Autocast, Cost, Rows, Share
-from phmctl.tasks.translation.text import EXTRAS, bleu_tokenizer, note_unknown_languages
+from phmctl.runs.copies import EXTRAS, check_same_data, check_same_vocabulary, record_copies
+from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
+from phmctl.tasks.text import note_unknown_languages
 
 _LINES = 256  # validation lines that are translated between two checks for a signal
 
 
-class TranslationTask:
+class TranslationTask(Task):
     """A recipe's model on prepared parallel text."""
 
     unit = "tok"
@@ -67,7 +66,7 @@ class TranslationTask:
         return loss, batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast = nullcontext, share: Share = ALONE) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
         """Return ``loss`` (mean nats a token, not smoothed), ``perplexity`` and, if enabled, greedy ``bleu``."""
         device = next(model.parameters()).device
         split = self.prepared.split("valid")
@@ -120,10 +119,10 @@ class TranslationTask:
 
     @property
     def _bleu_tokenizer(self) -> str:
-        return bleu_tokenizer(self.recipe, self.prepared.manifest)
+        return self.recipe.training.bleu_tokenizer or usual_tokenizer(self.prepared.manifest.get("target_language"))
 
     @silence()  # each validation would warn about the same over-long lines
-    def _greedy_bleu(self, model: nn.Module, split: Split, share: Share = ALONE) -> float:
+    def _greedy_bleu(self, model: nn.Module, split: Split, share: Share) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         engine = TorchEngine(model, next(model.parameters()).device)
         max_tokens = self.recipe.data.max_tokens  # longer lines are truncated, as in `decode`

@@ -32,7 +32,6 @@ from phmctl.exports import Export
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run, copies
-from phmctl.tasks.classification.examples import labels_of
 
 _VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mean over time of the LSTM's states"}
 
@@ -50,7 +49,7 @@ class TextClassifier(Model):
         self.model: Any = model
         self.device = device
         self.tokenizer = copies.load_tokenizers(run).source
-        self.labels = labels_of(run)
+        self.labels = copies.load_labels(run)
         self.cleaning = copies.load_cleaning(run)
         if cleaned:
             self.cleaning = self.cleaning.model_copy(update={"entities": "keep"})
@@ -191,5 +190,5 @@ def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
     """Load a run's model in its trained form, in evaluation mode. Raises RunError."""
     section = run.recipe_of(ClassificationRecipe).model
     vocabulary = copies.load_tokenizers(run).source.size
-    model = build_classifier(section, vocabulary, len(labels_of(run)), device="meta")
+    model = build_classifier(section, vocabulary, len(copies.load_labels(run)), device="meta")
     return trained(model, run, checkpoint, pick_device(device))

@@ -1,0 +1,320 @@
+"""The task ``classification``: labels for texts or pairs of texts. The task ``probing`` counts its probes here.
+
+``eval`` writes the report (``.json``) and the predicted labels (``.predictions.tsv``) into a run's ``results/``.
+"""
+
+from __future__ import annotations  # torch is imported by the functions that need it
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phmctl.console import Table, progress, warn
+from phmctl.data.card import RowFormat
+from phmctl.data.corpus import table_rows
+from phmctl.decoding.model import Classified
+from phmctl.errors import DataError, UserError
+from phmctl.files import write_atomic
+from phmctl.metrics import classification as scoring
+from phmctl.metrics.text import remarks
+from phmctl.recipe.models import PairClassifierSection, ProbeSection
+from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
+from phmctl.runs import AUTO, Run, Weights
+from phmctl.runs.copies import load_labels, read_text
+from phmctl.runs.results import Result, ScoringKey, write_result
+from phmctl.tasks.base import (
+    Answering,
+    Answers,
+    Device,
+    LabelComparer,
+    Metric,
+    Sizes,
+    Task,
+    TaskSpec,
+    Trains,
+    text_sizes,
+    within,
+)
+from phmctl.tasks.text import LABELLED_TEXT, labelled_format
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from phmctl.assembly import Classifier, ClassifierSection
+    from phmctl.tasks.classifier import TextClassifier
+
+_SHOWN_LABELS = 12  # more labels make the table of confusions too wide for a terminal; JSON has all
+_PROBED_WIDTH = 512  # width of the vectors for parameter counts of a probe, without an encoder
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples of a split or a table."""
+
+    texts: list[tuple[str, ...]]  # one or two cleaned texts of each example
+    labels: list[str]
+    extras: Mapping[str, list[int]]  # further numbers of each example, by name; -1: not known
+
+
+def read_examples(run: Run, split: str) -> Examples:
+    """Return a split of the run's own examples. Raises RunError."""
+    rows = [json.loads(line) for line in read_text(run, split, "jsonl")]
+    names = [key for key in rows[0] if key not in ("texts", "label")] if rows else []
+    return Examples(
+        [tuple(row["texts"]) for row in rows],
+        [row["label"] for row in rows],
+        {name: [row[name] for row in rows] for name in names},
+    )
+
+
+def read_table(run: Run, path: Path, table_format: RowFormat) -> Examples:
+    """Return the examples of a table. Raises DataError if it cannot be read or has a label that the run lacks."""
+    labels = load_labels(run)
+    rows = list(table_rows(path, table_format))
+    for row in rows:
+        if row.label not in labels:
+            raise DataError(
+                f"{row.location}: {run.name} has no label {row.label or ''!r}; its labels are {', '.join(labels)}"
+            )
+    if not rows:
+        raise DataError(f"{path} has no examples")
+    return Examples([row.texts for row in rows], [row.label or "" for row in rows], {})
+
+
+def write_predictions(path: Path, examples: Examples, predictions: Sequence[Classified]) -> None:
+    """Write a row for each example: label, predicted label and its probability, extras, texts; quoted as in CSV."""
+    names = [*examples.extras]
+    is_pair = bool(examples.texts) and len(examples.texts[0]) == 2
+    rows = [("label", "predicted", "probability", *names, *(("first", "second") if is_pair else ("text",)))]
+    for row, prediction in enumerate(predictions):
+        extras = [str(examples.extras[name][row]) for name in names]
+        texts = [" ".join(text.split()) for text in examples.texts[row]]
+        rows.append((examples.labels[row], prediction.label, f"{prediction.probability:.6f}", *extras, *texts))
+    content = io.StringIO()
+    csv.writer(content, delimiter="\t", lineterminator="\n").writerows(rows)
+    write_atomic(path, content.getvalue())
+
+
+def read_predicted(path: Path) -> list[str]:
+    """Return the predicted labels of a file that :func:`write_predictions` has written."""
+    with path.open(encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file, delimiter="\t")
+    return [row[1] for row in rows]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Accuracy on the examples with one value, or range of values, of an extra such as the number of attractors."""
+
+    value: scoring.Value
+    accuracy: scoring.Accuracy
+
+
+@dataclass(frozen=True)
+class ClassifierReport:
+    run: str  # its name
+    split: str  # ``test`` or ``valid``, a named test set, or the name of a table
+    checkpoint: str  # name of the checkpoint's folder
+    labels: list[str]  # classes
+    accuracy: scoring.Accuracy  # with its 95 % interval
+    classes: list[scoring.ClassScore]  # precision, recall and F1 of each class
+    confusion: list[list[int]]  # number of examples by class (row) and prediction (column)
+    groups: Mapping[str, list[Group]]  # accuracy by the values of each extra
+    majority: float  # fraction of the most frequent label: the accuracy of a constant answer
+    macro_f1: float  # mean F1 of the classes
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def tables(self) -> Iterator[Table]:
+        columns = ["class", "examples", "precision", "recall", "F1"]
+        rows: list[Sequence[object]] = []
+        for score in self.classes:
+            figures = map(_percent, (score.precision, score.recall, score.f1))
+            rows.append((score.label, f"{score.support:,}", *figures))
+        title = f"{self.run}, {self.split}, checkpoint {self.checkpoint}: {self.accuracy.total:,} examples"
+        yield Table(title, columns, rows)
+        columns = ["examples", "correct", "accuracy %"]
+        cells = (*_cells(self.accuracy), _percent(self.macro_f1), _percent(self.majority))
+        yield Table("all examples (95 % interval)", [*columns, "macro-F1", "commonest label"], [cells])
+        for name, groups in self.groups.items():
+            rows = [(scoring.part_name(group.value), *_cells(group.accuracy)) for group in groups]
+            yield Table(f"accuracy by {name}", [name, *columns], rows)
+        if len(self.labels) <= _SHOWN_LABELS:
+            rows = [(label, *row) for label, row in zip(self.labels, self.confusion, strict=True)]
+            yield Table("confusion: label (row), prediction (column)", ["", *self.labels], rows)
+
+
+def _cells(accuracy: scoring.Accuracy) -> tuple[str, ...]:
+    interval = within(100 * accuracy.value, 100 * accuracy.lower, 100 * accuracy.upper)
+    return f"{accuracy.total:,}", f"{accuracy.right:,}", interval
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
+
+
+def report_of(
+    run: str, split: str, checkpoint: str, labels: list[str], examples: Examples, predictions: Sequence[str]
+) -> ClassifierReport:
+    """Return the scores of predicted labels."""
+    truth = examples.labels
+    if not truth:
+        raise DataError(f"{split} has no examples")
+    classes = scoring.class_scores(predictions, truth, labels)
+    groups: dict[str, list[Group]] = {}
+    for name, values in examples.extras.items():
+        groups[name] = []
+        for value, rows in scoring.parts(values):
+            accuracy = scoring.accuracy([predictions[row] for row in rows], [truth[row] for row in rows])
+            groups[name].append(Group(value, accuracy))
+    return ClassifierReport(
+        run,
+        split,
+        checkpoint,
+        labels,
+        scoring.accuracy(predictions, truth),
+        classes,
+        scoring.confusion(predictions, truth, labels),
+        groups,
+        majority=max(score.support for score in classes) / len(truth),
+        macro_f1=sum(score.f1 for score in classes) / len(classes),
+    )
+
+
+def evaluate(
+    run: Run,
+    split: str = "test",
+    checkpoint: str = AUTO,
+    device: str = "auto",
+    *,
+    table: Path | str | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+) -> ClassifierReport:
+    """Score a classifier; write scores and predictions into the run unless a table is scored.
+
+    `table` holds labelled examples in place of a split, with the columns `text` and `label`.
+
+    Raises RunError, DataError, UserError.
+    """
+    labels = load_labels(run)
+    columns = {name: value for name, value in (("text", text), ("label", label)) if value is not None}
+    if table is not None:
+        examples, name = read_table(run, Path(table), labelled_format(columns)), Path(table).name
+    elif columns:
+        raise UserError("--text and --label are columns of a table: give it with --table FILE")
+    else:
+        examples, name = read_examples(run, split), split
+
+    def load_with_weights(checkpoint: str) -> tuple[Weights, TextClassifier]:
+        return run.weights(checkpoint), load(run, checkpoint, device, cleaned=table is None)
+
+    weights, classifier = run.load_checkpoint(checkpoint, load_with_weights)
+    if len(examples.texts[0]) != classifier.texts:
+        found = len(examples.texts[0])
+        raise UserError(f"{run.name} reads {classifier.texts} texts an example, not {found}; see --text")
+    with progress(f"labelling with {run.name}", len(examples.texts)) as advance:
+        predictions = classifier.label(examples.texts, advance)
+    predicted = [prediction.label for prediction in predictions]
+    report = report_of(run.name, name, weights.name, labels, examples, predicted)
+    if table is None:
+        if len(set(examples.labels)) > 1:
+            for remark in remarks([" ".join(texts) for texts in examples.texts], predicted):
+                warn(f"{run.name}, {weights.name}, {name}: {remark}")
+        key = ScoringKey(split, weights, {})
+        path = key.path(run, "predictions.tsv")
+        write_predictions(path, examples, predictions)
+        write_result(run, key, report.as_json(), path)
+    return report
+
+
+def stored_answers(run: Run, result: Result) -> Answers | None:
+    """Return the scored labels of a result. Raises RunError."""
+    if result.answers is None:
+        return None
+    examples = read_examples(run, result.split)
+    predicted = read_predicted(result.answers)
+    return Answers([" ⇒ ".join(texts) for texts in examples.texts], examples.labels, predicted, examples.extras)
+
+
+def load(
+    run: Run, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
+) -> TextClassifier:
+    from phmctl.tasks.classifier import load_classifier
+
+    return load_classifier(run, checkpoint, device, cleaned=cleaned, threads=threads)
+
+
+def split_lines(run: Run, split: str) -> list[str]:
+    return ["\t".join(text.replace("\t", " ") for text in texts) for texts in read_examples(run, split).texts]
+
+
+def open_data(recipe: ClassificationRecipe, data: Path) -> Task:
+    from phmctl.tasks.classification_training import ClassificationTask
+
+    return ClassificationTask.open(recipe, data)
+
+
+def build(section: ClassifierSection, sizes: Mapping[str, int], device: Device = None) -> Classifier:
+    from phmctl.assembly import build_classifier
+
+    return build_classifier(section, sizes["vocabulary"], sizes["classes"], device=device)
+
+
+def notes(section: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
+    yield f"the map to the classes is counted for {sizes['classes']} of them"
+    if isinstance(section, PairClassifierSection) and section.embeddings != "trained":
+        yield "the embedding is trained if the data has no vectors, otherwise it is fixed"
+
+
+CLASSIFICATION = TaskSpec(
+    name="classification",
+    recipe=ClassificationRecipe,
+    commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train"),
+    sizes=partial(text_sizes, names=("vocabulary", "classes"), words="{:,} token types and {:,} classes", classes=2),
+    build=build,
+    tables=lambda sizes: {"embedding": sizes["vocabulary"]},
+    notes=notes,
+    trains=Trains(
+        open=open_data,
+        evaluate=evaluate,
+        options=("table", "text", "label"),
+        metrics=(Metric("accuracy", scale=100, tested=True),),
+        comparer=LabelComparer(),
+        answers=stored_answers,
+    ),
+    answers=Answering(load=load, split_lines=split_lines),
+    text=LABELLED_TEXT,
+)
+
+
+def probe_sizes(recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
+    from phmctl.data.prepared import trained_sizes
+
+    trained = None if data is None else trained_sizes(recipe.data, data)
+    classes = 2 if trained is None else trained[1]
+    return Sizes({"width": _PROBED_WIDTH, "classes": classes}, f"vectors {_PROBED_WIDTH} wide, {classes} classes")
+
+
+def build_probe(section: ProbeSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
+    from phmctl import assembly
+
+    return assembly.build_probe(section, sizes["width"], sizes["classes"], device)
+
+
+PROBING = TaskSpec(  # its models are probes, not runs: ``eval --probing`` (:mod:`phmctl.probes`) trains them
+    name="probing",
+    recipe=ProbingRecipe,
+    commands=("eval RUN --probing", "count-params"),
+    sizes=probe_sizes,
+    build=build_probe,
+    notes=lambda section, sizes: (
+        f"the probe of vectors {sizes['width']} wide, without the encoder that computes them",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Classification: labels for texts and for pairs of texts."""

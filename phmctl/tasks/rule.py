@@ -1,0 +1,54 @@
+"""The task ``rule``: a PHM layer learns a hypercomplex product or a rotation from examples, which need no data."""
+
+from __future__ import annotations  # torch is imported by the functions that need it
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phmctl.recipe.models import RuleModelSection
+from phmctl.recipe.schema import RuleRecipe
+from phmctl.runs import AUTO, Run
+from phmctl.tasks.base import Device, Metric, Sizes, TaskSpec, Trains
+
+if TYPE_CHECKING:
+    from phmctl.models.classifiers import RuleModel
+    from phmctl.tasks.rule_training import RuleEvaluation, RuleTask
+
+
+def sizes(recipe: RuleRecipe, data: Path | None = None) -> Sizes:
+    features = recipe.data.dims * recipe.data.components
+    note = f"features: {features} = {recipe.data.dims} × {recipe.data.components}"
+    return Sizes({"features": features}, note, trained=True)
+
+
+def build(section: RuleModelSection, sizes: Mapping[str, int], device: Device = None) -> RuleModel:
+    from phmctl.tasks.rule_training import build_rule_model
+
+    return build_rule_model(section, sizes["features"], device)
+
+
+def open_data(recipe: RuleRecipe, data: Path) -> RuleTask:
+    from phmctl.tasks.rule_training import RuleTask
+
+    return RuleTask(recipe)
+
+
+def evaluate(run: Run, split: str = "test", checkpoint: str = AUTO, device: str = "auto") -> RuleEvaluation:
+    from phmctl.tasks import rule_training
+
+    return rule_training.evaluate(run, split, checkpoint, device)
+
+
+RULE = TaskSpec(
+    name="rule",
+    recipe=RuleRecipe,
+    commands=("train", "eval", "count-params", "bench train"),
+    sizes=sizes,
+    build=build,
+    trains=Trains(
+        open=open_data,
+        evaluate=evaluate,
+        metrics=(Metric("map_error", higher=False), Metric("loss", higher=False)),
+    ),
+)

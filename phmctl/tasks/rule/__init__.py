@@ -1,1 +1,0 @@
-"""Learning a multiplication rule from examples."""

@@ -1,1 +1,0 @@
-"""Translation and style transfer."""
