@@ -35,7 +35,7 @@ from phmctl.nn.linear import FACTORS, RULE, PHMLinear
 from phmctl.recipe.loading import expect
 from phmctl.recipe.models import StackSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 from phmctl.timing import alternate
 from phmctl.training.optimiser import mean_loss, stepper
 
@@ -236,15 +236,14 @@ def bench_training(
     training = recipe.training
     device = pick_device(training.device)
     set_threads(training.threads)
-    kind = trained_kind(recipe)
-    task: Any = kind.open(recipe, data)
+    task: Any = trains(recipe).open(recipe, data)
     sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
     variants = variants_of(recipe)
     check_known("candidate", baseline, list(variants))
     models: dict[str, nn.Module] = {}
     steps: dict[str, Callable[[], object]] = {}
     for name, variant in variants.items():
-        models[name] = kind.open(variant, data).build_model(device)
+        models[name] = trains(variant).open(variant, data).build_model(device)
         steps[name] = stepper(models[name], partial(mean_loss, task), training, sample, device)
     timings = time_in_turns("training steps", steps, rounds=rounds, baseline=baseline, device=device)
 

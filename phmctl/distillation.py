@@ -29,7 +29,7 @@ from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.copies import read_text
 from phmctl.runs.find import check_tag
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 from phmctl.verbs import prepare
 from phmctl.verbs import train as train_student
 
@@ -103,7 +103,7 @@ def distil(
     if conflicts:
         raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
     _check_student(run, student)
-    trained_kind(run.recipe).open(run.recipe, root).check_run(run)
+    trains(run.recipe).open(run.recipe, root).check_run(run)
     train.check_machine(student.training)
     folder = str(run.folder.resolve())
     if task == "translation":

@@ -36,8 +36,8 @@ from phmctl.runs.find import check_tag, runs_root, select_runs
 from phmctl.runs.results import scores_of
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, format_best, summarise
+from phmctl.tasks import trains
 from phmctl.tasks.base import Report
-from phmctl.tasks.registry import trained_kind
 from phmctl.training.signals import STARTER, StopRequest
 
 _OUTPUT_LINES = 30  # lines of a process's stderr that are kept for its error report
@@ -197,7 +197,7 @@ def sweep_trainings(calls: Sequence[Call[Any]], jobs: int | None, *, list_only: 
     root = data_root(calls[0]["data"])
     for training in trainings:
         if training.state == "waiting":  # check the data here: otherwise each process would report that it is missing
-            trained_kind(training.recipe).open(training.recipe, root)
+            trains(training.recipe).open(training.recipe, root)
     return run_and_report(trainings, jobs or 1)
 
 

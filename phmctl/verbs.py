@@ -36,7 +36,8 @@ from phmctl.options import (
 from phmctl.recipe.loading import RecipeLike, common_overrides, resolve, unmodified
 from phmctl.runs import AUTO, Run
 from phmctl.runs.find import check_tag
-from phmctl.tasks.registry import text_kind
+from phmctl.tasks import text_of
+from phmctl.tasks.text import prepare_text
 
 if TYPE_CHECKING:
     from phmctl.data.prepared import PreparedData
@@ -162,7 +163,8 @@ def prepare(
         raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
     recipe_name = None if recipe is None else str(recipe)
     with silence(quiet):
-        return text_kind(name, recipe_name, [*groups, *reading]).prepare(
+        return prepare_text(
+            text_of(name, recipe_name, [*groups, *reading]),
             name,
             recipe=recipe_name,
             settings=section,
@@ -338,7 +340,7 @@ def evaluate(
 
     Returns:
         the report: ``as_json()`` has all figures, ``tables()`` the printed ones. The report of a translator is an
-        :class:`~phmctl.tasks.translation.evaluation.Evaluation`.
+        :class:`~phmctl.tasks.translation.Evaluation`.
 
     Raises:
         RunError: a file is missing or damaged.

@@ -12,7 +12,7 @@ from phmctl.algebra.bilinear import decompose, normalised, search
 from phmctl.recipe.models import TransformerSection
 from phmctl.results.compare import Comparison, compare
 from phmctl.results.ledger import Ledger, ledger_for
-from phmctl.tasks.registry import TASKS
+from phmctl.tasks import TASKS
 
 
 class Watch(TorchDispatchMode):

@@ -12,7 +12,7 @@ from phmctl.errors import OutputError, RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.translation.evaluation import Evaluation
+from phmctl.tasks.translation import Evaluation
 from tests.calls import call
 from tests.tasks.translation.runs import make_run
 

@@ -30,7 +30,7 @@ from phmctl.nn.lstm import PHMLSTM
 from phmctl.recipe.loading import common_overrides, expect, resolve
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import TranslationRecipe
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 from phmctl.training.optimiser import mean_loss, stepper
 
 
@@ -104,13 +104,13 @@ class TorchTransformer(nn.Module):
 
 def bench_transformer(recipe: TranslationRecipe, data: str | None, batches: int = 3, rounds: int = 5) -> Bench:
     """Time training steps of a recipe's model, its dense twin and ``nn.Transformer`` on the same batches."""
-    root, training, kind = data_root(data), recipe.training, trained_kind(recipe)
+    root, training = data_root(data), recipe.training
     device = pick_device(training.device)
-    task: Any = kind.open(recipe, root)
+    task: Any = trains(recipe).open(recipe, root)
     sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
     models, steps = {}, {}
     for name, variant in variants_of(recipe).items():
-        models[name] = kind.open(variant, root).build_model(device)
+        models[name] = trains(variant).open(variant, root).build_model(device)
         steps[name] = stepper(models[name], partial(mean_loss, task), training, sample, device)
     vocabulary = max(task.prepared.tokenizers.source.size, task.prepared.tokenizers.target.size)
     reference = TorchTransformer(recipe.model, vocabulary, training.label_smoothing).to(device)

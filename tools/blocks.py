@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from phmctl.recipe.loading import load_recipe
-from phmctl.tasks.answers import signed, within
+from phmctl.tasks.base import signed, within
 from tools import results
 from tools.results import MARGIN, WIDE, Change, File, against_dense, duration, parameters, plateau, select, welch
 

@@ -13,7 +13,7 @@ from phmctl.recipe.loading import COMMON, common_overrides, dump_recipe, resolve
 from phmctl.results.counting import ledger_table
 from phmctl.results.ledger import ledger_for_recipe
 from phmctl.runs.find import runs_root
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import task_of, trains
 from phmctl.training.initial import find_start
 from phmctl.training.optimiser import seconds_per_step
 from phmctl.verbs import recipe_to_train
@@ -29,12 +29,11 @@ def training_plan(call: Call[Any]) -> Shown:
     written, _ = recipe_to_train(call["recipe"], call["resume"], call["tag"], call["runs"])
     recipe = resolve(written, common_overrides(**call.select(COMMON)), call["settings"])
     root = data_root(call["data"])
-    task_kind = trained_kind(recipe)
     task = None
     with suppress(DataError):  # the data is not prepared: the run to start from is checked alone, and nothing is timed
-        task = task_kind.open(recipe, root)
+        task = trains(recipe).open(recipe, root)
     start = find_start(recipe, task, runs_root(call["runs"]))
-    sizes = task_kind.sizes(recipe, root)
+    sizes = task_of(recipe).sizes(recipe, root)
     ledger = ledger_for_recipe(recipe, sizes)
     notes = [sizes.note] if sizes.trained else []
     if start is not None:

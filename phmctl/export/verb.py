@@ -46,8 +46,8 @@ from phmctl.results.ledger import ledger_for
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.copies import load_cleaning
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.classifier import exported_model
-from phmctl.tasks.registry import kind_of, trained_kind
+from phmctl.tasks import task_of, trains
+from phmctl.tasks.classifier import exported_model
 
 _SCORES = r"results/[^/]+\.(?:json|hyp|tsv)"  # files that eval writes into an export
 MARK = "to"  # key of the manifest, by which an export is known
@@ -73,7 +73,7 @@ def model_card(source: ExportSource, description: Mapping[str, Any], verificatio
     size = f"rank {section.rank}" if section.algebra == LOW_RANK else f"n = {section.n}"
     maps = "dense maps" if section.algebra == "real" else f"{section.algebra} maps with {size}"
     model = "encoder-decoder Transformer" if source.translates else f"classifier ({section.kind})"
-    ledger = ledger_for(kind_of(recipe), section, source.sizes)
+    ledger = ledger_for(task_of(recipe), section, source.sizes)
     totals, inner = ledger.totals, ledger.without_embeddings
     content = _CONTENT[description["weights"]] if description["to"] in COMPACT else _NO_PLACE
     languages = [str(data.get(f"{side}_language", "?")) for side in ("source", "target")]
@@ -132,7 +132,7 @@ def _scores(run: Run) -> Iterator[str]:
         signatures = {score["name"]: score["signature"] for score in result.report.get("scores", ())}
         search = result.settings.get("decoding", {})
         settings = [f"checkpoint {result.checkpoint}", *(f"{key} {search[key]}" for key in ("beam", "alpha") if search)]
-        for metric in trained_kind(run.recipe).metrics:
+        for metric in trains(run.recipe).metrics:
             signature = f" ({signatures[metric.name]})" if metric.name in signatures else ""
             value = metric.scale * result.scores[metric.name]
             yield f"{result.split}: {metric.name} {value:.2f}{signature}, {', '.join(settings)}"

@@ -16,14 +16,13 @@ from phmctl.decoding.beam import pad
 from phmctl.decoding.search import Engine, Hypothesis, plan
 from phmctl.decoding.translator import Translator
 from phmctl.export.dense import DenseForm, dense_form
-from phmctl.metrics.text import ScoreOptions, bleu
+from phmctl.metrics.text import ScoreOptions, bleu, usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
 from phmctl.runs.copies import load_tokenizers, read_text
-from phmctl.tasks.classification.classifier import TextClassifier
-from phmctl.tasks.classification.examples import read_examples
-from phmctl.tasks.registry import answering_kind
-from phmctl.tasks.translation.text import bleu_tokenizer
+from phmctl.tasks import answers, task_of
+from phmctl.tasks.classification import read_examples
+from phmctl.tasks.classifier import TextClassifier
 
 CTRANSLATE2_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
 
@@ -89,17 +88,17 @@ class ExportSource:
 
 def open_source(run: Run, checkpoint: str) -> ExportSource:
     """Load a checkpoint of a run. Raises UserError if the run's task cannot be exported."""
-    kind: Any = answering_kind(run.recipe, "export")
+    load_model = answers(run.recipe, "export").load
 
     def load(name: str) -> ExportSource:
         is_translation = isinstance(run.recipe, TranslationRecipe)
         options = {"precision": "float32"} if is_translation else {}
-        request = kind.load_request(run=run, checkpoint=name, device="cpu", cleaned=True, **options)
-        predictor: Any = kind.load(request)
+        predictor: Any = load_model(run, name, "cpu", cleaned=True, **options)
         tokenizers = load_tokenizers(run)
         outputs = tokenizers.target.size if is_translation else len(predictor.labels)
-        sizes = dict(zip(kind.sides, (tokenizers.source.size, outputs), strict=True))
-        model = trained(kind.build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
+        names = ("source", "target") if is_translation else ("vocabulary", "classes")
+        sizes = dict(zip(names, (tokenizers.source.size, outputs), strict=True))
+        model = trained(task_of(run.recipe).build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
         return ExportSource(run, run.weights(name), model, predictor, tokenizers, sizes)
 
     return run.load_checkpoint(checkpoint, load)
@@ -164,7 +163,8 @@ def verify_translator(source: ExportSource, engine: Engine, count: int | None = 
         return abs(float(logits[first[place]] - logits[second[place]]))
 
     target = source.tokenizers.target
-    tokenizer = bleu_tokenizer(source.run.recipe_of(TranslationRecipe), source.run.data())
+    training = source.run.recipe_of(TranslationRecipe).training
+    tokenizer = training.bleu_tokenizer or usual_tokenizer(source.run.data().get("target_language"))
     options: ScoreOptions = {"lowercase": target.lowercase, "tokenize": tokenizer}
     torch_bleu = bleu([target.decode(hypothesis.tokens) for hypothesis in ours], references, **options)
     export_bleu = bleu([target.decode(hypothesis.tokens) for hypothesis in theirs], references, **options)

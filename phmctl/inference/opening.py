@@ -13,8 +13,8 @@ from phmctl.errors import UserError
 from phmctl.exports import Export
 from phmctl.files import writing
 from phmctl.runs import AUTO, Run
+from phmctl.tasks import answers, trains
 from phmctl.tasks.base import Report, check_options
-from phmctl.tasks.registry import answering_kind, trained_kind
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,17 @@ def open_model(path: Path | str, options: ModelOptions | None = None, *, split: 
     """
     options = options or ModelOptions()
     run = exports.open_run_or_export(path)
-    kind = answering_kind(run.recipe)
+    answering = answers(run.recipe)
     task_options = options.task_options()
-    check_options(kind, kind.load_request, task_options)
+    check_options(run.recipe.task, answering.options, task_options)
     if options.threads and engine_of(run) == TORCH:
         raise UserError("threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS")
-    lines = None if split is None else kind.split_lines(run, split)
+    lines = None if split is None else answering.split_lines(run, split)
 
     def load(checkpoint: str) -> Model:
-        request = kind.load_request(
-            run=run,
-            checkpoint=checkpoint,
-            device=options.device,
-            cleaned=lines is not None,
-            threads=options.threads,
-            **task_options,
+        return answering.load(
+            run, checkpoint, options.device, cleaned=lines is not None, threads=options.threads, **task_options
         )
-        return kind.load(request)
 
     return OpenedModel(run, run.load_checkpoint(options.checkpoint, load), lines)
 
@@ -84,22 +78,15 @@ def evaluate(path: Path | str, split: str, options: ModelOptions) -> Report:
         OutputError: the scores cannot be written.
     """
     run = exports.open_run_or_export(path)
-    kind = trained_kind(run.recipe, "eval")
+    scoring = trains(run.recipe, "eval")
     task_options = options.task_options()
-    check_options(kind, kind.score_request, task_options)
+    check_options(run.recipe.task, scoring.options, task_options)
     other_text = [name for name in ("source", "table") if name in task_options]
     if split != "test" and other_text:
         raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
     if "table" not in task_options:  # the scores of a table are not stored
         check_scorable(run)
-    request = kind.score_request(
-        run=run,
-        checkpoint=options.checkpoint,
-        device=options.device,
-        split=split,
-        **task_options,
-    )
-    return kind.evaluate(request)
+    return scoring.evaluate(run, split, options.checkpoint, options.device, **task_options)
 
 
 def check_scorable(run: Run) -> None:

@@ -31,12 +31,15 @@ from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
-from phmctl.tasks.answers import ONE_SEED, Answers, Comparer, Metric, p_words, within
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
+from phmctl.tasks.base import Answers, Comparer, Metric, within
 
 _NAMED = 10  # runs or seeds that a note names
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
 POOLED = f"{OVER_SEEDS}; the single seed is assumed to vary as the other model's seeds"
+
+
+ONE_SEED = "one seed each: valid for these two trainings only"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class SignificanceTest:
     method: str  # name of the test, for people
     estimate: Difference  # both means, their difference and its p-value
     p_holm: float = 1.0  # p-value after Holm's correction over all variants
+
+
+def p_words(p_value: float) -> str:
+    return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
 @dataclass(frozen=True)
@@ -235,7 +242,7 @@ def compare(
         variants = group_by_model(members)
         reference = _find_baseline(variants, baseline, root)
         _check_comparable(variants, reference, name)
-        metrics = tuple(trained_kind(reference.first.run.recipe).metrics)
+        metrics = tuple(trains(reference.first.run.recipe).metrics)
         comparisons.append(Comparison(name, metrics, tuple(variants), reference, _test(variants, reference)))
     return comparisons
 
@@ -301,8 +308,8 @@ def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str
 
 def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[SignificanceTest]]:
     """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label."""
-    kind = trained_kind(baseline.first.run.recipe)
-    comparer, metrics = kind.comparer, [metric.name for metric in kind.metrics if metric.tested]
+    task = trains(baseline.first.run.recipe)
+    comparer, metrics = task.comparer, [metric.name for metric in task.metrics if metric.tested]
     systems = [variant for variant in variants if variant is not baseline and variant.answers]
     if comparer is None or not baseline.answers:
         return {}
@@ -363,7 +370,7 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
     if len(variant.runs) == 1:
         yield "one seed, so the spread over seeds is unknown"
     lost = [str(member.seed) for member in variant.scored if member.answers is None]
-    if lost and trained_kind(variant.first.run.recipe).comparer is not None:
+    if lost and trains(variant.first.run.recipe).comparer is not None:
         can_be_scored = split in (variant.first.run.splits() or [split])
         advice = "; score it again" if can_be_scored else ""
         yield f"the answers of seed {_first(lost)} were not kept, so they are not tested{advice}"

@@ -19,8 +19,8 @@ from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear, StructuredWeight, TwoFactorLinear
 from phmctl.recipe.models import LinearSection, StackSection
 from phmctl.recipe.schema import Recipe
-from phmctl.tasks.base import Sizes, TaskKind
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks import task_of
+from phmctl.tasks.base import Sizes, TaskSpec
 
 ModuleKind = Literal["map", "norm", "embedding", "generator", "other"]
 
@@ -133,24 +133,22 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    task = kind_of(recipe)
-    sizes = sizes or task.sizes(recipe)
+    task = task_of(recipe)
+    sizes = sizes or task.sizes(recipe, None)
     ledger = ledger_for(task, recipe.model, sizes.values, name=f"{recipe.name} {recipe.variant}")
     notes = () if sizes.trained or not sizes.note else (sizes.note,)
     return replace(ledger, notes=(*notes, *ledger.notes))
 
 
-def ledger_for(
-    task: TaskKind[Any], settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model"
-) -> Ledger:
+def ledger_for(task: TaskSpec, settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model") -> Ledger:
     """Return the ledger of a model of any task, without allocating its weights.
 
     Raises:
         DimensionError: n does not divide a dimension; names the nearest that do.
     """
-    rows, rules = rows_of(task.build(settings, sizes, device="meta"))
+    rows, rules = rows_of(task.build(settings, sizes, "meta"))
     notes = list(task.notes(settings, sizes))
-    tables = task.tables(settings, sizes)
+    tables = task.tables(sizes)
     for row in rows:
         token_types = tables.get(row.component, row.shape[0])
         if row.shape[0] != token_types:

@@ -17,7 +17,7 @@ from phmctl.recipe.loading import dump_recipe
 from phmctl.results.compare import Comparison
 from phmctl.results.variants import mean_and_spread
 from phmctl.runs.results import read_metrics, series
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 
 # Content of a section: pairs of a type and a value, which ``page.html`` shows with all text escaped. Types are
 # ``table``, ``text``, ``heading``, ``code``, ``lines``, ``pictures``, and ``details`` (a summary and its blocks).
@@ -94,7 +94,7 @@ def render(comparison: Comparison, *additional: Comparison) -> str:
 def _samples(comparison: Comparison) -> Blocks:
     """Return the items on which each model differs most from the baseline, in either direction."""
     baseline = comparison.baseline
-    comparer = trained_kind(baseline.first.run.recipe).comparer
+    comparer = trains(baseline.first.run.recipe).comparer
     if comparer is None or not baseline.answers:
         return []
     base, blocks = baseline.answers[0], Blocks()
@@ -168,7 +168,7 @@ def _draw(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: 
 
 def _breakdowns(comparison: Comparison) -> Blocks:
     """Return tables of the scores of parts of the test set: the task's division, and one for each stored number."""
-    comparer = trained_kind(comparison.baseline.first.run.recipe).comparer
+    comparer = trains(comparison.baseline.first.run.recipe).comparer
     models = {variant.label: variant.answers for variant in comparison.variants if variant.answers}
     if comparer is None or not models:
         return []

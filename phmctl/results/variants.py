@@ -16,8 +16,8 @@ from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
 from phmctl.runs.summary import Parameters, Summary, run_differences, same_model
-from phmctl.tasks.answers import Answers, Metric
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
+from phmctl.tasks.base import Answers, Metric
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class ComparedRun:
         """The scored answers; None without a result, or if its answers were not kept."""
         if self.result is None or self.result.answers is None:
             return None
-        return trained_kind(self.run.recipe).answers(self.run, self.result)
+        return trains(self.run.recipe).answers(self.run, self.result)
 
     @cached_property
     def speed(self) -> float | None:

@@ -8,7 +8,7 @@ scores (``.json``).
 from __future__ import annotations  # torch is imported by the functions that need it
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
 from phmctl.metrics import text as scoring
-from phmctl.metrics.classification import part_name, parts
+from phmctl.metrics.classification import Part, part_name, parts
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
@@ -164,7 +164,7 @@ def evaluate(
     for remark in scoring.remarks(text.source, hypotheses, equal_share=0.5):
         warn(f"{run.name}, {key.weights.name}: {remark}")
 
-    def bleu_by(groups: Iterable[scoring.Part]) -> list[scoring.Bin]:
+    def bleu_by(groups: Sequence[Part]) -> list[scoring.Bin]:
         return scoring.bleu_by(groups, hypotheses, references, **options)
 
     evaluation = Evaluation(

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from phmctl.console import silence
 from phmctl.devices import World, pick_device, world
 from phmctl.errors import PhmctlError, RecipeError
-from phmctl.tasks.base import Share
 from phmctl.training.signals import StopRequest
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ class ValidationStoppedError(PhmctlError):
     """A validation was broken off because the training was asked to stop."""
 
 
-class Processes(Share):
+class Processes:
     """The processes of a training: the rank of this process, and the exchanges between all.
 
     Process r of W handles parts r, r + W, r + 2W, …

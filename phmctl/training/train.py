@@ -16,7 +16,7 @@ from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_default
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 from phmctl.training.initial import Start, find_start
 from phmctl.training.optimiser import build_schedule
 from phmctl.training.processes import Processes, joined, restarts
@@ -105,7 +105,7 @@ def train(
     with joined(recipe.training.timeout) as processes:
         old, data_folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
-            task = trained_kind(recipe).open(recipe, data_folder)
+            task = trains(recipe).open(recipe, data_folder)
         return train_task(
             task,
             recipe,

@@ -15,7 +15,7 @@ from phmctl.files import write_sealed
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 from phmctl.training.train import train
 from tests.calls import call, rows_of
 from tests.data.helpers import put
@@ -204,7 +204,7 @@ def test_scores_of_translations_are_broken_down_by_extra_columns(
     assert [(row["value"], row["sentences"]) for row in bins] == [(2, 2), (None, 1)]
     assert "BLEU by depth" in call("eval", run.folder, "--device", "cpu").stdout
     (result,) = read_results(run)
-    answers = trained_kind(run.recipe).answers(run, result)
+    answers = trains(run.recipe).answers(run, result)
     assert answers is not None
     assert [*answers.groups] == ["depth"]
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from phmctl.algebra.initialisation import SeededDraws
 from phmctl.recipe.loading import load_recipe
-from phmctl.tasks.registry import kind_of
+from phmctl.tasks import task_of
 from tests.conftest import TINY
 
 SIZES = {"source": 64, "target": 64, "vocabulary": 64, "classes": 4, "features": 12}
@@ -14,7 +14,7 @@ SIZES = {"source": 64, "target": 64, "vocabulary": 64, "classes": 4, "features":
 
 def build(name: str, *settings: str) -> nn.Module:
     recipe = load_recipe(name, settings)
-    return kind_of(recipe).build(recipe.model, SIZES)
+    return task_of(recipe).build(recipe.model, SIZES)
 
 
 @pytest.mark.parametrize(

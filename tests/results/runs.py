@@ -16,7 +16,7 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
 from phmctl.runs.results import ScoringKey, log_line, write_result
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import task_of
 
 REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
 SOURCES = [f"die kleine Katze {row} saß auf der alten Matte im Haus" for row in range(24)]
@@ -102,10 +102,10 @@ def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
 
 def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
     """Return the initial tensors of a recipe's model with a small vocabulary."""
-    kind = trained_kind(recipe)
-    sizes = {name: min(size, 32) for name, size in kind.sizes(recipe).values.items()}
+    task = task_of(recipe)
+    sizes = {name: min(size, 32) for name, size in task.sizes(recipe, None).values.items()}
     torch.manual_seed(recipe.training.seed)
-    return model_tensors(kind.build(recipe.model, sizes))
+    return model_tensors(task.build(recipe.model, sizes))
 
 
 def score(

@@ -4,6 +4,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,11 @@ import pytest
 from phmctl.errors import RunError
 from phmctl.metrics.significance import difference
 from phmctl.metrics.text import bleu, text_scorer
-from phmctl.results.compare import OVER_SEEDS, POOLED
+from phmctl.results.compare import ONE_SEED, OVER_SEEDS, POOLED
 from phmctl.results.variants import conditions, mean_and_spread
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
-from phmctl.tasks.answers import ONE_SEED
-from phmctl.tasks.base import ScoreRequest
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import TASKS
 from tests.calls import call
 from tests.references import compare_runs
 from tests.results.runs import MACHINE, REFERENCES, make_classifier, make_run, score, worse
@@ -157,11 +156,12 @@ def test_scoring_first_uses_the_requested_checkpoint(tmp_path: Path, monkeypatch
     unscored = make_run(tmp_path, settings=REAL, hypotheses=None)
     checkpoints: list[str] = []
 
-    def evaluate(self: object, request: ScoreRequest) -> None:
-        checkpoints.append(request.checkpoint)
+    def evaluate(run: Run, split: str, checkpoint: str, device: str) -> None:
+        checkpoints.append(checkpoint)
         raise RunError("a run that cannot be scored does not stop the others")
 
-    monkeypatch.setattr(type(trained_kind(unscored.recipe)), "evaluate", evaluate)
+    spec = TASKS["translation"]
+    monkeypatch.setitem(TASKS, "translation", replace(spec, trains=replace(spec.trains, evaluate=evaluate)))
     compare_runs(recipe="miniature", runs=tmp_path, score=True)
     compare_runs(recipe="miniature", runs=tmp_path, score=True, checkpoint="last")
     assert checkpoints == ["auto", "last"]

@@ -8,7 +8,7 @@ from phmctl.nn.convolution import PHMConv2d
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection
 from phmctl.results.ledger import ledger_for, rows_of
-from phmctl.tasks.registry import TASKS
+from phmctl.tasks import TASKS
 from tests.references import ledger_for_settings
 
 SMALL = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 2}

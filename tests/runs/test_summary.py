@@ -18,7 +18,7 @@ from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.results import log_line, read_metrics, series
 from phmctl.runs.summary import count_stored, list_runs, summarise
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import task_of
 from tests.training.fake import make_recipe
 
 
@@ -129,8 +129,8 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
 )
 def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str]) -> None:
     recipe = load_recipe(name, options)
-    task_kind = trained_kind(recipe)
-    model = task_kind.build(recipe.model, dict.fromkeys(task_kind.sizes(recipe).values, 40), device="cpu")
+    task = task_of(recipe)
+    model = task.build(recipe.model, dict.fromkeys(task.sizes(recipe, None).values, 40), device="cpu")
     write_checkpoint(tmp_path / "step-000001", {"model": model_tensors(model)}, {"step": 1})
     rows, _ = rows_of(model)
     summary = count_stored(tmp_path / "step-000001")

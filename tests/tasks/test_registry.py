@@ -16,8 +16,8 @@ from phmctl.errors import UserError
 from phmctl.recipe.models import LinearSection, Section
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.runs import Run
-from phmctl.tasks.base import AnsweringKind, LoadRequest, ScoreRequest, Sizes
-from phmctl.tasks.registry import TASKS
+from phmctl.tasks import TASKS
+from phmctl.tasks.base import Answering, Device, Sizes, TaskSpec, Trains
 from tests import calls as commands
 from tests.training.fake import FakeModel, FakeTask
 
@@ -47,7 +47,7 @@ class DigitReport:
 class DigitReader(Model):
     verb = "reading"
 
-    def __init__(self, run: Run, checkpoint: str) -> None:
+    def __init__(self, run: Run, checkpoint: str, device: str = "auto", **options: object) -> None:
         super().__init__(about_run(run, checkpoint))
         self.model, folder = FakeModel().eval(), run.checkpoint(checkpoint)
         load_model(self.model, read_checkpoint(folder, ("model",)).tensors["model"], folder, torch.device("cpu"))
@@ -58,28 +58,25 @@ class DigitReader(Model):
         return [(str(digit), {"digit": digit}) for digit in digits]
 
 
-class DigitKind(AnsweringKind[DigitRecipe]):
-    recipe = DigitRecipe
+def evaluate(run: Run, split: str, checkpoint: str, device: str) -> DigitReport:
+    answers = DigitReader(run, checkpoint).answer("0123", advance=lambda count: None)
+    return DigitReport(sum(text == digit for digit, (text, _) in zip("0123", answers, strict=True)) / 4)
 
-    def open(self, recipe: DigitRecipe, data: Path) -> FakeTask:
-        return FakeTask(rows=recipe.training.batch_size)
 
-    def sizes(self, recipe: DigitRecipe, data: Path | None = None) -> Sizes:
-        return Sizes({"digits": 4}, "digits: 4, as everywhere")
+def build(section: DigitModel, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
+    with torch.device(device or "cpu"):
+        return FakeModel()
 
-    def build(self, settings: Any, sizes: Mapping[str, int], device: Any = None) -> nn.Module:
-        with torch.device(device or "cpu"):
-            return FakeModel()
 
-    def evaluate(self, request: ScoreRequest) -> DigitReport:
-        answers = DigitReader(request.run, request.checkpoint).answer("0123", advance=lambda count: None)
-        return DigitReport(sum(text == digit for digit, (text, _) in zip("0123", answers, strict=True)) / 4)
-
-    def load(self, request: LoadRequest) -> DigitReader:
-        return DigitReader(request.run, request.checkpoint)
-
-    def split_lines(self, run: Run, split: str) -> list[str]:
-        return list("0123")
+DIGITS = TaskSpec(
+    name="digit",
+    recipe=DigitRecipe,
+    commands=("train", "eval", "decode", "count-params", "bench train"),
+    sizes=lambda recipe, data: Sizes({"digits": 4}, "digits: 4, as everywhere"),
+    build=build,
+    trains=Trains(open=lambda recipe, data: FakeTask(rows=recipe.training.batch_size), evaluate=evaluate),
+    answers=Answering(load=DigitReader, split_lines=lambda run, split: list("0123")),
+)
 
 
 TEXT = """\
@@ -101,7 +98,7 @@ training:
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(RECIPES, "digit", DigitRecipe)
-    monkeypatch.setitem(TASKS, "digit", DigitKind())
+    monkeypatch.setitem(TASKS, "digit", DIGITS)
     monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path / "runs"))
     path = tmp_path / "digits.yaml"
     path.write_text(TEXT, encoding="utf-8")

@@ -1,6 +1,7 @@
 """Learning a rule: the true maps, the task, what is judged, and what a run keeps."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.base import ScoreRequest
-from phmctl.tasks.rule.task import (
+from phmctl.tasks.rule_training import (
     EVALUATION_SAMPLES,
     THRESHOLD,
     TRUTH,
@@ -25,11 +25,10 @@ from phmctl.tasks.rule.task import (
     draw_rotation,
     draw_samples,
     draw_truth,
+    evaluate,
     read_truth,
 )
-from phmctl.tasks.rule.task import (
-    evaluate as evaluate_run,
-)
+from phmctl.training.processes import Processes
 from phmctl.training.train import train_task
 from tests.calls import call
 from tests.data.helpers import flip
@@ -56,10 +55,6 @@ def furnished(root: Path, task: RuleTask) -> Run:
 def trained(root: Path, *settings: str, name: str = "hamilton") -> Run:
     recipe = rule_recipe(name, *settings)
     return train_task(RuleTask(recipe), recipe, root, quiet=True).run
-
-
-def evaluate_rule(run: Run, split: str = "test", checkpoint: str = "best") -> RuleEvaluation:
-    return evaluate_run(ScoreRequest(run=run, checkpoint=checkpoint, split=split))
 
 
 # ------------------------------------------------------------------------------------------------------ true maps
@@ -130,7 +125,7 @@ def test_a_model_that_is_the_truth_has_no_loss_and_another_has() -> None:
     with torch.no_grad():
         model.product.A.copy_(task.truth.A)
         model.product.S.copy_(task.truth.S)
-    exact, raw = task.validate(model), task.validate(other)
+    exact, raw = (task.validate(each, nullcontext, Processes()) for each in (model, other))
     assert exact["loss"] < 1e-12
     assert exact["map_error"] < 1e-6
     assert min(raw["loss"], raw["map_error"]) > 0.5
@@ -151,13 +146,13 @@ def planted(root: Path, A: torch.Tensor, S: torch.Tensor, *settings: str) -> Rul
     section = run.recipe.model.model_dump(mode="json")
     write_checkpoint(run.checkpoints_folder / step_name(1), {"model": tensors}, {"step": 1}, section)
     run.set_pointer("best", 1)
-    return evaluate_rule(run)
+    return evaluate(run)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_rule_is_learned_at_the_shipped_settings(tmp_path: Path, name: str, seed: int) -> None:
-    found = evaluate_rule(trained(tmp_path, f"training.seed={seed}", f"data.seed={seed}", name=name))
+    found = evaluate(trained(tmp_path, f"training.seed={seed}", f"data.seed={seed}", name=name))
     assert found.loss < 1e-10
     assert found.map_error < 1e-5
     assert found.learned
@@ -214,14 +209,14 @@ def test_a_rule_that_lost_a_dimension_has_no_basis(tmp_path: Path) -> None:
     ids=str,
 )
 def test_other_models_are_judged_as_far_as_they_can_be(tmp_path, settings, note, attainable) -> None:
-    found = evaluate_rule(trained(tmp_path, "training.steps=20", *settings))
+    found = evaluate(trained(tmp_path, "training.steps=20", *settings))
     assert found.rule_note == note
     assert (found.rule is None) == (note is not None)
     assert (found.attainable_error is not None) == attainable
 
 
 def test_an_n_too_small_for_the_octonions_stays_above_what_it_can_attain(tmp_path: Path) -> None:
-    found = evaluate_rule(trained(tmp_path, "model.n=4", name="octonion"))
+    found = evaluate(trained(tmp_path, "model.n=4", name="octonion"))
     assert 0.5 < found.attainable_error < found.map_error < 1.02 * found.attainable_error
     assert not found.learned
 
@@ -229,17 +224,17 @@ def test_an_n_too_small_for_the_octonions_stays_above_what_it_can_attain(tmp_pat
 def test_the_result_is_written_into_the_run(tmp_path: Path) -> None:
     run = trained(tmp_path, "training.steps=20")
     for split, checkpoint in (("test", "best"), ("valid", "last")):
-        found = evaluate_rule(run, split, checkpoint)
+        found = evaluate(run, split, checkpoint)
         (result,) = (result for result in read_results(run) if result.split == split)
         assert result.report == found.as_json()
         assert result.scores == {"map_error": found.map_error, "loss": found.loss}
         assert found.split == split
-    found, shown = evaluate_rule(run), call("eval", run.folder, "--checkpoint", "best").stdout
+    found, shown = evaluate(run), call("eval", run.folder, "--checkpoint", "best").stdout
     assert all(f"{error:.1e}" in shown for error in (found.map_error, found.rule.relative_error))
     assert not run.text_folder.exists()
-    assert evaluate_rule(run, "test").loss != evaluate_rule(run, "valid").loss
+    assert evaluate(run, "test").loss != evaluate(run, "valid").loss
     with pytest.raises(UserError, match=r"no split 'tst' \(did you mean 'test'\?\)"):
-        evaluate_rule(run, "tst")
+        evaluate(run, "tst")
 
 
 # -------------------------------------------------------------------------------------------- runs and commands

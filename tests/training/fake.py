@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe, TranslationTraining
-from phmctl.tasks.base import ALONE, Cost, Rows, Share, Task
+from phmctl.tasks.base import Cost, Rows, Share, Task
 
 BATCHES_PER_EPOCH = 7
 
@@ -108,7 +107,7 @@ class FakeTask(Task):
         return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum"), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Any = nullcontext, share: Share = ALONE) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Any, share: Share) -> dict[str, float]:
         self.validations += 1
         batch = self.make(999_999, 64)
         return {"loss": F.cross_entropy(model(batch.inputs), batch.labels).item()}

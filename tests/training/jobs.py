@@ -30,8 +30,8 @@ from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
 from phmctl.tasks.base import Rows
-from phmctl.tasks.classification.task import ClassificationTask, Classifier
-from phmctl.tasks.translation.task import TranslationTask
+from phmctl.tasks.classification_training import ClassificationTask, Classifier
+from phmctl.tasks.translation_training import TranslationTask
 from phmctl.training.processes import Processes, joined
 from phmctl.training.train import train_task
 from tests.training.copying import copying_recipe

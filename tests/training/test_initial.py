@@ -14,7 +14,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
-from phmctl.tasks.registry import trained_kind
+from phmctl.tasks import trains
 from phmctl.training.initial import Start, find_start
 from phmctl.training.train import train
 from tests.calls import call
@@ -32,7 +32,7 @@ def changed(source: Path | str, *settings: str) -> TranslationRecipe:
 
 
 def start_of(recipe: Recipe, data: Path) -> Start:
-    start = find_start(recipe, trained_kind(recipe).open(recipe, data))
+    start = find_start(recipe, trains(recipe).open(recipe, data))
     assert start is not None
     return start
 
@@ -65,7 +65,7 @@ def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: P
     composed = ["model.compose_heads=bilinear", "model.composition_start=base"]
     logits = []
     for recipe in (changed(tiny_run.folder), changed(tiny_run.folder, *composed)):
-        task = trained_kind(recipe).open(recipe, miniature_data)
+        task = trains(recipe).open(recipe, miniature_data)
         start, model = start_of(recipe, miniature_data), task.build_model(torch.device("cpu"))
         assert not start.record["left"]
         for name, tensor in start.tensors.items():
@@ -193,7 +193,7 @@ def test_components_are_taken_with_their_rule_or_not_at_all(
     ).run
     recipe, weights = changed(source.folder, *target_options), []
     for item, tensors in ((source.recipe, tensors_of(source)), (recipe, start_of(recipe, miniature_data).tensors)):
-        model = trained_kind(item).open(item, miniature_data).build_model(torch.device("cpu"))
+        model = trains(item).open(item, miniature_data).build_model(torch.device("cpu"))
         for name, tensor in tensors.items():
             model_tensors(model)[name].copy_(tensor)
         weights.append(model.get_submodule("encoder.0.feed_forward.expand").weight.detach())

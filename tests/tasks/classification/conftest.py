@@ -10,8 +10,8 @@ from phmctl.data.card import RowFormat
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.classification.evaluation import ClassifierReport, ClassifierScoreRequest
-from phmctl.tasks.classification.kind import ClassificationKind
+from phmctl.tasks import classification
+from phmctl.tasks.classification import ClassifierReport
 from tests.data.helpers import prepare_tables
 
 NOUNS = ["cat", "dog", "key", "tree", "house", "road", "bird", "stone"]
@@ -104,4 +104,4 @@ def runs(
 
 
 def evaluate(run: Run, split: str = "test") -> ClassifierReport:
-    return ClassificationKind().evaluate(ClassifierScoreRequest(run=run, device="cpu", split=split))
+    return classification.evaluate(run, split, "best", "cpu")

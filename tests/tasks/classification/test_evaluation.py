@@ -10,7 +10,7 @@ from phmctl.decoding.model import Classified
 from phmctl.errors import DataError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.classification.examples import Examples, read_examples, read_predicted, write_predictions
+from phmctl.tasks.classification import Examples, read_examples, read_predicted, write_predictions
 from tests.tasks.classification.conftest import evaluate
 
 

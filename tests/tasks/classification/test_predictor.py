@@ -19,9 +19,8 @@ from phmctl.exports import open_run_or_export
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.base import check_options
-from phmctl.tasks.classification.classifier import TextClassifier, load_classifier
-from phmctl.tasks.classification.examples import Examples, read_examples
-from phmctl.tasks.classification.kind import ClassificationKind
+from phmctl.tasks.classification import CLASSIFICATION, Examples, read_examples, split_lines
+from phmctl.tasks.classifier import TextClassifier, load_classifier
 from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
@@ -31,8 +30,8 @@ KINDS = pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 
 def test_decode_labels_the_texts_that_eval_labels(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     examples = Examples([("a  b\u00a0c",), ("d\te ",)], [], {})
-    monkeypatch.setattr("phmctl.tasks.classification.kind.read_examples", lambda *_: examples)
-    assert ClassificationKind().split_lines(runs["encoder"], "test") == ["a  b\u00a0c", "d e "]
+    monkeypatch.setattr("phmctl.tasks.classification.read_examples", lambda *_: examples)
+    assert split_lines(runs["encoder"], "test") == ["a  b\u00a0c", "d e "]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
     with pytest.raises(UserError, match="beam"):
-        check_options(ClassificationKind(), ClassificationKind.load_request, ["beam"])
+        check_options("classification", CLASSIFICATION.answers.options, ["beam"])
     with pytest.raises(UserError, match="precision"):
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
     copy = shutil.copytree(runs["encoder"].folder, tmp_path / "v001")

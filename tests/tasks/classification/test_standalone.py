@@ -8,7 +8,7 @@ import pytest
 
 from phmctl.export.verb import export
 from phmctl.runs import Run
-from phmctl.tasks.classification.classifier import load_classifier
+from phmctl.tasks.classifier import load_classifier
 from tests.tasks.classification.conftest import NOUNS
 
 DOCS = Path(__file__).parents[3] / "docs" / "export.md"

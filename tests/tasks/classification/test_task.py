@@ -1,5 +1,6 @@
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from phmctl.errors import DataError, DimensionError, RunError
 from phmctl.files import write_sealed
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
-from phmctl.tasks.classification.task import ClassificationTask
+from phmctl.tasks.classification_training import ClassificationTask
+from phmctl.training.processes import Processes
 from phmctl.training.train import train, train_task
 from tests.data.helpers import prepare_tables
 from tests.training import jobs
@@ -59,7 +61,7 @@ def test_validation_is_over_all_examples_without_smoothing(small: Small, labelle
     batch = collate(task.prepared.split("valid"), range(60))
     with torch.no_grad():
         logits = model(*batch.sides)
-    metrics = task.validate(model)
+    metrics = task.validate(model, nullcontext, Processes())
     assert metrics["loss"] == pytest.approx(F.cross_entropy(logits, batch.labels).item(), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx((logits.argmax(1) == batch.labels).float().mean().item())
     assert task.score(metrics) == metrics["accuracy"]

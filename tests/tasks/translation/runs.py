@@ -12,8 +12,8 @@ from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
-from phmctl.tasks.translation.evaluation import Evaluation, TranslationScoreRequest
-from phmctl.tasks.translation.evaluation import evaluate as evaluate_run
+from phmctl.tasks import translation
+from phmctl.tasks.translation import Evaluation
 from tests.decoding.conftest import TEXT, sharp_model
 
 SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]
@@ -55,4 +55,4 @@ def make_run(
 
 
 def evaluate(run: Run, split: str = "test", checkpoint: str = "best", **options: Any) -> Evaluation:
-    return evaluate_run(TranslationScoreRequest(run=run, checkpoint=checkpoint, device="cpu", split=split, **options))
+    return translation.evaluate(run, split, checkpoint, "cpu", **options)

@@ -12,7 +12,7 @@ from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
 from phmctl.runs.results import read_results
-from phmctl.tasks.translation import evaluation as module
+from phmctl.tasks import translation as module
 from tests.tasks.translation.runs import REFERENCES, SOURCES, evaluate, make_run
 
 

@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
-from phmctl.tasks.translation.task import TranslationTask
+from phmctl.tasks.translation_training import TranslationTask
+from phmctl.training.processes import Processes
 from phmctl.training.train import train_task
 from tests.calls import call
 from tests.data.helpers import flip
@@ -51,9 +53,11 @@ def test_loss_is_the_summed_cross_entropy_of_the_target(task: TranslationTask) -
 def test_validation_is_the_mean_over_all_tokens_whatever_the_batches(task: TranslationTask) -> None:
     torch.manual_seed(0)
     model = task.build_model().eval()
-    metrics = task.validate(model)
+    metrics = task.validate(model, nullcontext, Processes())
     smaller = task.recipe.training.model_copy(update={"batch_tokens": 300})
-    again = TranslationTask(task.recipe.model_copy(update={"training": smaller}), task.prepared).validate(model)
+    again = TranslationTask(task.recipe.model_copy(update={"training": smaller}), task.prepared).validate(
+        model, nullcontext, Processes()
+    )
     assert metrics["loss"] == pytest.approx(again["loss"], rel=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     assert task.score(metrics) == pytest.approx(metrics.get("bleu", -metrics["loss"]))
@@ -176,12 +180,13 @@ def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tin
     data, asked = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300}), list[str]()
     prepared = prepare(data, corpus, root=tmp_path)
     monkeypatch.setattr(
-        "phmctl.tasks.translation.task.bleu", lambda *_, tokenize, **__: asked.append(tokenize) or Score("BLEU", 1, "")
+        "phmctl.tasks.translation_training.bleu",
+        lambda *_, tokenize, **__: asked.append(tokenize) or Score("BLEU", 1, ""),
     )
     for name in (None, "char", "13b"):
         training = tiny_recipe.training.model_copy(update={"validate_bleu": True, "bleu_tokenizer": name})
         task = TranslationTask(tiny_recipe.model_copy(update={"data": data, "training": training}), prepared)
-        metrics = task.validate(task.build_model())
+        metrics = task.validate(task.build_model(), nullcontext, Processes())
         assert task.score(metrics) == metrics["bleu"] == 1
     assert asked == ["zh", "char", "13b"]
     with pytest.raises(UserError, match="13b"):
