@@ -131,9 +131,7 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     if name is None:
-        raise DataError(
-            "no corpus is named: phmctl prepare-data NAME\nphmctl prepare-data --list shows the dataset cards"
-        )
+        raise DataError("no corpus is named; phmctl prepare-data --list shows the dataset cards")
     groups = {split: _file_groups(split_files) for split, split_files in (files or {}).items()}
     section = _without_none(
         tokenizer=tokenizer,

@@ -302,10 +302,10 @@ def probe_sizes(recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
     return Sizes({"width": _PROBED_WIDTH, "classes": classes}, f"vectors {_PROBED_WIDTH} wide, {classes} classes")
 
 
-def build_probe(section: ProbeSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
-    from phmctl import assembly
+def build_untrained_probe(section: ProbeSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
+    from phmctl.assembly import build_probe
 
-    return assembly.build_probe(section, sizes["width"], sizes["classes"], device)
+    return build_probe(section, sizes["width"], sizes["classes"], device)
 
 
 PROBING = TaskSpec(  # its models are probes, not runs: ``eval --probing`` (:mod:`phmctl.probes`) trains them
@@ -313,7 +313,7 @@ PROBING = TaskSpec(  # its models are probes, not runs: ``eval --probing`` (:mod
     recipe=ProbingRecipe,
     commands=("eval RUN --probing", "count-params"),
     sizes=probe_sizes,
-    build=build_probe,
+    build=build_untrained_probe,
     notes=lambda section, sizes: (
         f"the probe of vectors {sizes['width']} wide, without the encoder that computes them",
     ),

@@ -35,9 +35,9 @@ def open_data(recipe: RuleRecipe, data: Path) -> RuleTask:
 
 
 def evaluate(run: Run, split: str = "test", checkpoint: str = AUTO, device: str = "auto") -> RuleEvaluation:
-    from phmctl.tasks import rule_training
+    from phmctl.tasks.rule_training import evaluate_rule
 
-    return rule_training.evaluate(run, split, checkpoint, device)
+    return evaluate_rule(run, split, checkpoint, device)
 
 
 RULE = TaskSpec(

@@ -277,7 +277,7 @@ def build_rule_model(settings: RuleModelSection, features: int, device: Device =
     return RuleModel(builder_for(settings, device), features)
 
 
-def evaluate(run: Run, split: str = "test", checkpoint: str = AUTO, device: str = "auto") -> RuleEvaluation:
+def evaluate_rule(run: Run, split: str = "test", checkpoint: str = AUTO, device: str = "auto") -> RuleEvaluation:
     """Compare a run's map and rule with the true ones, and write the comparison into the run.
 
     Raises RunError, UserError.

@@ -25,7 +25,7 @@ from phmctl.tasks.rule_training import (
     draw_rotation,
     draw_samples,
     draw_truth,
-    evaluate,
+    evaluate_rule,
     read_truth,
 )
 from phmctl.training.processes import Processes
@@ -146,13 +146,13 @@ def planted(root: Path, A: torch.Tensor, S: torch.Tensor, *settings: str) -> Rul
     section = run.recipe.model.model_dump(mode="json")
     write_checkpoint(run.checkpoints_folder / step_name(1), {"model": tensors}, {"step": 1}, section)
     run.set_pointer("best", 1)
-    return evaluate(run)
+    return evaluate_rule(run)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_rule_is_learned_at_the_shipped_settings(tmp_path: Path, name: str, seed: int) -> None:
-    found = evaluate(trained(tmp_path, f"training.seed={seed}", f"data.seed={seed}", name=name))
+    found = evaluate_rule(trained(tmp_path, f"training.seed={seed}", f"data.seed={seed}", name=name))
     assert found.loss < 1e-10
     assert found.map_error < 1e-5
     assert found.learned
@@ -209,14 +209,14 @@ def test_a_rule_that_lost_a_dimension_has_no_basis(tmp_path: Path) -> None:
     ids=str,
 )
 def test_other_models_are_judged_as_far_as_they_can_be(tmp_path, settings, note, attainable) -> None:
-    found = evaluate(trained(tmp_path, "training.steps=20", *settings))
+    found = evaluate_rule(trained(tmp_path, "training.steps=20", *settings))
     assert found.rule_note == note
     assert (found.rule is None) == (note is not None)
     assert (found.attainable_error is not None) == attainable
 
 
 def test_an_n_too_small_for_the_octonions_stays_above_what_it_can_attain(tmp_path: Path) -> None:
-    found = evaluate(trained(tmp_path, "model.n=4", name="octonion"))
+    found = evaluate_rule(trained(tmp_path, "model.n=4", name="octonion"))
     assert 0.5 < found.attainable_error < found.map_error < 1.02 * found.attainable_error
     assert not found.learned
 
@@ -224,17 +224,17 @@ def test_an_n_too_small_for_the_octonions_stays_above_what_it_can_attain(tmp_pat
 def test_the_result_is_written_into_the_run(tmp_path: Path) -> None:
     run = trained(tmp_path, "training.steps=20")
     for split, checkpoint in (("test", "best"), ("valid", "last")):
-        found = evaluate(run, split, checkpoint)
+        found = evaluate_rule(run, split, checkpoint)
         (result,) = (result for result in read_results(run) if result.split == split)
         assert result.report == found.as_json()
         assert result.scores == {"map_error": found.map_error, "loss": found.loss}
         assert found.split == split
-    found, shown = evaluate(run), call("eval", run.folder, "--checkpoint", "best").stdout
+    found, shown = evaluate_rule(run), call("eval", run.folder, "--checkpoint", "best").stdout
     assert all(f"{error:.1e}" in shown for error in (found.map_error, found.rule.relative_error))
     assert not run.text_folder.exists()
-    assert evaluate(run, "test").loss != evaluate(run, "valid").loss
+    assert evaluate_rule(run, "test").loss != evaluate_rule(run, "valid").loss
     with pytest.raises(UserError, match=r"no split 'tst' \(did you mean 'test'\?\)"):
-        evaluate(run, "tst")
+        evaluate_rule(run, "tst")
 
 
 # -------------------------------------------------------------------------------------------- runs and commands

@@ -48,17 +48,6 @@ def predict(model: Model, lines: list[str]) -> list[Any]:
     return [found for _, found in model.answer(lines)]
 
 
-@KINDS
-def test_the_default_device_does_not_decide_answers(runs: dict[str, Run], kind: str) -> None:
-    texts = PAIRS if kind == "lstm-pair" else [(text,) for text in TEXTS]
-    expected = load_classifier(runs[kind], device="cpu")
-    with torch.device("meta"):
-        loaded = load_classifier(runs[kind], device="cpu")
-        probabilities, vectors = loaded.probabilities(texts), loaded.encode(TEXTS)
-    assert torch.equal(probabilities, expected.probabilities(texts))
-    assert torch.equal(vectors, expected.encode(TEXTS))
-
-
 def test_probabilities_are_those_of_each_text_alone(classifier: TextClassifier) -> None:
     together = classifier.probabilities([(text,) for text in TEXTS[:4]])
     for row, text in enumerate(TEXTS[:4]):

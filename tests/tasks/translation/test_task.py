@@ -170,7 +170,7 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(
 
     monkeypatch.setattr(TorchEngine, "search", look)
     capsys.readouterr()
-    assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid")) <= 100
+    assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid"), Processes()) <= 100
     assert max(searched) == 13  # with EOS
     assert capsys.readouterr().err == ""  # at each validation
 
