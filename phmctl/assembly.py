@@ -11,13 +11,13 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual
+from phmctl.nn.saving import load_model
 from phmctl.recipe.models import (
     EncoderClassifierSection,
     LinearSection,
@@ -27,6 +27,7 @@ from phmctl.recipe.models import (
     TransformerSection,
 )
 from phmctl.runs import Run
+from phmctl.storage import read_checkpoint
 
 ClassifierSection = EncoderClassifierSection | PairClassifierSection
 Classifier = EncoderClassifier | PairClassifier

@@ -18,7 +18,6 @@ from phmctl.data.card import corpus_name
 from phmctl.data.prepared import PreparedData, data_root
 from phmctl.decoding.search import change_decoding
 from phmctl.errors import RunError, UserError, check_known
-from phmctl.files import write_atomic
 from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.languages import is_code
 from phmctl.options import LIBRARY_ONLY, Algebra, Data, N, Runs, Settings
@@ -29,6 +28,7 @@ from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.copies import read_text
 from phmctl.runs.find import check_tag
+from phmctl.storage import write_atomic
 from phmctl.tasks import trains
 from phmctl.verbs import prepare
 from phmctl.verbs import train as train_student

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from phmctl.errors import PhmctlError, RunError, check_known, lack_of_memory
-from phmctl.files import FORMAT, QUANTIZATIONS, read_seal, sha256_text, verify
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Weights
 from phmctl.runs.run import Loaded, read_recipe
+from phmctl.storage import FORMAT, QUANTIZATIONS, read_seal, sha256_text, verify
 
 CTRANSLATE2, ONNX, SAFETENSORS = FORMATS = ("ctranslate2", "onnx", "safetensors")
 COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S

@@ -33,7 +33,6 @@ from phmctl.decoding.search import change_decoding, plan
 from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
-from phmctl.files import read_json_object, sha256_text, write_json
 from phmctl.inference.opening import check_scorable
 from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, accuracy
@@ -43,7 +42,9 @@ from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.runs.results import write_record
 from phmctl.shipped import shipped_names
+from phmctl.storage import read_json_object, sha256_text
 
 VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
 _COLUMNS = {"majority": "majority", "run": "run", "run_bag": "bag"}  # titles of a task's scores
@@ -80,7 +81,7 @@ def probe(
             advance(1)
     pooling = next(iter(recipes.values())).model.pooling
     report = ProbingReport(encoder.run.name, encoder.weights.name, scores, pooling)
-    write_json(encoder.run.results_folder / "probing.json", report.as_json())
+    write_record(encoder.run.results_folder / "probing.json", report.as_json())
     return report
 
 
@@ -183,7 +184,7 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
             model = fit_probe(recipe, splits, len(prepared.labels), device)
         with torch.inference_mode():
             predictions[name] = model(vectors["test"][name].to(device)).argmax(1).tolist()
-    write_json(path, {"of": key, "run": encoder.run.name, "answers": predictions})
+    write_record(path, {"of": key, "run": encoder.run.name, "answers": predictions})
     return predictions
 
 

@@ -8,11 +8,11 @@ import torch
 
 import phmctl
 from phmctl.algebra.kronecker import nearest_sum
-from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared import PreparedData
 from phmctl.decoding.translator import Translator
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
+from phmctl.storage import read_checkpoint
 from tests.calls import call
 from tests.conftest import TINY
 from tests.training.copying import copying_recipe

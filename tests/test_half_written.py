@@ -1,6 +1,5 @@
 """A run of which a piece is missing or cut off: each a run error that names the file, and nothing is written."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +8,11 @@ import pytest
 
 from phmctl import verbs
 from phmctl.errors import RunError
-from phmctl.files import write_atomic
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
-from phmctl.runs.find import select_runs
-from phmctl.runs.summary import list_runs
+from phmctl.storage import write_atomic
 from tests.calls import call
-from tests.data.helpers import cut, deadline, files_below
+from tests.data.helpers import cut, files_below
 
 MODEL = "checkpoints/step-000006/model.safetensors"
 PIECES = {
@@ -81,21 +78,6 @@ def test_a_piece_that_is_missing_or_cut_is_named(
     damage(run / piece)
     refuse(command, run, PIECES[piece].replace(".", r"\."))
     assert not (run.parent / "out").exists()
-
-
-@pytest.mark.parametrize("piece", [*PIECES, "environment.json", "metrics.jsonl", "results/x.json"])
-def test_a_pipe_in_place_of_a_file_is_refused_by_all(run: Path, piece: str) -> None:
-    """A reader would wait for its writer for ever."""
-    run = run.rename(run.with_name("v001"))
-    (run / piece).unlink(missing_ok=True)
-    os.mkfifo(run / piece)
-    with deadline(10):
-        assert list_runs([run]) == []
-        with pytest.raises(RunError):
-            select_runs(["no-such-tag"], run.parent)
-        for command in (Run.open, decode_test, score, resume):
-            with pytest.raises(RunError):
-                command(run)
 
 
 def test_references_are_a_piece_of_a_score(run: Path) -> None:

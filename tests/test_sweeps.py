@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from phmctl import __version__
-from phmctl.checkpoints import checkpoint_digest
 from phmctl.errors import DataError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics, read_results
@@ -164,7 +163,7 @@ def test_a_stopped_sweep_is_resumed_to_the_same_weights(
     changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
     undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
     assert runs[2, 1].recipe == undisturbed.recipe
-    digests = [checkpoint_digest(run.checkpoint("last"), "model") for run in (runs[2, 1].run, undisturbed)]
+    digests = [run.weights("last").sha256 for run in (runs[2, 1].run, undisturbed)]
     assert digests[0] == digests[1]
 
 

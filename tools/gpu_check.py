@@ -36,13 +36,13 @@ from phmctl.benchmarks import Spread, Timing, machine, parameters_of, searcher, 
 from phmctl.data import EOS
 from phmctl.data.batches import Batch
 from phmctl.devices import has_bfloat16
-from phmctl.files import write_json
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM
 from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
+from phmctl.storage import write_json
 from phmctl.timing import mean_seconds, wait
 from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser, stepper
 

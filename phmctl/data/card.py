@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from phmctl.errors import DataError, nearest
-from phmctl.files import sha256_text
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
+from phmctl.storage import sha256_text
 
 Column = str | NonNegativeInt  # a name in the header, or a position counted from 0
 _CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")

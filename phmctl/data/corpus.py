@@ -23,8 +23,8 @@ from phmctl.data.rows import (
 )
 from phmctl.data.tmx import is_translation_memory, translation_memory
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import lock, sha256_text
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
+from phmctl.storage import lock, sha256_text
 
 _DEPTH = 3  # levels of subfolders that are searched
 _MOST_FOLDERS = 500  # folders that are searched, so that a wrong --source does not search the disk

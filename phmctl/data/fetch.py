@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from phmctl.console import progress
 from phmctl.data.card import Url
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, open_without_links, replacing, seal, sync, writing
-from phmctl.files import sha256 as sha256_of
+from phmctl.storage import clear, replacing, seal, sync, writing
+from phmctl.storage import sha256 as sha256_of
 
 _CHUNK = 1 << 18  # bytes
 LARGEST = 64 << 30  # bytes of a file, of a dataset of the hub, and of an archive's content
@@ -83,7 +83,7 @@ def _receive(url: str, part: Path, resume: bool, advance: Callable[[int], None])
         if getattr(response, "status", None) != http.client.PARTIAL_CONTENT:
             size = 0  # the server sends the complete file
         with writing(part):
-            handle = open_without_links(part, "a" if size else "w")
+            handle = part.open("ab" if size else "wb")
         received = 0
         with handle:
             while chunk := response.read1(_CHUNK):

@@ -14,7 +14,7 @@ from phmctl.data.fetch import EXTRACTED, LARGEST
 from phmctl.data.readers import parse_row
 from phmctl.data.rows import Location, Row, SourceFile, Splits, repeatable
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import clear, replacing, seal, writing
+from phmctl.storage import clear, replacing, seal, writing
 
 
 @repeatable

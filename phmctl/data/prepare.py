@@ -42,10 +42,10 @@ from phmctl.data.readers import read_lines
 from phmctl.data.rows import UNKNOWN, Row, RowSource
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
 from phmctl.errors import DataError
-from phmctl.files import write_atomic
 from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
+from phmctl.storage import write_atomic
 
 MAX_LEARNED_ROWS = 1_000_000  # a vocabulary of more train rows is learned from every k-th row
 CHUNK_ROWS = 4096  # rows that are tokenized at a time

@@ -23,12 +23,12 @@ from phmctl.console import Table
 from phmctl.data.card import corpus_name, is_card, load_card
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
-from phmctl.files import FORMAT, read_seal, refuse_pipes, seal, verify, writing
 from phmctl.recipe.documents import change
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
 from phmctl.shipped import shipped, shipped_names
+from phmctl.storage import FORMAT, read_seal, seal, verify, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,6 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a prepared folder's manifest; raises DataError if it is missing or invalid."""
     path = folder / MANIFEST
-    refuse_pipes(folder, DataError)
     manifest = read_seal(path, DataError, "prepare the data again with --force")
     try:
         _Manifest.model_validate(manifest)

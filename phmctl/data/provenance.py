@@ -1,6 +1,5 @@
 """Provenance of prepared data, its comparison with the current sources, and vocabularies of other data or runs."""
 
-import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from phmctl.data.corpus import Corpus
 from phmctl.data.prepared import MANIFEST, PreparedData, Section, read_manifest
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError
-from phmctl.files import clear, damage, file_entry, lock, replacing, sha256_text, temporaries
+from phmctl.storage import clear, damage, file_entry, leftovers, lock, replacing, sha256_text
 
 CARD = "card_sha256"  # key of the card's digest in a manifest
 VECTORS = "vectors"  # split and side of word vectors in a manifest
@@ -70,9 +69,8 @@ def build(
     """
     folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stays there
     lock_path = folder.with_name(f".{folder.name}.lock")
-    replaced = folder.parent.glob(f".{glob.escape(folder.name)}.*.old")
-    leftovers = [*temporaries(folder), *replaced]  # of a killed process, as a lock that no process holds
-    if force or leftovers or lock_path.exists() or changes(folder, settings, origin):
+    # Leftovers and a lock without a holder are of a killed process.
+    if force or leftovers(folder) or lock_path.exists() or changes(folder, settings, origin):
         with lock(lock_path, remove=True):  # a second process waits and finds the folder up to date
             clear(folder)  # removes incomplete folders; restores a replaced one without successor
             changed = changes(folder, settings, origin)

@@ -27,7 +27,6 @@ from typing import Any, cast
 from phmctl.data.card import Column, Format, RowFormat
 from phmctl.data.rows import UNKNOWN, Location, Row, repeatable
 from phmctl.errors import DataError, nearest
-from phmctl.files import unique_keys
 
 UNREADABLE = "\0"  # replaces a line that cannot be read
 LONGEST_LINE = 1 << 24  # bytes; a small .gz can unpack to an endless line
@@ -404,8 +403,17 @@ def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]
 
 def _parse_json(path: Path, number: int, text: str, *, skip: bool) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
+        return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         if skip:
             return {}
         raise DataError(f"{path}, line {number}: invalid JSON ({error})") from error
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object that ``json.loads`` has read; raise ValueError if it has a key twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return value

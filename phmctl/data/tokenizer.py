@@ -19,7 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from phmctl.data import SPECIAL_TOKENS, UNK
 from phmctl.data.rows import Row
 from phmctl.errors import DataError
-from phmctl.files import read_json_object, write_atomic
+from phmctl.storage import read_json_object, write_atomic
 
 Algorithm = Literal["bpe", "word"]
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from phmctl import exports, plain
 from phmctl.assembly import build_transformer, trained
-from phmctl.checkpoints import load_model
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.decoding.beam import BeamEngine, TorchEngine
 from phmctl.decoding.onnx_engine import OnnxEngine
 from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
 from phmctl.nn.convert import to_dense
+from phmctl.nn.saving import load_model
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run

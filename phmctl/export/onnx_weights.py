@@ -17,7 +17,7 @@ from torch import Tensor
 from phmctl.algebra.quantise import SCALE
 from phmctl.errors import require
 from phmctl.export.compact import CompactForm, Rows
-from phmctl.files import writing
+from phmctl.storage import writing
 
 WEIGHTS = "weights.bin"
 _LSTM_ORDER = (0, 3, 1, 2)  # torch's gates i, f, g, o in ONNX's order i, o, f, c

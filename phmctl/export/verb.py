@@ -9,7 +9,6 @@ from typing import Any
 
 from phmctl import __version__, plain
 from phmctl.assembly import texts_of
-from phmctl.checkpoints import save_tensors
 from phmctl.console import Table, note
 from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
@@ -40,16 +39,26 @@ from phmctl.exports import (
     Export,
     check_quantize,
 )
-from phmctl.files import FORMAT, check_own, replacing, restore_replaced, seal, write_atomic, write_json, writing
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.results.ledger import ledger_for
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.copies import load_cleaning
 from phmctl.runs.results import read_results
+from phmctl.storage import (
+    FORMAT,
+    check_own,
+    replacing,
+    save_tensors,
+    seal,
+    sole_writer,
+    write_atomic,
+    write_json,
+    writing,
+)
 from phmctl.tasks import task_of, trains
 from phmctl.tasks.classifier import exported_model
 
-_SCORES = r"results/[^/]+\.(?:json|hyp|tsv)"  # files that eval writes into an export
+_SCORES = r"results/(?:[^/]+\.(?:json|hyp|tsv|tmp)|\.lock)"  # files that eval writes into an export
 MARK = "to"  # key of the manifest, by which an export is known
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
@@ -186,7 +195,7 @@ def export(
         to: a format of :data:`phmctl.exports.FORMATS`.
         output: a new or empty folder, or with `force` an export, which is replaced.
         weights: ``phm``, A and S of each map, the default of the formats that can hold them; or ``dense``.
-        quantize: the type of the stored numbers, :data:`phmctl.files.QUANTIZATIONS` or CTranslate2's; None: float32.
+        quantize: the type of the stored numbers, :data:`phmctl.storage.QUANTIZATIONS` or CTranslate2's; None: float32.
         texts: number of validation texts to verify the export on; None: all.
 
     Raises:
@@ -203,34 +212,33 @@ def export(
             f"--weights phm: {' and '.join(COMPACT)} can hold A and S, but {to} cannot; use --weights dense"
         )
     target = output.resolve()
-    restore_replaced(target)
-    _check_output(target, force=force)
-    source = open_source(run, checkpoint)
-    weight_type, compact = quantize or EXACT, None
-    if to in COMPACT:
-        compact = compact_form(source.model, source.form, structured=weight_form == "phm")
-    has_factors = compact is not None and bool(compact.rows)
-    if weights == "phm" and not has_factors:
-        note("the model is dense, so its export with --weights phm is the one with --weights dense")
-    with writing(output), replacing(target, EXPORT, MARK, also=_SCORES) as folder:
-        _copy_run(run, folder)
-        _write(source, to, compact, weight_type, folder)
-        verification = _verify(source, to, folder, weight_type, texts)
-        description = {
-            "to": to,
-            "task": run.recipe.task,
-            "run": run.name,
-            "checkpoint": source.weights.name,
-            "checkpoint_sha256": source.weights.sha256,
-            "weights": "phm" if has_factors else "dense",
-            "bytes": _sizes(source, folder),
-            "verification": verification.as_json(),
-        }
-        if to == CTRANSLATE2 or weight_type != EXACT:
-            description["quantize"] = weight_type
-        write_atomic(folder / "README.md", model_card(source, description, verification))
-        seal(folder, EXPORT, {"format": FORMAT, "phmctl": __version__, **description})
-        _check_output(target, force=force)  # another process may have written into it
+    with sole_writer(target):
+        _check_output(target, force=force)
+        source = open_source(run, checkpoint)
+        weight_type, compact = quantize or EXACT, None
+        if to in COMPACT:
+            compact = compact_form(source.model, source.form, structured=weight_form == "phm")
+        has_factors = compact is not None and bool(compact.rows)
+        if weights == "phm" and not has_factors:
+            note("the model is dense, so its export with --weights phm is the one with --weights dense")
+        with writing(output), replacing(target, EXPORT, MARK, also=_SCORES) as folder:
+            _copy_run(run, folder)
+            _write(source, to, compact, weight_type, folder)
+            verification = _verify(source, to, folder, weight_type, texts)
+            description = {
+                "to": to,
+                "task": run.recipe.task,
+                "run": run.name,
+                "checkpoint": source.weights.name,
+                "checkpoint_sha256": source.weights.sha256,
+                "weights": "phm" if has_factors else "dense",
+                "bytes": _sizes(source, folder),
+                "verification": verification.as_json(),
+            }
+            if to == CTRANSLATE2 or weight_type != EXACT:
+                description["quantize"] = weight_type
+            write_atomic(folder / "README.md", model_card(source, description, verification))
+            seal(folder, EXPORT, {"format": FORMAT, "phmctl": __version__, **description})
     return Exported(Export.open(output), verification)
 
 

@@ -19,8 +19,8 @@ from phmctl.console import emit, json_text, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import DataError, OutputError
-from phmctl.files import writing
 from phmctl.metrics.text import Degenerate
+from phmctl.storage import writing
 
 T = TypeVar("T")
 

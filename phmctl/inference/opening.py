@@ -11,8 +11,8 @@ from phmctl.decoding.model import Model
 from phmctl.decoding.search import TORCH
 from phmctl.errors import UserError
 from phmctl.exports import Export
-from phmctl.files import writing
 from phmctl.runs import AUTO, Run
+from phmctl.storage import writing
 from phmctl.tasks import answers, trains
 from phmctl.tasks.base import Report, check_options
 

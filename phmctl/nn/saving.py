@@ -1,6 +1,7 @@
 """Save a model with PHM weights, and fill a fresh model from the folder."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,24 +13,25 @@ from torch.nn.parameter import is_lazy
 
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
-from phmctl.checkpoints import check_fit, first_names, model_tensors, read_tensors, save_tensors
-from phmctl.errors import PhmctlError, RunError, UserError, check_known, require
-from phmctl.files import (
+from phmctl.errors import OutputError, PhmctlError, RunError, UserError, check_known, require
+from phmctl.nn.convert import conversions, describe_in_configs
+from phmctl.nn.parametrization import Kronecker, attach, restore
+from phmctl.nn.structures import RULE_NAMES
+from phmctl.storage import (
     FORMAT,
     QUANTIZATIONS,
-    clear,
-    fill,
-    lock,
+    own_files,
     read_json_object,
     read_seal,
+    read_tensors,
+    save_tensors,
     seal,
+    sole_writer,
+    sync,
     temporary_folder,
     verify,
     writing,
 )
-from phmctl.nn.convert import conversions, describe_in_configs
-from phmctl.nn.parametrization import Kronecker, attach, restore
-from phmctl.nn.structures import RULE_NAMES
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -70,17 +72,34 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
     # In the folder itself, which may be the working folder or a disk of its own, and may have files of others.
-    with lock(target / f".{MANIFEST}.lock", remove=True), writing(target):
-        clear(target / MANIFEST)
-        with temporary_folder(target / MANIFEST) as temporary:
-            save_tensors(temporary / MODEL, tensors)
-            config: Any = getattr(model, "config", None)
-            if hasattr(config, "to_diff_dict"):
-                describe_in_configs(model)  # also for a part that was converted alone
-                config.dtype = model.dtype  # from_pretrained makes the model in it
-                config.save_pretrained(temporary)
-            seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
-            fill(target, MANIFEST, "rounded", temporary)
+    with sole_writer(target / MANIFEST), writing(target), temporary_folder(target / MANIFEST) as temporary:
+        save_tensors(temporary / MODEL, tensors)
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "to_diff_dict"):
+            describe_in_configs(model)  # also for a part that was converted alone
+            config.dtype = model.dtype  # from_pretrained makes the model in it
+            config.save_pretrained(temporary)
+        seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
+        _move(temporary, target)
+
+
+def _move(complete: Path, folder: Path) -> None:
+    """Move the files of a complete folder into another one, the manifest last; foreign files stay there.
+
+    Files of an earlier save are replaced or, if there is no new one, removed. Raises OutputError, before anything is
+    changed, if a foreign file has the name of a new one.
+    """
+    before = own_files(folder / MANIFEST, "rounded")
+    names = sorted(path.relative_to(complete).as_posix() for path in complete.rglob("*") if path.is_file())
+    if foreign := [name for name in names if name not in before and os.path.lexists(folder / name)]:
+        raise OutputError(
+            f"{folder} has {', '.join(foreign)}, which phmctl did not write; move them away, or name another folder"
+        )
+    for name in before.difference(names):
+        (folder / name).unlink(missing_ok=True)
+    for name in sorted(names, key=lambda name: name == MANIFEST):
+        (complete / name).replace(folder / name)
+    sync(folder)
 
 
 @torch.no_grad()
@@ -258,3 +277,61 @@ def _parametrize(
                 del kronecker.right_inverse
                 dense_weights[owner, key] = weight
     return dense_weights
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's parameters and persistent buffers by name; a shared tensor once, under its first name."""
+    tensors = model.state_dict(keep_vars=True)
+    return {name: tensors[name].detach() for name, first in first_names(tensors).items() if name == first}
+
+
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the first name of each tensor, by each of its names."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, device: torch.device) -> None:
+    """Load tensors of :func:`model_tensors` into a model, which may be on ``meta``.
+
+    Raises RunError, which names the `path` of the tensors, if a name, shape or type differs.
+    """
+    state = model.state_dict(keep_vars=True)
+    names = first_names(state)
+    check_fit({name: state[name] for name in names.values()}, tensors, path)
+    # Names of a shared tensor get the same object, so that it remains one parameter.
+    parameters = {name: nn.Parameter(tensors[name].to(device)) for name in names.values()}
+    model.load_state_dict({name: parameters[first] for name, first in names.items()}, assign=True)
+
+    # Modules rebuild tensors that checkpoints do not store, such as positions. to_empty() would import torch's compiler
+    # for tensors on meta.
+    def allocate(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor
+
+    model._apply(allocate)  # type: ignore[no-untyped-call]
+
+
+def copy_tensors(target: Mapping[str, Tensor], source: Mapping[str, Tensor], path: Path) -> None:
+    """Copy the tensors of a checkpoint into tensors of the same names. Raises RunError if a name or shape differs."""
+    check_fit(target, source, path)
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+def check_fit(model: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
+    """Raise RunError with the first three differences if the tensors of a file differ in a name, shape or dtype."""
+    described = [(name, _describe(stored[name]), _describe(model[name])) for name in model if name in stored]
+    problems = [
+        f"{name} is {saved} there, {expected} in the model" for name, saved, expected in described if saved != expected
+    ]
+    problems += [f"it lacks {name}" for name in sorted(model.keys() - stored.keys())]
+    problems += [f"it has an unknown {name}" for name in sorted(stored.keys() - model.keys())]
+    if problems:
+        raise RunError(
+            f"{path} does not fit the model ({len(problems)} differences): {'; '.join(problems[:3])}; is it of another "
+            "model or version?"
+        )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"

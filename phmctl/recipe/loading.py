@@ -10,11 +10,11 @@ import yaml
 
 from phmctl.dimension import LOW_RANK, WITH_FACTORS, WITH_N
 from phmctl.errors import RecipeError, nearest
-from phmctl.files import FORMAT
 from phmctl.recipe import flatten
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
 from phmctl.recipe.schema import RECIPES, Recipe
 from phmctl.shipped import shipped, shipped_names
+from phmctl.storage import FORMAT
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
 RecipeLike = str | Path | Mapping[str, Any] | Recipe

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from phmctl.checkpoints import folder_name
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.inference.opening import ModelOptions, evaluate
@@ -31,6 +30,7 @@ from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
+from phmctl.storage import folder_name
 from phmctl.tasks import trains
 from phmctl.tasks.base import Answers, Comparer, Metric, within
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.files import are_file_entries, file_entry, verify, write_sealed
 from phmctl.runs import DATA, Run
+from phmctl.storage import are_file_entries, file_entry, verify, write_json
 
 if TYPE_CHECKING:  # an export answers without numpy
     from phmctl.data.prepared import PreparedData
@@ -26,7 +26,7 @@ def record_copies(run: Run, manifest: Mapping[str, Any], *extra_files: Path) -> 
     """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of tokenizers, text and extra files."""
     paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
     entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in (*paths, *extra_files)]
-    write_sealed(run.folder / DATA, {**manifest, _COPIES: entries})
+    write_json(run.folder / DATA, {**manifest, _COPIES: entries})
 
 
 def load_tokenizers(run: Run) -> TokenizerPair:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from phmctl.checkpoints import saved_steps
 from phmctl.console import note
 from phmctl.errors import RunError, UserError, nearest
-from phmctl.files import read_json_object, sync
+from phmctl.storage import read_json_object, saved_steps, sync
 
 # Names of files and folders in a run.
 RECIPE = "recipe.yaml"

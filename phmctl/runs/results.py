@@ -6,11 +6,10 @@ Each scoring writes two files: a JSON report and the scored answers::
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     the scored answers
 
 The file name contains the split, the checkpoint, the main settings, and a digest of the weights and all settings, so
-that another beam size or further training never overwrites an earlier result. The report ends with its own SHA-256 and
-contains that of the answers: a warning names a changed report, which is skipped, and changed or missing answers, which
-no comparison uses.
+that another beam size or further training never overwrites an earlier result. A warning names a damaged report, which
+is skipped.
 
-The log has a JSON object for each logged interval, validation, early stop and average, each with its own SHA-256.
+The log has a JSON object for each logged interval, validation, early stop and average.
 """
 
 import json
@@ -24,8 +23,8 @@ from typing import Any
 from phmctl import __version__
 from phmctl.console import warn
 from phmctl.errors import RunError
-from phmctl.files import FORMAT, is_sealed, read_sealed, sealed, sha256, sha256_text, write_sealed
 from phmctl.runs.run import Run, Weights, git_revision
+from phmctl.storage import FORMAT, read_json_object, sha256_text, sole_writer, write_atomic, write_json
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
 _ADVICE = "its result is skipped: remove it and score the run again"
@@ -89,15 +88,23 @@ def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: 
         "settings": dict(key.settings),
         "scores": scores_of(report),
         "answers": None if answers is None else answers.name,
-        "answers_sha256": sha256(answers) if answers is not None and answers.is_file() else None,
         "seed": run.recipe.training.seed,
         "phmctl": __version__,
         "git": git_revision(),
         "date": datetime.now(UTC).date().isoformat(),
     }
     path = key.path(run, "json")
-    write_sealed(path, {"made": origin, **report})
+    write_record(path, {"made": origin, **report})
     return path
+
+
+def write_record(path: Path, content: str | Mapping[str, Any]) -> None:
+    """Write a text or an object as JSON into a folder of records; several processes may write there at once."""
+    with sole_writer(path.with_name("*")):
+        if isinstance(content, str):
+            write_atomic(path, content)
+        else:
+            write_json(path, content)
 
 
 def read_results(run: Run) -> list[Result]:
@@ -119,9 +126,9 @@ def read_results(run: Run) -> list[Result]:
 def _read_result(path: Path) -> Result | None:
     """Return the result in a file, or None if the file is another record or has another format.
 
-    Raises RunError if it was changed, and various errors if it was never valid: AttributeError, KeyError, TypeError.
+    Raises RunError if it cannot be read, and various errors if it was never valid: AttributeError, KeyError, TypeError.
     """
-    report = read_sealed(path, RunError, _ADVICE)
+    report = read_json_object(path, RunError, _ADVICE)
     origin = report.pop("made", None)
     if origin is None:
         return None
@@ -132,18 +139,17 @@ def _read_result(path: Path) -> Result | None:
         if type(origin[name]) is not value_type:
             raise TypeError
     sum(origin["scores"].values())  # raises TypeError unless all are numbers
-    return Result(path, report, _unchanged_answers(path, origin), **{name: origin[name] for name in _ORIGIN_KEYS})
+    return Result(path, report, _find_answers(path, origin), **{name: origin[name] for name in _ORIGIN_KEYS})
 
 
-def _unchanged_answers(path: Path, origin: Mapping[str, Any]) -> Path | None:
-    """Return the file of the scored answers; warn and return None if it is missing or has changed since."""
+def _find_answers(path: Path, origin: Mapping[str, Any]) -> Path | None:
+    """Return the file of the scored answers; warn and return None if it is missing."""
     if origin["answers"] is None:
         return None
     answers = path.with_name(origin["answers"])
-    if answers.is_file() and sha256(answers) == origin["answers_sha256"]:
+    if answers.is_file():
         return answers
-    problem = "has changed since it was scored" if answers.is_file() else "is missing"
-    warn(f"{answers} {problem}, so no test uses it; score the run again")
+    warn(f"{answers} is missing, so no test uses it; score the run again")
     return None
 
 
@@ -160,7 +166,7 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 def log_line(entry: Mapping[str, Any]) -> bytes:
     """Return the line of an entry in a training log."""
-    return sealed(json.dumps({**entry, "sha256": ""})) + b"\n"
+    return json.dumps(entry).encode() + b"\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -187,19 +193,18 @@ def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         elif number < len(lines) or not re.fullmatch(rb"(\{[^\0]*)?", line):
             damaged.append(number)
     if damaged:
-        warn(f"{path}, line {damaged[0]}: damaged or changed; such lines are skipped ({len(damaged)} in all)")
+        warn(f"{path}, line {damaged[0]}: damaged; such lines are skipped ({len(damaged)} in all)")
     return valid
 
 
 def parse_entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry in a line of :func:`log_line`; None if it was changed, or lacks a step or a numeric time."""
+    """Return the entry in a line of :func:`log_line`; None if it is damaged, or lacks a step or a numeric time."""
     try:
-        entry = json.loads(line) if is_sealed(line) else None
+        entry = json.loads(line)
     except (ValueError, RecursionError):  # ValueError includes invalid UTF-8
         return None
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
-    del entry["sha256"]
     return entry if isinstance(entry.get("seconds", 0.0), (int, float)) else None
 
 

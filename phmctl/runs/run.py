@@ -19,39 +19,16 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from phmctl import __version__
-from phmctl.checkpoints import (
-    AVERAGE,
-    MANIFEST,
-    folder_name,
-    read_manifest,
-    saved_steps,
-    step_name,
-    step_of,
-    verify_checkpoint,
-)
 from phmctl.console import note
 from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
-from phmctl.files import (
-    held,
-    lock,
-    read_sealed,
-    refuse_pipes,
-    remove_abandoned,
-    sha256,
-    temporary_folder,
-    write_atomic,
-    write_json,
-    write_sealed,
-    writing,
-)
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.loading import differences, dump_recipe, validate_recipe
 from phmctl.recipe.schema import Recipe
@@ -69,6 +46,24 @@ from phmctl.runs.find import (
     find_run,
     read_failure,
     select_runs,
+)
+from phmctl.storage import (
+    AVERAGE,
+    MANIFEST,
+    folder_name,
+    lock,
+    read_json_object,
+    read_manifest,
+    saved_steps,
+    sha256,
+    sole_writer,
+    step_name,
+    step_of,
+    temporary_folder,
+    verify_checkpoint,
+    write_atomic,
+    write_json,
+    writing,
 )
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
@@ -91,9 +86,6 @@ class Run:
 
     folder: Path
     recipe: Recipe
-    find: Callable[[], Path | None] | None = field(
-        default=None, kw_only=True, repr=False, compare=False
-    )  # see `claimed`
 
     @classmethod
     def create(
@@ -111,15 +103,14 @@ class Run:
         parent = root / recipe.name / recipe.variant
         with writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(parent / "new")
-            with temporary_folder(parent / "new") as temporary:
-                if fill is not None:
-                    fill(cls(temporary, recipe))
-                for name in (CHECKPOINTS, "results"):
-                    (temporary / name).mkdir()
-                write_sealed(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
-                write_recipe(temporary, recipe)
-                return cls(claim_version(temporary, parent), recipe)
+        with writing(parent), sole_writer(parent / "new"), temporary_folder(parent / "new") as temporary:
+            if fill is not None:
+                fill(cls(temporary, recipe))
+            for name in (CHECKPOINTS, "results"):
+                (temporary / name).mkdir()
+            write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
+            write_recipe(temporary, recipe)
+            return cls(claim_version(temporary, parent), recipe)
 
     @classmethod
     def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
@@ -300,42 +291,13 @@ class Run:
         """The command that continues this run, quoted for a shell."""
         return shlex.join(["phmctl", "train", "--resume", str(self.folder)])
 
-    @contextmanager
-    def claimed(self) -> Iterator[Self]:
-        """Prevent other processes from training this run; yield it with `find`, which follows a moved folder.
-
-        Raises RunError if another process trains it, and at the end if the folder was moved or removed.
-        """
+    def claimed(self) -> AbstractContextManager[None]:
+        """Prevent other processes from training this run. Raises RunError if another process trains it."""
         busy = RunError(
             f"another process is training this run: {self.folder}; wait for it or stop it, "
             "or leave --resume out to start a new run"
         )
-        with lock(self.folder / LOCK, busy=busy), held(self.folder) as find:
-            claimed = replace(self, find=find)
-            yield claimed
-            claimed.check_place()
-
-    def place(self) -> Path | None:
-        """Return the present path of the folder; None if the run is claimed and its folder was removed."""
-        place = self.folder if self.find is None else self.find()
-        return place if place and (self.find is None or (place / RECIPE).is_file()) else None
-
-    def followed(self) -> Self:
-        """Return the run at the present path of its folder. Raises RunError if the folder was removed."""
-        place = self.place()
-        if place is None:
-            raise RunError(
-                f"{self.folder} was removed while it was trained, or moved to another disk; what was trained since its "
-                "last checkpoint is lost\ncontinue the moved run with: phmctl train --resume FOLDER, or train again"
-            )
-        return replace(self, folder=place)
-
-    def check_place(self) -> None:
-        """Raise RunError if the folder of a claimed run was moved or removed."""
-        run = self.followed()
-        if run.folder != self.folder:
-            places = f"{self.folder} was moved to {run.folder} while it was trained"
-            raise RunError(f"{places}; its last checkpoint is there, continue with: {run.resume_command}")
+        return lock(self.folder / LOCK, busy=busy)
 
     def check_model(self, checkpoint: Path) -> None:
         """Raise RunError if a checkpoint was trained with another model section than the recipe's."""
@@ -360,12 +322,11 @@ class Run:
                 failure = str(error).split("\n")[0] or type(error).__name__
             raise
         finally:
-            place = self.place()
             with suppress(OSError, OutputError):
-                if place and failure is None:
-                    (place / ATTEMPT).unlink(missing_ok=True)
-                elif place:
-                    write_json(place / ATTEMPT, {"error": failure})
+                if failure is None:
+                    (self.folder / ATTEMPT).unlink(missing_ok=True)
+                elif self.folder.is_dir():  # it may have been moved or removed meanwhile
+                    write_json(self.folder / ATTEMPT, {"error": failure})
 
 
 def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
@@ -385,7 +346,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def _read_record(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
-    record = read_sealed(path, RunError, _ADVICE)
+    record = read_json_object(path, RunError, _ADVICE)
     for key, value_type in types.items():
         if key in record and not isinstance(record[key], value_type):
             raise RunError(f"{path} is damaged: {key!r} must be a {value_type.__name__}; {_ADVICE}")
@@ -398,8 +359,7 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Return the recipe of a run. Raises RunError if it is invalid, or the folder contains a pipe or device."""
-    refuse_pipes(path.parent, RunError)
+    """Return the recipe of a run. Raises RunError if it is invalid."""
     try:
         return validate_recipe(read_document(path, RecipeError))
     except RecipeError as error:

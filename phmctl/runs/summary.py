@@ -11,10 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from phmctl.checkpoints import AVERAGE, is_whole, newest_whole_step, read_state, step_name
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError, RunError
-from phmctl.files import is_locked, sha256_text
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
@@ -22,6 +20,7 @@ from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import KILLED, LOCK, RECIPE, read_failure, read_tag, select_runs
 from phmctl.runs.results import Result, read_metrics, read_results
 from phmctl.runs.run import Run, read_recipe
+from phmctl.storage import AVERAGE, is_locked, is_whole, read_state, saved_steps, sha256_text, step_name
 
 State = Literal["running", "finished", "stopped", "failed"]
 Changes = dict[str, tuple[Any, Any]]  # by key, both values
@@ -121,12 +120,7 @@ def summarise(folder: Path) -> Summary:
     unmodified = environment.get("unmodified")
     entries = read_metrics(run.metrics_path)
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
-    step, average = newest_whole_step(run.checkpoints_folder), run.checkpoints_folder / AVERAGE
-    newest = None if step is None else run.checkpoints_folder / step_name(step)
-    checkpoint_state = {} if newest is None else read_state(newest)
-    averaged_state = read_state(average) if is_whole(average) else {}
-    if _integer(averaged_state.get("step")) > _integer(checkpoint_state.get("step")):  # the steps were removed
-        newest, checkpoint_state = average, averaged_state
+    newest, checkpoint_state = _newest_checkpoint(run.checkpoints_folder)
     state, reason = _state(run, checkpoint_state)
     return Summary(
         run=run,
@@ -140,6 +134,21 @@ def summarise(folder: Path) -> Summary:
         best=_best(entries, checkpoint_state),
         parameters=None if newest is None else count_stored(newest),
     )
+
+
+def _newest_checkpoint(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Return the checkpoint of the last step, which may be the average of removed ones, and its state."""
+    newest, state = None, dict[str, Any]()
+    steps = reversed(saved_steps(folder))
+    step = next((step for step in steps if is_whole(folder / step_name(step))), None)
+    if step is not None:
+        newest = folder / step_name(step)
+        state = read_state(newest)
+    if is_whole(folder / AVERAGE):
+        averaged = read_state(folder / AVERAGE)
+        if _integer(averaged.get("step")) > _integer(state.get("step")):
+            return folder / AVERAGE, averaged
+    return newest, state
 
 
 def _changed(run: Run, unmodified: Mapping[str, Any]) -> Changes:

@@ -19,14 +19,13 @@ from phmctl.data.card import RowFormat
 from phmctl.data.corpus import table_rows
 from phmctl.decoding.model import Classified
 from phmctl.errors import DataError, UserError
-from phmctl.files import write_atomic
 from phmctl.metrics import classification as scoring
 from phmctl.metrics.text import remarks
 from phmctl.recipe.models import PairClassifierSection, ProbeSection
 from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
 from phmctl.runs import AUTO, Run, Weights
 from phmctl.runs.copies import load_labels, read_text
-from phmctl.runs.results import Result, ScoringKey, write_result
+from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.tasks.base import (
     Answering,
     Answers,
@@ -97,7 +96,7 @@ def write_predictions(path: Path, examples: Examples, predictions: Sequence[Clas
         rows.append((examples.labels[row], prediction.label, f"{prediction.probability:.6f}", *extras, *texts))
     content = io.StringIO()
     csv.writer(content, delimiter="\t", lineterminator="\n").writerows(rows)
-    write_atomic(path, content.getvalue())
+    write_record(path, content.getvalue())
 
 
 def read_predicted(path: Path) -> list[str]:

@@ -15,12 +15,12 @@ from phmctl.console import note, warn
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.prepared import PreparedData, Split
 from phmctl.errors import DataError, RunError
-from phmctl.files import write_atomic
 from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run, copies
+from phmctl.storage import write_atomic
 from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
 from phmctl.tasks.classifier import trained_classifier
 

@@ -30,13 +30,13 @@ from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, check_known
-from phmctl.files import write_atomic
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import AUTO, Run, Weights
 from phmctl.runs.copies import record_copies, refuse_damaged_copy
 from phmctl.runs.results import ScoringKey, write_result
+from phmctl.storage import write_atomic
 from phmctl.tasks.base import Autocast, Cost, Device, Rows, Share, Task
 
 TRUTH = "truth.safetensors"  # stored in a run, because another version of torch may draw another map

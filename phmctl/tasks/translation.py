@@ -22,14 +22,14 @@ from phmctl.decoding.loading import load_translator
 from phmctl.decoding.search import change_decoding
 from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.files import read_json_object, sha256_text, write_atomic, write_json
 from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import Part, part_name, parts
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, Run
 from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
-from phmctl.runs.results import Result, ScoringKey, write_result
+from phmctl.runs.results import Result, ScoringKey, write_record, write_result
+from phmctl.storage import read_json_object, sha256_text
 from phmctl.tasks.base import Answering, Answers, Device, Metric, Task, TaskSpec, TextComparer, Trains, text_sizes
 from phmctl.tasks.text import PARALLEL_TEXT, note_unknown_languages
 
@@ -216,8 +216,8 @@ def _translations(run: Run, text: Text, checkpoint: str, device: str, decoding: 
     with progress(f"decoding {len(text.source):,} lines with {run.name}", len(text.source)) as advance:
         translated = [line for line, _ in translator.answer(text.source, advance=advance)]
     seconds = round(time.perf_counter() - began, 3)
-    write_atomic(path, "".join(f"{line}\n" for line in translated))
-    write_json(origin_path, {"source_sha256": source_sha256, "seconds": seconds})
+    write_record(path, "".join(f"{line}\n" for line in translated))
+    write_record(origin_path, {"source_sha256": source_sha256, "seconds": seconds})
     return _Translations(key, translated, seconds)
 
 

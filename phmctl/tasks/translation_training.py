@@ -14,12 +14,12 @@ from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
 from phmctl.data.prepared import PARALLEL, PreparedData, Split
 from phmctl.decoding.beam import TorchEngine
 from phmctl.decoding.translator import Translator
-from phmctl.files import write_atomic, write_json
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.copies import EXTRAS, check_same_data, check_same_vocabulary, record_copies
+from phmctl.storage import write_atomic, write_json
 from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
 from phmctl.tasks.text import note_unknown_languages
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from phmctl.checkpoints import checkpoint_digest, model_tensors, read_checkpoint
 from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
+from phmctl.nn.saving import model_tensors
 from phmctl.nn.structures import PARAMETER_NAMES, RULE_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from phmctl.storage import read_checkpoint
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -103,7 +104,6 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
         "run": str(run.folder.resolve()),
         "checkpoint": folder.name,
         "step": checkpoint.state["step"],
-        "sha256": checkpoint_digest(folder, "model"),
         "taken": list(copied),
         "new": [name for name in shapes if name not in copied],
         "left": _unused(source, copied),

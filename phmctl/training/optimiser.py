@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.checkpoints import saved_steps
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RunError
-from phmctl.files import read_json_object, write_atomic
 from phmctl.nn.step import Leaves
 from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
+from phmctl.storage import read_json_object, saved_steps, write_atomic
 from phmctl.tasks.base import Autocast
 from phmctl.timing import alternate
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import note, people, printable
 from phmctl.errors import RecipeError
-from phmctl.files import open_without_links, write_atomic, writing
 from phmctl.runs.results import log_line, read_log_lines
+from phmctl.storage import write_atomic, writing
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -137,10 +137,10 @@ class MetricsLog:
     def __enter__(self) -> Self:
         """Open the file. Raises OutputError."""
         if self._path is not None:
-            if self._path.is_symlink() or not self._path.is_file() or self._path.read_bytes() != self._kept:
+            if not self._path.is_file() or self._path.read_bytes() != self._kept:
                 write_atomic(self._path, self._kept)
             with writing(self._path):
-                self._file = open_without_links(self._path, "a", buffering=0)
+                self._file = self._path.open("ab", buffering=0)
         if self._tensorboard is not None:
             self._board = summary_writer()(self._tensorboard, purge_step=self._step + 1)
         return self

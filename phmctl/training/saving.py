@@ -15,13 +15,24 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from phmctl.checkpoints import (
+from phmctl.console import warn
+from phmctl.errors import OutputError, RecipeError, RunError
+from phmctl.recipe.loading import differences
+from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
+from phmctl.recipe.schema import Recipe, TrainingSection
+from phmctl.runs import RECIPE, Run
+from phmctl.runs.find import ENVIRONMENT, versions_in
+from phmctl.runs.run import describe_environment, write_recipe
+from phmctl.runs.summary import is_done
+from phmctl.storage import (
     AVERAGE,
+    FORMAT,
     MANIFEST,
-    MARK,
+    MODEL,
     MOMENTS,
     Checkpoint,
-    newest_whole_step,
+    clear,
+    discard,
     prune,
     read_checkpoint,
     read_manifest,
@@ -32,17 +43,9 @@ from phmctl.checkpoints import (
     verify_checkpoint,
     whole_steps,
     write_checkpoint,
+    write_json,
+    writing,
 )
-from phmctl.console import warn
-from phmctl.errors import OutputError, RecipeError, RunError
-from phmctl.files import FORMAT, clear, discard, remove_abandoned, write_sealed, writing
-from phmctl.recipe.loading import differences
-from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
-from phmctl.recipe.schema import Recipe, TrainingSection
-from phmctl.runs import RECIPE, Run
-from phmctl.runs.find import ENVIRONMENT, versions_in
-from phmctl.runs.run import describe_environment, write_recipe
-from phmctl.runs.summary import is_done
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -155,10 +158,8 @@ def update_pointers(run: Run, settings: TrainingSection) -> None:
 
 def clear_leftovers(run: Run) -> None:
     """Remove or restore the files of killed processes; the caller must have claimed the run. Raises OutputError."""
-    clear(run.checkpoints_folder / "*")
-    clear(run.folder / "*")
-    with writing(run.results_folder):
-        remove_abandoned(run.results_folder / "*")
+    for folder in (run.folder, run.checkpoints_folder):
+        clear(folder / "*")
 
 
 def average_checkpoints(folder: Path, steps: Sequence[int]) -> dict[str, Tensor]:
@@ -251,7 +252,7 @@ def only_average_left(run: Run, recipe: Recipe) -> int | None:
     """
     folder = run.checkpoints_folder
     averaged = averaged_steps(folder)
-    if not averaged or (newest_whole_step(folder) or 0) >= averaged[-1]:
+    if not averaged or max(whole_steps(folder), default=0) >= averaged[-1]:
         return None
     changes = differences(run.trained_recipe(), recipe.model_dump(mode="json")).keys() - keys_changing(recipe, NOTHING)
     changed = sorted(key for key in changes if not key.startswith("decoding."))
@@ -305,7 +306,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
     clear_leftovers(run)
     with writing(folder):
         if (folder / AVERAGE).is_dir():
-            discard(folder / AVERAGE, MANIFEST, MARK)
+            discard(folder / AVERAGE, MANIFEST, MODEL)
     if checkpoint is not None:
         step = checkpoint.state["step"]
         best = checkpoint.state.get("best_step")
@@ -316,7 +317,7 @@ def continue_run(run: Run, recipe: Recipe, environment: dict[str, Any], checkpoi
     if isinstance(unmodified, dict):
         for key, (before, _) in differences(run.recipe, recipe).items():
             unmodified.setdefault(key, before)
-    write_sealed(run.folder / ENVIRONMENT, record)
+    write_json(run.folder / ENVIRONMENT, record)
     if recipe != run.recipe:  # otherwise the user's comments stay
         write_recipe(run.folder, recipe)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from phmctl.checkpoints import AVERAGE, Checkpoint, copy_tensors, model_tensors, saved_steps
 from phmctl.console import note
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
+from phmctl.nn.saving import copy_tensors, model_tensors
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
+from phmctl.storage import AVERAGE, Checkpoint, saved_steps
 from phmctl.tasks import trains
 from phmctl.training.initial import Start, find_start
 from phmctl.training.optimiser import build_schedule
@@ -162,7 +163,8 @@ def train_task(
             nonlocal trainer
             environment = _environment(recipe, device, processes, data, start)
             run = old or Run.create(root, recipe, environment=environment | dict(record or {}), fill=task.furnish)
-            run = stack.enter_context(replace(run, recipe=recipe).claimed())
+            run = replace(run, recipe=recipe)
+            stack.enter_context(run.claimed())
             resumed = None if old is None else read_to_resume(task, old, checkpoint)
             initial = start.tensors if start else None
             trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=resumed, quiet=quiet)

@@ -17,21 +17,14 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
 from phmctl.algebra.initialisation import SeededDraws
-from phmctl.checkpoints import (
-    MOMENTS,
-    Checkpoint,
-    copy_tensors,
-    model_tensors,
-    saved_steps,
-    step_name,
-    write_checkpoint,
-)
 from phmctl.data.batches import RandomNumbers
 from phmctl.errors import NonFiniteError, PhmctlError, lack_of_memory
 from phmctl.nn.convert import to_dense
+from phmctl.nn.saving import copy_tensors, model_tensors
 from phmctl.nn.step import Leaves
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
+from phmctl.storage import MOMENTS, Checkpoint, saved_steps, step_name, write_checkpoint
 from phmctl.training.optimiser import (
     ATTENTION,
     build_autocast,

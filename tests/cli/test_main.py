@@ -166,7 +166,7 @@ _MAKING = """
 import sys, time
 from pathlib import Path
 import phmctl.cli.main as main
-from phmctl.files import temporary_folder
+from phmctl.storage import temporary_folder
 
 def make():
     with temporary_folder(Path(sys.argv[1]) / "new"):

@@ -11,10 +11,10 @@ from typer.testing import Result
 from phmctl.data.card import load_card
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
-from phmctl.files import write_sealed
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
+from phmctl.storage import write_json
 from phmctl.tasks import trains
 from phmctl.training.train import train
 from tests.calls import call, rows_of
@@ -171,7 +171,7 @@ def test_tokenizers_keep_their_languages_in_the_reverse_direction(tmp_path: Path
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, tiny_run: Run) -> None:
     arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
     rule_run = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
-    write_sealed(rule_run / "data.json", {})
+    write_json(rule_run / "data.json", {})
     folder = prepare(tmp_path, *arguments, *SMALL).folder
     for path, place in ((rule_run, "miniature"), (folder.parent, f"{folder.parent} .*{folder}$")):
         with pytest.raises(DataError, match=place):

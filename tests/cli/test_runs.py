@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from phmctl.errors import RecipeError
-from phmctl.files import write_sealed
 from phmctl.recipe import flatten
 from phmctl.recipe.documents import parse_document
 from phmctl.recipe.loading import dump_recipe, validate_recipe
 from phmctl.runs import Run
 from phmctl.runs.run import write_recipe
 from phmctl.runs.summary import summarise
+from phmctl.storage import write_json
 from tests.calls import call, rows_of
 
 
@@ -26,7 +26,7 @@ def root(tmp_path: Path, tiny_run: Run) -> Path:
     changes = (("", ""), ("dropout: 0.1\n", "dropout: 0.4\n"), ("seed: 1\n", "seed: 2\n"))
     for number, (old, new) in enumerate(changes, 1):
         shutil.copytree(tiny_run.folder, base / f"v{number:03d}")
-        write_sealed(base / f"v{number:03d}/environment.json", tiny_run.environment() | written)
+        write_json(base / f"v{number:03d}/environment.json", tiny_run.environment() | written)
         text = dump_recipe(tiny_run.recipe).replace(old, new, 1)
         write_recipe(base / f"v{number:03d}", validate_recipe(parse_document(text, "", RecipeError)))
     return tmp_path

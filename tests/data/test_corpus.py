@@ -12,7 +12,7 @@ import pytest
 from phmctl.data.card import Card, Url, load_card
 from phmctl.data.corpus import find_files, open_corpus, own_corpus
 from phmctl.errors import DataError, DownloadError
-from phmctl.files import lock
+from phmctl.storage import lock
 from tests.data.helpers import put, sizes, texts
 
 
@@ -238,7 +238,7 @@ def test_real_dev_and_test_sets_of_wmt(real_data, tmp_path, name, folder, missin
 
 
 def test_real_files_have_the_sha256_of_their_cards(real_data):
-    from phmctl.files import sha256
+    from phmctl.storage import sha256
 
     checked = 0
     for name, below in (("multi30k-de-en", "task1/raw"), ("shakespeare", ""), ("iwslt15-en-vi", "")):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import phmctl.data.prepare as preparation
-from phmctl.checkpoints import write_checkpoint
 from phmctl.data.card import Divide
 from phmctl.data.corpus import Corpus, divide_train
 from phmctl.data.prepare import choose_section, prepare
@@ -15,6 +14,7 @@ from phmctl.data.prepared import PreparedData, prepared_folder, read_manifest
 from phmctl.data.provenance import CARD, changed_sources, changes
 from phmctl.errors import DataError, OutputError, RecipeError
 from phmctl.recipe.schema import ParallelSection
+from phmctl.storage import write_checkpoint
 from tests.data.helpers import flip, parallel, prepare_files, put
 
 TRAIN = [(f"ein Hund sieht Haus {i} .", f"a dog sees house {i} .") for i in range(300)]

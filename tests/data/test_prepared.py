@@ -21,8 +21,8 @@ from phmctl.data.prepared import (
     write_split,
 )
 from phmctl.errors import DataError
-from phmctl.files import FORMAT
 from phmctl.recipe.schema import LabelledSection, ParallelSection
+from phmctl.storage import FORMAT
 from tests.data.helpers import deadline
 
 ROWS = [([5, 6], [7], "ein Hund", "a dog"), ([], [], "", ""), ([8], [9, 10, 11], "Äpfel\u2028", "<s>")]

@@ -4,8 +4,8 @@ import pytest
 
 from phmctl.export.verb import Exported, export
 from phmctl.exports import CTRANSLATE2, ONNX, Export
-from phmctl.files import file_entry, write_json
 from phmctl.runs import Run
+from phmctl.storage import file_entry, write_json
 from tests.tasks.translation.runs import make_run
 
 LIBRARIES = {CTRANSLATE2: ["ctranslate2"], ONNX: ["onnx", "onnxruntime"]}

@@ -20,10 +20,10 @@ from phmctl.export import verb
 from phmctl.export.verb import Exported, export
 from phmctl.export.verify import open_source, verify_translator
 from phmctl.exports import Export, open_run_or_export
-from phmctl.files import verify, write_json, write_sealed
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
+from phmctl.storage import verify, write_json
 from tests.data.helpers import flip
 from tests.export.conftest import needs, reseal
 from tests.tasks.translation.runs import SOURCES, evaluate, make_run
@@ -131,7 +131,7 @@ def test_different_answers_are_counted(tiny_run: Run) -> None:
 
 def test_bleu_uses_the_tokenizer_of_the_language(tiny_run: Run, tmp_path: Path) -> None:
     run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
-    write_sealed(run.folder / "data.json", run.data() | {"target_language": "zh"})
+    write_json(run.folder / "data.json", run.data() | {"target_language": "zh"})
     source = open_source(run, "best")
     verification = verify_translator(source, source.predictor.engine, 4)
     assert "tok:zh" in verification.scores["signature"]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import phmctl.files
+
 from tests.faults.harness import import_all
 from tests.faults.sweep import Outcome, Sweeper, spread
 
@@ -30,7 +31,7 @@ def main() -> int:
     outcomes = [
         _middle(sweeper, name, disturbance) for name, disturbances in POINTS.items() for disturbance in disturbances
     ]
-    phmctl.files.temporaries = lambda path: []
+    phmctl.storage.temporaries = lambda path: []
     careless = _middle(sweeper, "export --to safetensors", "kill")
     report = {"outcomes": [vars(outcome) for outcome in outcomes], "careless": vars(careless)}
     Path(sys.argv[2]).write_text(json.dumps(report))

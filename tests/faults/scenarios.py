@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from phmctl.checkpoints import whole_steps
+from phmctl.storage import whole_steps
 from tests.faults.harness import DISTURBANCES, OTHER, run
 
 Command = Sequence[str]

@@ -9,10 +9,10 @@ import pytest
 
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import RunError
-from phmctl.files import verify, write_sealed
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.copies import load_cleaning, load_tokenizers, read_text
+from phmctl.storage import verify, write_json
 from tests.data.helpers import cut, flip
 
 
@@ -70,13 +70,13 @@ def test_without_the_manifest_nothing_is_used(run: Run, name: str, damage: Calla
 
 @pytest.mark.parametrize("record", [5, ["text/test.source"], [{"name": "text/test.source"}]])
 def test_an_invalid_record_is_refused(run: Run, record: object) -> None:
-    write_sealed(run.folder / "data.json", run.data() | {"copies": record})
+    write_json(run.folder / "data.json", run.data() | {"copies": record})
     with pytest.raises(RunError, match=r"data\.json .*'copies'"):
         read_text(run, "test", "source")
 
 
 def test_files_without_the_record_that_cannot_be_read(run: Run) -> None:
-    write_sealed(run.folder / "data.json", run.data() | {"copies": []})
+    write_json(run.folder / "data.json", run.data() | {"copies": []})
     cut(run.folder / "tokenizer/tokenizer.json")
     with pytest.raises(RunError, match=r"run/tokenizer/tokenizer\.json"):
         load_tokenizers(run)

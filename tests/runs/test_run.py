@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from phmctl.checkpoints import write_checkpoint
 from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.recipe.models import TransformerSection
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
 from phmctl.runs.find import read_tag, runs_root
 from phmctl.runs.summary import list_runs
+from phmctl.storage import write_checkpoint
 from tests.calls import call
 from tests.training.fake import make_recipe
 
@@ -61,16 +60,6 @@ def test_recipe_and_environment_survive(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(written["libraries"]) >= {"torch", "tokenizers", "sacrebleu"}
     assert {"phmctl", "git", "python", "platform", "started"} <= set(written)
     assert "hush" not in str(written)
-
-
-@pytest.mark.parametrize("name", ["environment.json", "data.json"])
-def test_a_record_that_was_changed_is_refused(tmp_path: Path, name: str) -> None:
-    run = Run.create(tmp_path, make_recipe(), fill=lambda run: record_copies(run, {"labels": ["a", "b"], "seed": 1}))
-    read = {"environment.json": run.environment, "data.json": run.data}[name]
-    assert read()["seed"] == 1
-    (run.folder / name).write_text((run.folder / name).read_text().replace('"seed": 1', '"seed": 2'))
-    with pytest.raises(RunError, match=name):
-        read()
 
 
 def test_a_tag_of_any_other_form_is_none(tmp_path: Path) -> None:
@@ -241,7 +230,7 @@ def test_what_cannot_be_written_is_an_output_error(tmp_path: Path, monkeypatch: 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("phmctl.files.os.fsync", full)
+    monkeypatch.setattr("phmctl.storage.os.fsync", full)
     with pytest.raises(WriteFailedError):
         Run.create(tmp_path, make_recipe())
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from phmctl.checkpoints import load_model, read_checkpoint
 from phmctl.console import Table
 from phmctl.decoding.model import Line, Model, about_run
 from phmctl.errors import UserError
+from phmctl.nn.saving import load_model
 from phmctl.recipe.models import LinearSection, Section
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.runs import Run
+from phmctl.storage import read_checkpoint
 from phmctl.tasks import TASKS
 from phmctl.tasks.base import Answering, Device, Sizes, TaskSpec, Trains
 from tests import calls as commands

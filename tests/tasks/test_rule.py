@@ -10,12 +10,12 @@ import torch
 
 from phmctl.algebra.alignment import change_basis
 from phmctl.algebra.kronecker import fixed_rule
-from phmctl.checkpoints import step_name, write_checkpoint
 from phmctl.errors import RunError, UserError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
+from phmctl.storage import step_name, write_checkpoint
 from phmctl.tasks.rule_training import (
     EVALUATION_SAMPLES,
     THRESHOLD,

@@ -23,12 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import phmctl
 from phmctl import PHMLinear
-from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
+from phmctl.storage import read_checkpoint
 from phmctl.tasks.base import Rows
 from phmctl.tasks.classification_training import ClassificationTask, Classifier
 from phmctl.tasks.translation_training import TranslationTask

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from phmctl.checkpoints import read_checkpoint
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
+from phmctl.storage import read_checkpoint
 from phmctl.tasks.translation_training import TranslationTask
 from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, read_checkpoint, read_manifest, step_name
 from phmctl.errors import RunError
-from phmctl.files import seal
+from phmctl.storage import MANIFEST, read_checkpoint, read_manifest, seal, step_name
 from phmctl.training.saving import averaged_steps, steps_to_average
 from phmctl.training.train import train_task
 from tests.data.helpers import files_below, flip

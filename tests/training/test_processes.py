@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.runs import Run
+from phmctl.storage import read_checkpoint, saved_steps
 from tests.training import jobs
 from tests.training.jobs import curve, weights
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.checkpoints import MANIFEST, read_checkpoint, read_manifest, step_name, write_checkpoint
 from phmctl.errors import RecipeError, RunError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
 from phmctl.runs.summary import summarise
+from phmctl.storage import MANIFEST, read_checkpoint, read_manifest, step_name, write_checkpoint
 from phmctl.training.saving import averaged_steps, check_resumable, run_to_resume
 from phmctl.training.train import train_task
 from tests.data.helpers import flip

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from phmctl.checkpoints import read_checkpoint, step_name, write_checkpoint
 from phmctl.errors import RunError
+from phmctl.storage import read_checkpoint, step_name, write_checkpoint
 from phmctl.training.saving import TrainingState, average_checkpoints, averaged_steps
 
 NAN = math.nan

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from phmctl.checkpoints import read_checkpoint, saved_steps
 from phmctl.data.batches import collate
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
+from phmctl.storage import read_checkpoint, saved_steps
 from phmctl.tasks.base import Task
 from phmctl.training.optimiser import build_optimiser
 from phmctl.training.train import train_task

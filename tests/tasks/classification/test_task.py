@@ -8,15 +8,14 @@ import torch
 from torch.nn import functional as F
 
 import phmctl
-from phmctl.checkpoints import read_checkpoint
 from phmctl.data import PAD
 from phmctl.data.batches import collate
 from phmctl.data.card import RowFormat
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, DimensionError, RunError
-from phmctl.files import write_sealed
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
+from phmctl.storage import read_checkpoint, write_json
 from phmctl.tasks.classification_training import ClassificationTask
 from phmctl.training.processes import Processes
 from phmctl.training.train import train, train_task
@@ -148,7 +147,7 @@ def test_a_classifier_begins_with_another(small, labelled_data, runs, tmp_path, 
     assert "labels" not in capsys.readouterr().err  # they are the same
     copy = shutil.copytree(source.folder, tmp_path / "copy")
     data = source.data()
-    write_sealed(copy / "data.json", data | {"labels": ["nein", "ja"]})
+    write_json(copy / "data.json", data | {"labels": ["nein", "ja"]})
     opened(small("encoder"), labelled_data).check_vocabulary(Run.open(copy))  # a map to as many classes is taken
     assert f"{copy} has the labels ['nein', 'ja'], and the data {data['labels']}" in capsys.readouterr().err
     other = small("lstm-pair", f"training.initialise_from={source.folder}")

@@ -5,13 +5,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phmctl.checkpoints import model_tensors, write_checkpoint
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
-from phmctl.files import write_atomic
+from phmctl.nn.saving import model_tensors
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
+from phmctl.storage import write_atomic, write_checkpoint
 from phmctl.tasks import translation
 from phmctl.tasks.translation import Evaluation
 from tests.decoding.conftest import TEXT, sharp_model

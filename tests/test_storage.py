@@ -1,37 +1,45 @@
-"""Atomic writes, locks, temporaries and sealed folders."""
+"""Atomic files, locks, folders that are replaced, sealed folders, checkpoints."""
 
 import errno
 import fcntl
 import json
 import multiprocessing
 import os
-import time
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from phmctl.data.prepared import write_manifest
 from phmctl.errors import DataError, OutputError, RunError, UserError, WriteFailedError
-from phmctl.files import (
-    clear,
+from phmctl.nn.saving import load_model, model_tensors
+from phmctl.storage import (
+    MANIFEST,
     discard,
     is_locked,
     lock,
-    open_without_links,
-    read_json_object,
+    prune,
+    read_checkpoint,
     read_seal,
-    remove_abandoned,
     replacing,
-    restore_replaced,
+    save_tensors,
+    saved_steps,
     seal,
     sha256,
-    sha256_text,
+    sole_writer,
+    step_name,
     verify,
+    whole_steps,
     write_atomic,
+    write_checkpoint,
     writing,
 )
+from tests.training.fake import FakeModel
 
 
 def file_names(folder: Path) -> list[str]:
@@ -74,37 +82,12 @@ def test_bytes_are_flushed_before_the_rename(tmp_path: Path, monkeypatch: pytest
     assert exists_at_flush == [False, True]  # the file's bytes, then the folder's entry
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        write_atomic(pipe, "ä\n", follow=True)
-        assert os.read(reader, 100) == "ä\n".encode()
-    finally:
-        os.close(reader)
-    assert pipe.is_fifo()
-
-
-def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    link, target = tmp_path / "link", tmp_path / "folder" / "target"
-    link.symlink_to(target)
-    for content in ("new", "newer"):
-        write_atomic(link, content, follow=True)
-        assert target.read_text() == content
-    assert link.is_symlink()
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_nothing_is_written_through_a_planted_link(tmp_path: Path, exists: bool) -> None:
     link, foreign = tmp_path / "link", tmp_path / "foreign"
     if exists:
         foreign.write_text("foreign")
     link.symlink_to(foreign)
-    for mode in "aw":
-        with pytest.raises(OSError, match="link"):
-            open_without_links(link, mode)
     with pytest.raises(OutputError, match="link"), lock(link):
         pass
     is_locked(link)
@@ -120,11 +103,6 @@ def test_a_failing_disk_is_not_the_user_s_fault(tmp_path: Path, number: int, cod
         raise OSError(number, os.strerror(number))
     assert caught.value.exit_code == code
     assert isinstance(caught.value, WriteFailedError) is (code == 1)
-
-
-def test_an_error_that_is_not_the_operating_system_s_passes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^mine$"), writing(tmp_path):
-        raise ValueError("mine")
 
 
 # --------------------------------------------------------------------------------------------------------- locks
@@ -181,12 +159,6 @@ def _write_under_lock(path: Path, written: Path) -> None:
         written.write_text("done")
 
 
-def test_a_lock_that_cannot_be_created_is_an_output_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="file"), lock(tmp_path / "file" / ".lock"):
-        pass
-
-
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
@@ -206,51 +178,23 @@ def test_a_file_system_without_locks_costs_a_warning(
 # --------------------------------------------------------------------------------------------------- temporaries
 
 
-def abandon(path: Path) -> Path:
-    """Date a file or folder back by two days."""
-    two_days_ago = time.time() - 2 * 86_400
-    os.utime(path, (two_days_ago, two_days_ago))
-    return path
-
-
-def test_old_temporaries_are_removed_and_new_ones_and_other_files_stay(tmp_path: Path) -> None:
-    for name in (".file.0123abcd.tmp", ".other.4711abcd.tmp", ".hidden.tmp", "file.0123abcd.tmp", ".file.0123abcd.old"):
-        (tmp_path / name).touch()
-        abandon(tmp_path / name)
-    (tmp_path / ".folder.0123abcd.tmp").mkdir()
-    abandon(tmp_path / ".folder.0123abcd.tmp")
-    (tmp_path / ".new.0123abcd.tmp").touch()
-    remove_abandoned(tmp_path / "*")
-    assert file_names(tmp_path) == [".file.0123abcd.old", ".hidden.tmp", ".new.0123abcd.tmp", "file.0123abcd.tmp"]
-
-
-def test_a_write_removes_the_old_temporaries_of_its_name(tmp_path: Path) -> None:
-    for name in (".file.0123abcd.tmp", ".fil.0123abcd.tmp", ".folder.0123abcd.tmp"):
-        (tmp_path / name).touch()
-        abandon(tmp_path / name)
-    write_atomic(tmp_path / "file", "x")
-    with replacing(tmp_path / "folder", "manifest.json", "kind"):
-        pass
-    assert file_names(tmp_path) == [".fil.0123abcd.tmp", "file", "folder"]
-
-
 def make_folder(folder: Path, content: str) -> None:
     folder.mkdir()
     (folder / "file").write_text(content)
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_killed_process_s_files_are_cleared(tmp_path: Path, exists: bool) -> None:
-    make_folder(tmp_path / ".out.0123abcd.tmp", "half written")
-    make_folder(tmp_path / ".out.0123abcd.old", "old")
-    make_folder(tmp_path / ".another.0123abcd.old", "of another name")
-    if exists:
-        make_folder(tmp_path / "out", "new")
-    restore_replaced(tmp_path / "out")
-    assert file_names(tmp_path) == [".another.0123abcd.old", ".out.0123abcd.tmp", "out"]
-    clear(tmp_path / "out")
-    assert file_names(tmp_path) == [".another.0123abcd.old", "out"]
-    assert (tmp_path / "out" / "file").read_text() == ("new" if exists else "old")
+def test_the_next_holder_of_the_lock_clears_what_a_killed_process_left(tmp_path: Path, exists: bool) -> None:
+    for name in (".out.0123abcd.tmp", ".out.0123abcd.old", ".another.0123abcd.old", *["out"][:exists]):
+        make_folder(tmp_path / name, name)
+    (tmp_path / ".out.4711abcd.tmp").touch()
+    (tmp_path / ".out.tmp").touch()  # not one of ours
+    with sole_writer(tmp_path / "out"):
+        assert file_names(tmp_path) == [".another.0123abcd.old", ".out.lock", ".out.tmp", "out"]
+    assert (tmp_path / "out" / "file").read_text() == ("out" if exists else ".out.0123abcd.old")
+    with sole_writer(tmp_path / "*"):
+        pass
+    assert file_names(tmp_path) == [".out.tmp", "another", "out"]
 
 
 def write_folder(target: Path, content: str) -> None:
@@ -261,6 +205,7 @@ def write_folder(target: Path, content: str) -> None:
 
 def test_a_folder_is_replaced_if_the_block_succeeds_and_stays_otherwise(tmp_path: Path) -> None:
     target = tmp_path / "new" / "out"
+    target.parent.mkdir()
     for content in ("first", "second"):
         write_folder(target, content)
         assert (target / "file").read_text() == content
@@ -313,11 +258,6 @@ def test_a_folder_with_anything_foreign_is_neither_replaced_nor_removed(
 
 
 # ------------------------------------------------------------------------------------------------ sealed folders
-
-
-def test_sha256_of_text_is_that_of_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("äöü\n€", encoding="utf-8")
-    assert sha256_text(["ä", "öü\n", "", "€"]) == sha256(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b", "folder/" + "b" * 5000])
@@ -389,8 +329,182 @@ def test_a_full_disk_while_prepared_data_are_sealed(folder: Path, monkeypatch: p
         write_manifest(folder, {})
 
 
-def test_a_json_file_with_a_key_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "manifest.json"
-    path.write_text('{"format": 1, "files": [{"name": "a", "name": "b"}]}')
-    with pytest.raises(RunError, match=r'manifest\.json.*"name"'):
-        read_json_object(path, RunError, "copy it again")
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    tensors = {
+        "model": {"w": torch.arange(6.0).view(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)},
+        "random": {"cpu": torch.tensor([1, 255], dtype=torch.uint8)},
+    }
+    target = tmp_path / "checkpoints" / "step-000010"
+    target.parent.mkdir()
+    write_checkpoint(target, tensors, {"step": 10, "loss": 0.1 + 0.2})
+    return target
+
+
+def test_a_checkpoint_reads_as_it_was_written(checkpoint: Path) -> None:
+    read = read_checkpoint(checkpoint, ["model", "random"])
+    assert torch.equal(read.tensors["model"]["w"], torch.arange(6.0).view(2, 3))
+    assert read.tensors["model"]["half"].dtype == torch.bfloat16
+    assert read.tensors["random"]["cpu"].tolist() == [1, 255]
+    assert read.state == {"step": 10, "loss": 0.1 + 0.2}
+    names = {entry["name"] for entry in json.loads((checkpoint / MANIFEST).read_text())["files"]}
+    assert names == {"state.json", "model.safetensors", "random.safetensors"}  # nothing is pickled
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
+def test_any_flipped_byte_is_noticed(checkpoint: Path, name: str) -> None:
+    content = (checkpoint / name).read_bytes()
+    for position in range(0, len(content), 7):
+        flipped = bytearray(content)
+        flipped[position] ^= 1
+        (checkpoint / name).write_bytes(flipped)
+        with pytest.raises(RunError, match=name):
+            read_checkpoint(checkpoint, ["model"])
+
+
+def test_the_message_names_another_checkpoint(checkpoint: Path) -> None:
+    for other in ("step-000005", "average"):
+        write_checkpoint(checkpoint.with_name(other), {}, {})
+    (checkpoint / "state.json").unlink()
+    with pytest.raises(RunError, match=r"--checkpoint step-000005 .*average, step-000005"):
+        read_checkpoint(checkpoint, ["model"])
+
+
+def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash before the end leaves no checkpoint of the checkpoint's name, and the next write clears what it left."""
+    monkeypatch.setattr("phmctl.storage.shutil.rmtree", lambda *args, **kwargs: None)  # a crash cleans nothing up
+    monkeypatch.setattr("phmctl.storage.write_json", _crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path / "step-000001", {}, {})
+    assert not (tmp_path / "step-000001").exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.undo()
+    write_checkpoint(tmp_path / "step-000002", {}, {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000002"]
+
+
+def _crash(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _dying(moves: int) -> Callable[[Path, Path], Path]:
+    """A rename of a process that dies after so many: nothing it tries later happens."""
+    original, remaining = Path.rename, [moves]
+
+    def rename(self: Path, target: Path) -> Path:
+        if not remaining[0]:
+            raise KeyboardInterrupt
+        remaining[0] -= 1
+        return original(self, target)
+
+    return rename
+
+
+@pytest.fixture
+def aside(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose writer died between the two renames that replace it."""
+    monkeypatch.setattr(Path, "rename", _dying(1))
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(checkpoint, {}, {"step": 11})
+    monkeypatch.undo()
+    (old,) = checkpoint.parent.iterdir()
+    assert re.fullmatch(r"\.step-000010\.[0-9a-f]{8}\.old", old.name)
+    return checkpoint
+
+
+@pytest.mark.parametrize("failing", ["rename", "sync"])
+def test_a_replacement_that_fails_leaves_the_old(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    original = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        return fail(self) if self.suffix == ".tmp" and self.is_dir() else original(self, target)
+
+    def fail(path: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((Path, "rename", rename) if failing == "rename" else ("phmctl.storage.sync", fail)))
+    with pytest.raises(OutputError) as caught:
+        write_checkpoint(checkpoint, {"model": {"w": torch.ones(1)}}, {"step": 11})
+    assert caught.value.exit_code == 1
+    assert read_checkpoint(checkpoint, []).state["step"] == 10
+    assert [entry.name for entry in checkpoint.parent.iterdir()] == ["step-000010"]
+
+
+def test_pruning_keeps_what_is_asked(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20):
+        write_checkpoint(tmp_path / step_name(step), {}, {})
+    write_checkpoint(tmp_path / "average", {}, {})
+    prune(tmp_path, {5, 20})
+    assert saved_steps(tmp_path) == [5, 20]
+    assert (tmp_path / "average").is_dir()
+
+
+def test_a_shared_parameter_is_saved_once_and_loaded_twice() -> None:
+    model = FakeModel()
+    tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    assert "shared.weight" not in tensors
+    other = FakeModel()
+    load_model(other, tensors, Path("here"), CPU)
+    assert torch.equal(other.shared.weight, model.second.weight)
+    assert other.shared.weight is other.second.weight
+
+
+def test_a_model_of_another_shape_is_refused() -> None:
+    tensors = model_tensors(nn.Linear(3, 2))
+    without_bias = {"weight": tensors["weight"]}
+    for model, stored, place in (
+        (nn.Linear(4, 2), tensors, r"weight .*\(2, 3\) .*\(2, 4\)"),
+        (nn.Linear(3, 2, bias=False), tensors, "bias"),
+        (nn.Linear(3, 2), without_bias, "bias"),
+    ):
+        with pytest.raises(RunError, match=place):
+            load_model(model, stored, Path("path"), CPU)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
+def test_a_checkpoint_without_a_piece_is_not_whole(checkpoint: Path, name: str) -> None:
+    assert whole_steps(checkpoint.parent) == [10]
+    (checkpoint / name).write_bytes((checkpoint / name).read_bytes()[:-1])
+    assert whole_steps(checkpoint.parent) == ([10] if name == "manifest.json" else [])
+    (checkpoint / name).unlink()
+    assert whole_steps(checkpoint.parent) == []
+
+
+def test_tensors_that_no_library_reads_are_a_run_error(checkpoint: Path) -> None:
+    """Their SHA-256 is right: they were written so."""
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(b"\xff" * 64)
+    seal(checkpoint, MANIFEST, {})
+    with pytest.raises(RunError, match=r"model\.safetensors"):
+        read_checkpoint(checkpoint, ["model"])
+
+
+@pytest.mark.parametrize("content", ["{", '{"files": [{"name": "state.json"}]}', '{"files": []}'])
+def test_a_damaged_manifest_is_noticed(checkpoint: Path, content: str) -> None:
+    (checkpoint / MANIFEST).write_text(content)
+    with pytest.raises(RunError, match="step-000010"):
+        read_checkpoint(checkpoint, ["model"])
+
+
+def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
+    write_checkpoint(aside.with_name("step-000020"), {}, {})
+    assert saved_steps(aside.parent) == [10, 20]
+    assert read_checkpoint(aside, ["model"]).state["step"] == 10
+
+
+def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:
+    """No elements, no dimensions, views, names beyond ASCII."""
+    dtypes = ("bool", "uint8", "float16", "bfloat16", "float32", "float64", "int64")
+    named = {f"{dtype}.{n}": torch.arange(n).to(getattr(torch, dtype)) for dtype in dtypes for n in (0, 5)}
+    named |= {'ü"\\\n': torch.randn(2, 3), "scalar": torch.tensor(3.5), "view": torch.randn(4, 6).t()}
+    save_tensors(tmp_path / "file", named, {"format": "pt"})
+    read = load_file(tmp_path / "file")
+    assert read.keys() == named.keys()
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in named.items())
