@@ -1,6 +1,6 @@
 """Compare variants of a model: scores over seeds, significance tests, sizes, speeds and other differences."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -20,19 +20,18 @@ from phmctl.results.variants import (
     ComparedRun,
     Variant,
     choose_results,
-    conditions,
+    deviation,
     group_by_model,
     mean,
     mean_and_spread,
-    spread,
 )
 from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
-from phmctl.runs.summary import Summary, difference_lines, list_runs, run_differences
+from phmctl.runs.summary import difference_lines, list_runs, run_differences
 from phmctl.storage import folder_name
 from phmctl.tasks import trains
-from phmctl.tasks.base import Answers, Comparer, Metric, within
+from phmctl.tasks.base import Metric, within
 
 _NAMED = 10  # runs or seeds that a note names
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
@@ -85,11 +84,9 @@ class Comparison:
         """Yield limitations of the comparison, such as single seeds and unfinished runs."""
         notes = [(variant.label, list(_notes(variant, self.split))) for variant in self.variants]
         yield from _merge_lines(notes, len(self.variants))
-        yield from _copy_notes(self.variants)
-        steps = {variant.label: variant.steps for variant in self.variants}
-        if len({*steps.values()}) > 1:
-            counts = ", ".join(f"{label} {count} steps" for label, count in steps.items())
-            yield f"the models were not trained equally long: {counts}"
+        stored = [result.report.get("copy") for variant in self.variants for result in variant.results]
+        copies = [Copy(**values) for values in stored if values]
+        yield from dict.fromkeys(str(copy) for copy in copies if copy.one_language)
         if not self.same_machine:
             members = [(variant.label, member) for variant in self.variants for member in variant.runs]
             places = {f"{label} on {machine}" for label, member in members for machine in member.machines}
@@ -106,48 +103,55 @@ class Comparison:
         """Return the lines to print with the tables."""
         return [*self.differences(), *self.notes()]
 
+    def conditions(self) -> list[str]:
+        """Return the conditions of the scores: metric signatures, then decoding, checkpoints, seeds and dates."""
+        members = [member for variant in self.variants for member in variant.scored]
+        results = [result for variant in self.variants for result in variant.results]
+        scores = [score for result in results for score in result.report.get("scores", ())]
+        lines = list(dict.fromkeys(f"{score['name']}: {score['signature']}" for score in scores))
+        decoding = [result.settings.get("decoding") or {} for result in results]
+        facts = {
+            "beam": {str(settings["beam"]) for settings in decoding if "beam" in settings},
+            "alpha": {f"{settings['alpha']:g}" for settings in decoding if "alpha" in settings},
+            "checkpoint": {member.checkpoint or "" for member in members},
+            "seed": {str(member.seed) for member in members},
+            "scored on": {result.date for result in results if result.date},
+        }
+        parts = []
+        for name, values in facts.items():
+            ordered = sorted(values, key=lambda value: (len(value), value))  # seed 2 before seed 10
+            parts += [f"{name} {', '.join(ordered)}"] if ordered else []
+        return [*lines, "; ".join(parts)] if parts else lines
+
     def tables(self) -> Iterator[Table]:
         """Yield the tables of scores, tested differences, and sizes and speeds."""
-        yield self._score_table()
-        if self.tests:
-            yield self._test_table()
-        yield self._size_table()
-
-    def _score_table(self) -> Table:
         names = [metric.name if metric.scale == 1 else f"{metric.name} %" for metric in self.metrics]
-        rows = []
+        rows: list[list[object]] = []
         for variant in self.variants:
             scores = [mean_and_spread(variant.values(metric)) for metric in self.metrics]
             rows.append([variant.label, len(variant.scored), *scores])
         title = f"{self.split}: mean ± standard deviation over seeds"
-        return Table(title, ["model", "seeds", *names], rows, below=conditions(self.variants))
-
-    def _test_table(self) -> Table:
-        title = f"difference from {self.baseline.label} (95 % interval)"
-        single = [label for label, tests in self.tests.items() if tests[0].method.endswith(ONE_SEED)]
-        if single:
-            labels = "" if len(single) == len(self.tests) else f"{', '.join(single)}: "
-            title += f";\n{labels}{ONE_SEED}"
-        columns = ["model", "metric", "difference", "p", "p (Holm)"]
-        rows = []
-        for label, tests in self.tests.items():
-            for test in tests:
-                change = test.estimate.difference
-                interval = within(change.value, change.low, change.high, "+.2f")
-                rows.append([label, test.metric, interval, p_words(test.estimate.p_value), p_words(test.p_holm)])
-        methods = dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests)
-        return Table(title, columns, rows, text=(1,), below=[*methods])
-
-    def _size_table(self) -> Table:
-        speed = "tokens/s" if self.same_machine else "tokens/s *"
+        yield Table(title, ["model", "seeds", *names], rows, below=self.conditions())
+        if self.tests:
+            rows = []
+            for label, tests in self.tests.items():
+                for test in tests:
+                    change = test.estimate.difference
+                    interval = within(change.value, change.low, change.high, "+.2f")
+                    rows.append([label, test.metric, interval, p_words(test.estimate.p_value), p_words(test.p_holm)])
+            title = f"difference from {self.baseline.label} (95 % interval)"
+            methods = dict.fromkeys(f"tested by: {test.method}" for tests in self.tests.values() for test in tests)
+            yield Table(title, ["model", "metric", "difference", "p", "p (Holm)"], rows, text=(1,), below=[*methods])
         rows = []
         for variant in self.variants:
-            counts = [variant.parameters, variant.without_embeddings, variant.speed]
+            sizes = variant.sizes
+            counts = [sizes and sizes.total, sizes and sizes.without_embeddings, variant.speed]
             cells = ["–" if count is None else f"{count:,.0f}" for count in counts]
             minutes = "–" if variant.minutes is None else f"{variant.minutes:,.1f}"
             rows.append([variant.label, *cells, variant.steps, minutes])
+        speed = "tokens/s" if self.same_machine else "tokens/s *"
         columns = ["model", "parameters", "without emb.", speed, "steps", "minutes"]
-        return Table("size and speed of training", columns, rows)
+        yield Table("size and speed of training", columns, rows)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -155,7 +159,7 @@ class Comparison:
             "baseline": self.baseline.label,
             "metrics": [asdict(metric) for metric in self.metrics],
             "variants": [self._variant_json(variant) for variant in self.variants],
-            "conditions": conditions(self.variants),
+            "conditions": self.conditions(),
             "differences": list(self.differences()),
             "notes": list(self.notes()),
             "missing": list(self.missing()),
@@ -163,19 +167,15 @@ class Comparison:
 
     def _variant_json(self, variant: Variant) -> dict[str, Any]:
         recipe = variant.first.run.recipe
-        runs = [
-            {
-                "run": str(member.run.folder),
-                "seed": member.seed,
-                "state": member.summary.state,
-                "result": member.result and member.result.as_json(),
-            }
-            for member in variant.runs
-        ]
+        runs = []
+        for member in variant.runs:
+            result = member.result and member.result.as_json()
+            run = {"run": str(member.run.folder), "seed": member.seed, "state": member.summary.state, "result": result}
+            runs.append(run)
         scores = {}
         for metric in self.metrics:
             values = variant.values(metric)
-            scores[metric.name] = {"mean": mean(values), "standard_deviation": spread(values), "values": values}
+            scores[metric.name] = {"mean": mean(values), "standard_deviation": deviation(values), "values": values}
         tests = {}
         for test in self.tests.get(variant.label, ()):
             tests[test.metric] = {"method": test.method, **asdict(test.estimate), "p_holm": test.p_holm}
@@ -187,8 +187,8 @@ class Comparison:
             "n": recipe.model.n,
             "runs": runs,
             "scores": scores,
-            "parameters": variant.parameters,
-            "without_embeddings": variant.without_embeddings,
+            "parameters": variant.sizes and variant.sizes.total,
+            "without_embeddings": variant.sizes and variant.sizes.without_embeddings,
             "tokens_per_second": variant.speed,
             "steps": variant.steps,
             "minutes": variant.minutes,
@@ -233,40 +233,31 @@ def compare(
     summaries = list_runs(selection, root)
     if not summaries:
         raise RunError(f"no readable run at {', '.join(map(str, selection))}")
+    selected = [summary.run for summary in summaries]
+    results = [result for summary in summaries for result in summary.results]
+    splits = [name for run in selected for name in run.splits()] + [result.split for result in results]
+    check_known("split", split, dict.fromkeys(["test", "valid", "all", *splits]))
+    if checkpoint is not None:
+        checkpoints = [name for run in selected for name in run.checkpoint_names()]
+        checkpoints += [result.checkpoint for result in results]
+        check_known("checkpoint", checkpoint, dict.fromkeys([AUTO, *checkpoints]))
     comparisons = []
-    for name in requested_splits([summary.run for summary in summaries], split):
-        _check_split_and_checkpoint(summaries, name, checkpoint)
+    for name in requested_splits(selected, split):
         members = choose_results(summaries, name, checkpoint)
+        for member in members if score else ():
+            if member.lacks_result(name):
+                try:
+                    evaluate(member.run.folder, name, ModelOptions(checkpoint or AUTO))
+                except UserError as error:  # the other runs can still be compared
+                    warn(f"{member.run.name} is not scored: {error}")
         if score:
-            members = _score_missing(members, name, checkpoint)
+            members = choose_results(list_runs([run.folder for run in selected]), name, checkpoint)
         variants = group_by_model(members)
         reference = _find_baseline(variants, baseline, root)
         _check_comparable(variants, reference, name)
         metrics = tuple(trains(reference.first.run.recipe).metrics)
         comparisons.append(Comparison(name, metrics, tuple(variants), reference, _test(variants, reference)))
     return comparisons
-
-
-def _check_split_and_checkpoint(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> None:
-    """Raise UserError if none of the runs has the split or the checkpoint."""
-    runs = [summary.run for summary in summaries]
-    results = [result for summary in summaries for result in summary.results]
-    splits = ["test", "valid", *(name for run in runs for name in run.splits()), *(result.split for result in results)]
-    check_known("split", split, dict.fromkeys(splits))
-    if checkpoint is not None:
-        names = [AUTO, *(name for run in runs for name in run.checkpoint_names())]
-        check_known("checkpoint", checkpoint, dict.fromkeys([*names, *(result.checkpoint for result in results)]))
-
-
-def _score_missing(members: Sequence[ComparedRun], split: str, checkpoint: str | None) -> list[ComparedRun]:
-    """Score the runs without a result, and choose the results again."""
-    for member in members:
-        if member.lacks_result(split):
-            try:
-                evaluate(member.run.folder, split, ModelOptions(checkpoint or AUTO))
-            except UserError as error:  # the other runs can still be compared
-                warn(f"{member.run.name} is not scored: {error}")
-    return choose_results(list_runs([member.run.folder for member in members]), split, checkpoint)
 
 
 def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | None) -> Variant:
@@ -307,7 +298,11 @@ def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str
 
 
 def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[SignificanceTest]]:
-    """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label."""
+    """Return the tests of each variant against the baseline, Holm-corrected for each metric, by label.
+
+    With several seeds on a side the test is the Multi-Bootstrap of :mod:`phmctl.metrics.significance`. With one seed a
+    side it is the task's paired test, which says something about these two trainings only.
+    """
     task = trains(baseline.first.run.recipe)
     comparer, metrics = task.comparer, [metric.name for metric in task.metrics if metric.tested]
     systems = [variant for variant in variants if variant is not baseline and variant.answers]
@@ -318,29 +313,19 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Sign
         for metric in metrics:
             uncorrected = []
             for variant in systems:
-                uncorrected.append(_compare_answers(comparer, metric, baseline.answers, variant.answers))
+                scorers = comparer.scorer(metric, baseline.answers), comparer.scorer(metric, variant.answers)
+                estimate = difference(*scorers, len(baseline.answers[0].outputs))
+                seeds = len(baseline.answers), len(variant.answers)
+                method = POOLED if 1 in seeds else OVER_SEEDS
+                if seeds == (1, 1):
+                    name, p_value = comparer.paired_test(estimate, baseline.answers[0], variant.answers[0])
+                    method, estimate = f"{name}; {ONE_SEED}", replace(estimate, p_value=p_value)
+                uncorrected.append(SignificanceTest(metric, method, estimate))
                 advance(1)
             corrected = holm([test.estimate.p_value for test in uncorrected])
             for variant, test, p_holm in zip(systems, uncorrected, corrected, strict=True):
                 tests[variant.label].append(replace(test, p_holm=p_holm))
     return tests
-
-
-def _compare_answers(
-    comparer: Comparer, metric: str, baseline: Sequence[Answers], system: Sequence[Answers]
-) -> SignificanceTest:
-    """Test the difference of two models' mean scores over seeds, system minus baseline.
-
-    With several seeds on a side the test is the Multi-Bootstrap of :mod:`phmctl.metrics.significance`. With one seed a
-    side it is the task's paired test, which says something about these two trainings only.
-    """
-    scorers = comparer.scorer(metric, baseline), comparer.scorer(metric, system)
-    estimate = difference(*scorers, len(baseline[0].outputs))
-    seeds = len(baseline), len(system)
-    if seeds != (1, 1):
-        return SignificanceTest(metric, POOLED if 1 in seeds else OVER_SEEDS, estimate)
-    method, p_value = comparer.paired_test(estimate, baseline[0], system[0])
-    return SignificanceTest(metric, f"{method}; {ONE_SEED}", replace(estimate, p_value=p_value))
 
 
 def _differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
@@ -367,48 +352,38 @@ def _merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int
 
 
 def _notes(variant: Variant, split: str) -> Iterator[str]:
+    """Yield what limits the comparison of one variant; a remark about several seeds is one line."""
     if len(variant.runs) == 1:
         yield "one seed, so the spread over seeds is unknown"
     lost = [str(member.seed) for member in variant.scored if member.answers is None]
     if lost and trains(variant.first.run.recipe).comparer is not None:
-        can_be_scored = split in (variant.first.run.splits() or [split])
-        advice = "; score it again" if can_be_scored else ""
-        yield f"the answers of seed {_first(lost)} were not kept, so they are not tested{advice}"
+        advice = "; score it again" if split in (variant.first.run.splits() or [split]) else ""
+        yield f"the answers of seed {_shortened(lost)} were not kept, so they are not tested{advice}"
     seeds: dict[str, list[str]] = {}  # of the runs that a remark is about
     for member in variant.runs:
         for remark in _seed_notes(variant, member, split):
             seeds.setdefault(remark, []).append(str(member.seed))
-    for remark, owners in seeds.items():
-        yield f"seed {_first(owners)} {remark}"
+    yield from (f"seed {_shortened(owners)} {remark}" for remark, owners in seeds.items())
     if variant.duplicates:
         names = [f"{run.name} (seed {run.recipe.training.seed})" for run in variant.duplicates]
-        yield f"left out, because another run has the seed: {_first(names)}"
+        yield f"left out, because another run has the seed: {_shortened(names)}"
 
 
 def _seed_notes(variant: Variant, member: ComparedRun, split: str) -> Iterator[str]:
     summary, splits = member.summary, member.run.splits()
     if summary.state != "finished":
-        steps = summary.recipe.training.steps
-        yield f"is {summary.state}, at step {summary.step:,} of {steps:,}"
+        yield f"is {summary.state}, at step {summary.step:,} of {summary.recipe.training.steps:,}"
     was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
     if was_best_or_last and member.run.checkpoint_names():
         yield f"was scored at {member.checkpoint}, now neither its best nor last checkpoint"
-    if member is not variant.first:
-        changes = _differences(variant.first, member)
-        if changes:
-            yield "differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}"))
+    changes = _differences(variant.first, member)
+    if changes:
+        yield "differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}"))
     if member.result is None and splits and split not in splits:
         yield f"lacks the text of {split}; it has {', '.join(splits)}"
 
 
-def _first(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     """Return the first names, and the number of the others."""
     shown = ", ".join(names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED:,} more"
-
-
-def _copy_notes(variants: Iterable[Variant]) -> list[str]:
-    """Return the BLEU of copying the source, if source and target are in one language."""
-    stored = [result.report.get("copy") for variant in variants for result in variant.results]
-    copies = [Copy(**values) for values in stored if values]
-    return list(dict.fromkeys(str(copy) for copy in copies if copy.one_language))

@@ -62,15 +62,6 @@ class PublishedRow(BaseModel):
         return {"label": self.label, "figure": self.figure, "candidates": candidates, "holds": agreement}
 
 
-class CountedMaps(BaseModel):
-    """The linear maps that a table counts: names that start with `below`, with or without biases."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    below: str = ""
-    biases: bool = False
-
-
 class PublishedTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,14 +70,15 @@ class PublishedTable(BaseModel):
     title: str
     rows: tuple[PublishedRow, ...]
     notes: tuple[str, ...]
-    maps: CountedMaps | None = None
+    maps: str | None = None
+    biases: bool = False
 
     def measure(self, ledger: Ledger) -> int:
         """Return a model's parameters as the table counts them."""
         if self.maps is None:
             return ledger.totals.parameters
-        maps = [row for row in ledger.rows if row.kind == "map" and row.component.startswith(self.maps.below)]
-        return sum(row.components + row.rule + self.maps.biases * row.bias for row in maps)
+        maps = [row for row in ledger.rows if row.kind == "map" and row.component.startswith(self.maps)]
+        return sum(row.components + row.rule + self.biases * row.bias for row in maps)
 
 
 @cache
@@ -155,9 +147,7 @@ def count_parameters(
         overrides: settings as ``key.path=value``.
         paper: add the published figures of the recipe.
 
-    Raises:
-        RecipeError: the recipe, an algebra or a setting is invalid.
-        DimensionError: n does not divide a dimension.
+    Raises RecipeError if the recipe, an algebra or a setting is invalid, DimensionError if n does not divide.
     """
     tables, recipes = table_names(), shipped_names("recipes")
     if recipe is None and not paper:
@@ -213,7 +203,7 @@ def _published_table(table: PublishedTable, count: ParameterCount) -> Table:
             rows.append((label, printed, parameters, holds, arrangement.description))
             label = figure = ""
     below = list(table.notes)
-    if table.maps and count.ledgers:
+    if table.maps is not None and count.ledgers:
         variants = [(ledger.name.removeprefix(count.recipe), table.measure(ledger)) for ledger in count.ledgers]
         counts = ",".join(f"{variant} {parameters:,}" for variant, parameters in variants)
         below.append(f"{count.recipe} itself, counted so:{counts}")

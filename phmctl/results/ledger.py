@@ -130,8 +130,7 @@ class Ledger:
 def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
     """Return the ledger of a recipe's model; without `sizes` of the data it uses the recipe's sizes and adds a note.
 
-    Raises:
-        DimensionError: n does not divide a dimension; names the nearest that do.
+    Raises DimensionError if n does not divide a dimension.
     """
     task = task_of(recipe)
     sizes = sizes or task.sizes(recipe, None)
@@ -143,8 +142,7 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
 def ledger_for(task: TaskSpec, settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model") -> Ledger:
     """Return the ledger of a model of any task, without allocating its weights.
 
-    Raises:
-        DimensionError: n does not divide a dimension; names the nearest that do.
+    Raises DimensionError if n does not divide a dimension.
     """
     rows, rules = rows_of(task.build(settings, sizes, "meta"))
     notes = list(task.notes(settings, sizes))
@@ -154,13 +152,7 @@ def ledger_for(task: TaskSpec, settings: LinearSection, sizes: Mapping[str, int]
         if row.shape[0] != token_types:
             notes.append(f"{row.component}: {token_types:,} token types in {row.shape[0]:,} rows, a multiple of n")
     if isinstance(settings, StackSection) and settings.upsize > 1:
-        # Table 2 compares its † rows with the dense model of the widths before upsize.
-        base = settings.dense_twin.model_copy(update={"upsize": 1})
-        unscaled = ledger_for(task, base, sizes).totals.parameters
-        notes.append(
-            f"upsize {settings.upsize}: the dense twin has the doubled widths too; "
-            f"the dense model without upsize has {unscaled:,} parameters"
-        )
+        notes.append(f"upsize {settings.upsize}: the dense twin has the larger widths too")
     return Ledger(name, settings, sizes, rows, rules, tuple(notes))
 
 

@@ -4,11 +4,11 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from phmctl.errors import RunError
 from phmctl.recipe.loading import differences
@@ -18,8 +18,6 @@ from phmctl.runs.results import Result, read_metrics, series
 from phmctl.runs.summary import Parameters, Summary, run_differences, same_model
 from phmctl.tasks import trains
 from phmctl.tasks.base import Answers, Metric
-
-T = TypeVar("T")
 
 _LABEL_VALUE_LENGTH = 16  # characters of a value in a label
 
@@ -131,18 +129,10 @@ class Variant:
         """Return the metric of each seed that has it, scaled for display."""
         return [metric.scale * result.scores[metric.name] for result in self.results if metric.name in result.scores]
 
-    @cached_property
-    def _sizes(self) -> Parameters | None:
+    @property
+    def sizes(self) -> Parameters | None:
+        """Numbers of parameters; None without a checkpoint."""
         return next((member.summary.parameters for member in self.runs if member.summary.parameters), None)
-
-    @property
-    def parameters(self) -> int | None:
-        """Number of parameters; None without a checkpoint."""
-        return None if self._sizes is None else self._sizes.total
-
-    @property
-    def without_embeddings(self) -> int | None:
-        return None if self._sizes is None else self._sizes.without_embeddings
 
     @property
     def speed(self) -> float | None:
@@ -165,7 +155,7 @@ def mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def spread(values: Sequence[float]) -> float | None:
+def deviation(values: Sequence[float]) -> float | None:
     """Return the sample standard deviation, or None for fewer than two values."""
     if len(values) < 2:
         return None
@@ -177,69 +167,46 @@ def mean_and_spread(values: Sequence[float]) -> str:
     """Format values as ``40.21 ± 0.35`` (sample standard deviation), one value alone, no value as a dash."""
     if not values:
         return "–"
-    center, deviation = statistics.fmean(values), spread(values)
+    center, spread = statistics.fmean(values), deviation(values)
     form = ".2f" if abs(center) >= 0.01 or not center else ".1e"
-    return f"{center:{form}}" if deviation is None else f"{center:{form}} ± {deviation:{form}}"
-
-
-def conditions(variants: Sequence[Variant]) -> list[str]:
-    """Return the conditions of the scores: metric signatures, then decoding, checkpoints, seeds and dates."""
-    members = [member for variant in variants for member in variant.scored]
-    results = [result for variant in variants for result in variant.results]
-    scores = [score for result in results for score in result.report.get("scores", ())]
-    signatures = [f"{score['name']}: {score['signature']}" for score in scores]
-    decoding = [result.settings.get("decoding") or {} for result in results]
-    facts = {
-        "beam": {str(settings["beam"]) for settings in decoding if "beam" in settings},
-        "alpha": {f"{settings['alpha']:g}" for settings in decoding if "alpha" in settings},
-        "checkpoint": {member.checkpoint or "" for member in members},
-        "seed": {str(member.seed) for member in members},
-        "scored on": {result.date for result in results if result.date},
-    }
-    parts = []
-    for name, values in facts.items():
-        if values:
-            ordered = sorted(values, key=lambda value: (len(value), value))  # seed 2 before seed 10
-            parts.append(f"{name} {', '.join(ordered)}")
-    lines = list(dict.fromkeys(signatures))
-    if parts:
-        lines.append("; ".join(parts))
-    return lines
+    return f"{center:{form}}" if spread is None else f"{center:{form}} ± {spread:{form}}"
 
 
 def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | None) -> list[ComparedRun]:
-    """Choose the result of each run: on the split, of the checkpoint if given, not a comparison with a baseline.
+    """Choose the result of each run: on the split, of the checkpoint if given, of the weights that the run has.
 
     If a run has several, prefer the settings and checkpoint that the most runs have in common, so that all runs are
     decoded the same way; then the checkpoint that ``auto`` selects; then the recipe's decoding settings; then the
     newest.
     """
-    candidates = [_candidates(summary, split, checkpoint) for summary in summaries]
-    counts = Counter(key for runs in candidates for key in {_scoring_key(run) for run in runs})
+    candidates = []
+    for summary in summaries:
+        names = {checkpoint}
+        with suppress(RunError):  # "best" may be the folder that results call step-001800
+            names.add(summary.run.checkpoint(checkpoint).name if checkpoint else None)
+        results = [result for result in summary.results if result.split == split]
+        results = [result for result in results if checkpoint is None or result.checkpoint in names]
+        current = [result for result in results if _is_current(summary.run, result)]
+        candidates.append([ComparedRun(summary, result, checkpoint) for result in current])
+
+    def scored_as(candidate: ComparedRun) -> str:
+        settings = sorted((name, str(value)) for name, value in candidate.settings.items())
+        return repr((candidate.checkpoint, settings))
+
+    counts = Counter(key for runs in candidates for key in {scored_as(run) for run in runs})
 
     def preference(candidate: ComparedRun) -> tuple[int, bool, bool, float]:
         written = candidate.result.path.stat().st_mtime if candidate.result else 0.0
+        section = getattr(candidate.run.recipe, "decoding", None)
+        decoding = section.model_dump(exclude=keys_changing(section, NOTHING)) if section else {}
+        as_recipe = not differences({"decoding": decoding}, {"decoding": candidate.settings.get("decoding", {})})
         chosen_by_auto = candidate.checkpoint == candidate.run.auto_checkpoint()
-        return counts[_scoring_key(candidate)], chosen_by_auto, _has_recipe_decoding(candidate), written
+        return counts[scored_as(candidate)], chosen_by_auto, as_recipe, written
 
     chosen = []
     for summary, runs in zip(summaries, candidates, strict=True):
         chosen.append(max(runs, key=preference, default=ComparedRun(summary, None, checkpoint)))
     return chosen
-
-
-def _candidates(summary: Summary, split: str, checkpoint: str | None) -> list[ComparedRun]:
-    names = {checkpoint}
-    if checkpoint is not None:
-        with suppress(RunError):  # "best" may be the folder that results call step-001800
-            names.add(summary.run.checkpoint(checkpoint).name)
-    return [
-        ComparedRun(summary, result, checkpoint)
-        for result in summary.results
-        if result.split == split
-        and (checkpoint is None or result.checkpoint in names)
-        and _is_current(summary.run, result)
-    ]
 
 
 def _is_current(run: Run, result: Result) -> bool:
@@ -249,56 +216,33 @@ def _is_current(run: Run, result: Result) -> bool:
     return True
 
 
-def _scoring_key(member: ComparedRun) -> str:
-    return repr((member.checkpoint, sorted((name, str(value)) for name, value in member.settings.items())))
-
-
-def _has_recipe_decoding(member: ComparedRun) -> bool:
-    section = getattr(member.run.recipe, "decoding", None)
-    if section is None:
-        return True
-    recipe_settings = section.model_dump(exclude=keys_changing(section, NOTHING))
-    return not differences({"decoding": recipe_settings}, {"decoding": member.settings.get("decoding", {})})
-
-
 def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
     """Group runs that differ only in the seed and were scored at the same kind of checkpoint.
 
     A run without a result joins any group of its model. If several runs have the same seed, prefer one with a result,
     then a finished one, then the newest.
     """
-
-    def belongs(first: ComparedRun, run: ComparedRun) -> bool:
-        same_checkpoint = run.result is None or first.checkpoint == run.checkpoint
-        return same_checkpoint and same_model(first.run, run.run)
-
-    scored_first = sorted(runs, key=lambda run: run.result is None)
-    groups = _group(scored_first, belongs)
+    groups: list[list[ComparedRun]] = []
+    for run in sorted(runs, key=lambda run: run.result is None):  # scored runs first
+        for group in groups:
+            same_checkpoint = run.result is None or group[0].checkpoint == run.checkpoint
+            if same_checkpoint and same_model(group[0].run, run.run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
     groups.sort(key=lambda members: min(runs.index(member) for member in members))
+
+    def precedence(member: ComparedRun) -> tuple[bool, bool, str, str]:
+        started = str(member.run.environment().get("started", ""))
+        return member.result is not None, member.summary.state == "finished", started, member.run.folder.name
+
     variants = []
     for label, members in zip(_labels([members[0] for members in groups]), groups, strict=True):
-        by_seed = {member.seed: member for member in sorted(members, key=_precedence)}
+        by_seed = {member.seed: member for member in sorted(members, key=precedence)}
         kept = tuple(by_seed[seed] for seed in sorted(by_seed))
         variants.append(Variant(label, kept, tuple(member.run for member in members if member not in kept)))
     return variants
-
-
-def _group(items: Iterable[T], belongs: Callable[[T, T], bool]) -> list[list[T]]:
-    """Add each item to the first group for which `belongs(first member, item)` holds, else start a group."""
-    groups: list[list[T]] = []
-    for item in items:
-        matches = [group for group in groups if belongs(group[0], item)]
-        if matches:
-            matches[0].append(item)
-        else:
-            groups.append([item])
-    return groups
-
-
-def _precedence(member: ComparedRun) -> tuple[bool, bool, str, str]:
-    """Return a sort key by which the preferred run of a seed comes last."""
-    started = str(member.run.environment().get("started", ""))
-    return member.result is not None, member.summary.state == "finished", started, member.run.folder.name
 
 
 def _labels(representatives: Sequence[ComparedRun]) -> list[str]:

@@ -96,7 +96,7 @@ def of_classifiers(key: str, row: Any) -> list[int]:
     """Tables 1 and 5."""
     ledger = of_recipe(CLASSIFIERS[key], row.settings.split())
     count = TABLES[key].measure(ledger)
-    biases = sum(part.bias for part in ledger.rows if part.component.startswith(TABLES[key].maps.below))
+    biases = sum(part.bias for part in ledger.rows if part.component.startswith(TABLES[key].maps))
     return [count - biases, count] if "quaternion" in row.settings else [count]
 
 
