@@ -237,7 +237,8 @@ def bench_training(
     device = pick_device(training.device)
     set_threads(training.threads)
     task: Any = trains(recipe).open(recipe, data)
-    sample = [task.collate(rows).to(device) for rows in task.plan(0)[:batches]]
+    plan = task.plan(0)[:batches]
+    sample = [task.collate(rows).to(device) for rows in plan]
     variants = variants_of(recipe)
     check_known("candidate", baseline, list(variants))
     models: dict[str, nn.Module] = {}
@@ -247,13 +248,13 @@ def bench_training(
         steps[name] = stepper(models[name], partial(mean_loss, task), training, sample, device)
     timings = time_in_turns("training steps", steps, rounds=rounds, baseline=baseline, device=device)
 
-    target_tokens = sum(batch.target_tokens for batch in sample)
+    tokens = sum(task.cost(rows).tokens for rows in plan)
     rows = [
         {
             "candidate": name,
             "parameters": parameters_of(models[name]),
             "step_seconds": Spread(*(seconds / len(sample) for seconds in astuple(timing.seconds))),
-            "target_tokens_per_second": round(target_tokens / timing.seconds.median, 1),
+            "tokens_per_second": round(tokens / timing.seconds.median, 1),
             "speed": timing.ratio.inverse,
         }
         for name, timing in timings.items()

@@ -317,14 +317,14 @@ def timed_training(
         calls[variant]()
         peaks[variant] = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else None
     timings = time_in_turns(name, calls, rounds=sizes.rounds, device=device)
-    target_tokens = sum(batch.target_tokens for batch in batches)
+    token_count = sum(batch.source.numel() + batch.target_tokens for batch in batches)
     return [
         {
             "recipe": name,
             "model": variant,
             "compiled": compiled,
             "parameters": parameters_of(models[variant]),
-            "target_tokens_per_second": target_tokens / timing.seconds.median,
+            "tokens_per_second": token_count / timing.seconds.median,
             "speed": asdict(timing.ratio.inverse),
             "peak_bytes_of_a_step": peaks[variant],
         }

@@ -48,7 +48,7 @@ class Cost:
     """
 
     items: int  # items that the loss sums over, such as the tokens of the target
-    tokens: int  # tokens of all sides, without padding
+    tokens: int  # tokens of all sides, without padding; numbers if the data is no text
     rows: int  # rows that a map reads: tokens, without padding, of the side with the most
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from phmctl.errors import UserError
+from phmctl.recipe.schema import TranslationRecipe
+from phmctl.tasks import trains
 from tests.calls import call
 from tests.conftest import TINY
 
@@ -31,7 +33,7 @@ def test_layer_measures_each_n_tokens_and_mode() -> None:
         assert row["phm_parameters"] == 16 * 32 // row["n"] + row["n"] ** 3 + 32
 
 
-def test_train_compares_models_on_the_same_batches(miniature_data: Path) -> None:
+def test_train_compares_models_on_the_same_batches(miniature_data: Path, tiny_recipe: TranslationRecipe) -> None:
     result = json.loads(bench("train", *tiny("--data", miniature_data, "--batches", 1, "--rounds", 1)))
     rows = {row["candidate"]: row for row in result["rows"]}
     assert set(rows) == {"dense", "phm-n4"}
@@ -39,6 +41,9 @@ def test_train_compares_models_on_the_same_batches(miniature_data: Path) -> None
     assert rows["phm-n4"]["parameters"] < rows["dense"]["parameters"]
     assert 0.5 < result["real_share"] <= 1
     assert result["batches"] == 1
+    task = trains(tiny_recipe).open(tiny_recipe, miniature_data)  # a token of either side counts, as in train and compare
+    tokens = task.cost(task.plan(0)[0]).tokens
+    assert rows["dense"]["tokens_per_second"] * rows["dense"]["step_seconds"]["median"] == pytest.approx(tokens, rel=1e-3)
 
 
 def test_train_measures_a_composed_model_against_its_base(miniature_data: Path) -> None:
