@@ -1,9 +1,8 @@
 """``eval --probing``: measure which properties of a sentence a translator's encoder represents.
 
 The frozen encoder turns a task's sentences into vectors, and a probe, SentEval's perceptron, is fitted to them by
-L-BFGS (Table 3 of Li et al. 2020). The predictions for the test split are cached in the data folder, in
-``probes/<corpus>/<key>.json``, so that an interrupted command continues with the next task. The key is a digest of the
-encoder's weights, the splits of the corpus and the settings of the probe. The cache may be deleted at any time.
+L-BFGS (Table 3 of Li et al. 2020). The predictions are cached in the data folder, in ``probes/<corpus>/<key>.json``.
+The key is a digest of weights, data and settings. The cache may be deleted at any time.
 """
 
 import json
@@ -17,7 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -47,7 +45,7 @@ from phmctl.shipped import shipped_names
 from phmctl.storage import read_json_object, sha256_text
 
 VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
-_COLUMNS = {"majority": "majority", "run": "run", "run_bag": "bag"}  # titles of a task's scores
+_SCORES = ("majority", "run", "bag")  # commonest label of train; probes of the two kinds of vectors
 
 
 @torch_defaults()
@@ -73,56 +71,44 @@ def probe(
     other_languages = {language(code) or code for code in codes} - {language(code) or code}
     if code not in (None, "source") and other_languages:  # "source": own files without a language
         warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
-    scores = {}
+    tasks = {}
     with progress(f"probing {encoder.run.name}", len(recipes)) as advance:
-        for task, recipe in recipes.items():
-            prepared = _open(recipe, root)
-            scores[task] = _scores(prepared, predict(encoder, prepared, root, recipe))
+        for card, recipe in recipes.items():
+            prepared = PreparedData.find(recipe.data, root)
+            if prepared.texts != 1 or not prepared.manifest["settings"].get("train_text"):
+                raise DataError(
+                    f"{prepared.folder} holds pairs, or no text of train, and encoders read single sentences; prepare "
+                    f"a table with --recipe probe, a card with 'train_text: true': {prepared.command} --force"
+                )
+            predictions = predict(encoder, prepared, root, recipe)
+            train = prepared.manifest["splits"]["train"]
+            majority = prepared.labels.index(max(train["labels"], key=train["labels"].__getitem__))
+            truth = torch.tensor(prepared.split("test").labels).tolist()
+            figures = {
+                "majority": accuracy([majority] * len(truth), truth),
+                "run": accuracy(predictions["encoder"], truth),
+                "bag": accuracy(predictions["embeddings"], truth),
+            }
+            tasks[card] = TaskScores(figures, int(train["kept"]))
             advance(1)
-    pooling = next(iter(recipes.values())).model.pooling
-    report = ProbingReport(encoder.run.name, encoder.weights.name, scores, pooling)
+    report = ProbingReport(encoder.run.name, encoder.weights.name, tasks, recipe.model.pooling)
     write_record(encoder.run.results_folder / "probing.json", report.as_json())
     return report
 
 
 def _prepared(root: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
-    """Return the recipes of the tasks whose data is prepared, or of the one that ``data.card`` names."""
+    """Return the recipes of the probing cards whose data is prepared, or of the one that ``data.card`` names."""
     cards = [setting.partition("=")[2].strip() for setting in settings if setting.startswith("data.card=")]
     cards = cards[-1:] or [name for name in shipped_names("cards") if name.startswith("probing-")]
-    tasks = [card.replace("probing-", "probe-", 1) for card in cards]
     recipes = {}
-    for task in tasks:
-        defaults = [f"data.card={task.replace('probe-', 'probing-', 1)}"]
-        if task == "probe-word-content":
-            defaults.append("model.hidden=0")
-        recipes[task] = expect(load_recipe("probe", [*defaults, *settings]), ProbingRecipe)
-    prepared = {task: recipe for task, recipe in recipes.items() if trained_sizes(recipe.data, root) is not None}
+    for card in cards:
+        defaults = [f"data.card={card}", *(["model.hidden=0"] if card == "probing-word-content" else [])]
+        recipes[card] = expect(load_recipe("probe", [*defaults, *settings]), ProbingRecipe)
+    prepared = {card: recipe for card, recipe in recipes.items() if trained_sizes(recipe.data, root) is not None}
     if not prepared:
-        command = prepare_command(next(iter(recipes.values())).data, root)
+        command = prepare_command(recipes[cards[0]].data, root)
         raise DataError(f"no probing task is prepared in {root}; for the first one, run: {command} --source DIR")
     return prepared
-
-
-def _open(recipe: ProbingRecipe, root: Path) -> PreparedData:
-    prepared = PreparedData.find(recipe.data, root)
-    if prepared.texts != 1 or not prepared.manifest["settings"].get("train_text"):
-        raise DataError(
-            f"{prepared.folder} holds pairs, or no text of train, but an encoder reads single sentences; tables keep "
-            f"the text with --recipe probe, cards with 'train_text: true': {prepared.command} --force"
-        )
-    return prepared
-
-
-def _scores(prepared: PreparedData, predictions: Mapping[str, Sequence[int]]) -> "TaskScores":
-    train = prepared.manifest["splits"]["train"]
-    truth = np.asarray(prepared.split("test").labels).tolist()
-    majority = max(train["labels"], key=train["labels"].__getitem__)
-    figures = {
-        "majority": accuracy([prepared.labels.index(majority)] * len(truth), truth),
-        "run": accuracy(predictions["encoder"], truth),
-        "run_bag": accuracy(predictions["embeddings"], truth),
-    }
-    return TaskScores(figures, int(train["kept"]))
 
 
 class Encoder:
@@ -168,10 +154,10 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
     choices = training.model_dump(exclude=keys_changing(training, NOTHING))
     key = {"encoder": encoder.weights.sha256, "data": hashes, "model": recipe.model.model_dump(), "training": choices}
     path = root / "probes" / prepared.folder.parent.name / f"{sha256_text([json.dumps(key)])[:16]}.json"
-    with suppress(DataError, LookupError, TypeError):  # a cache that cannot be read is written again
+    with suppress(DataError):  # a cache that cannot be read is written again
         cached = read_json_object(path, DataError, "")
-        if cached["of"] == key:
-            return {name: list(cached["answers"][name]) for name in VECTORS}
+        if cached.get("of") == key:
+            return dict(cached["answers"])
     device = pick_device(training.device)
     vectors, labels = {}, {}
     for split in ("train", "valid", "test"):
@@ -210,9 +196,7 @@ def fit_probe(
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    best_score = (-1.0, -math.inf)
-    best_weights = model.state_dict()
-    stale = 0
+    best_score, best_weights, stale = (-1.0, -math.inf), model.state_dict(), 0
     for _ in range(0, training.steps, training.validate_every):
         optimiser.step(objective)  # type: ignore[no-untyped-call]
         score = _validate(model, *splits["valid"])
@@ -237,7 +221,7 @@ def _validate(model: nn.Module, vectors: Tensor, labels: Tensor) -> tuple[float,
 
 @dataclass(frozen=True)
 class TaskScores:
-    figures: dict[str, Accuracy]  # accuracy of the majority label of train and of the two probes, by _COLUMNS
+    figures: dict[str, Accuracy]  # accuracy of the majority label of train and of the two probes, by _SCORES
     train: int  # number of training sentences
 
 
@@ -245,7 +229,7 @@ class TaskScores:
 class ProbingReport:
     run: str
     checkpoint: str
-    tasks: dict[str, TaskScores]  # scores of the prepared tasks
+    tasks: dict[str, TaskScores]  # by the card of the data
     pooling: str = "mean"  # how encoder states became a vector
 
     def as_json(self) -> dict[str, Any]:
@@ -254,20 +238,21 @@ class ProbingReport:
     def tables(self) -> Iterator[Table]:
         """Yield a table with a row for each task, in per cent, and their average."""
         rows = []
-        for task, scores in self.tasks.items():
-            majority, run, bag = (f"{100 * scores.figures[name].value:.1f}" for name in _COLUMNS)
-            interval = f"({100 * scores.figures['run'].lower:.1f}–{100 * scores.figures['run'].upper:.1f})"
-            rows.append([task.removeprefix("probe-"), majority, f"{run} {interval}", bag])
+        for card, scores in self.tasks.items():
+            majority, run, bag = (f"{100 * scores.figures[name].value:.1f}" for name in _SCORES)
+            run += f" ({100 * scores.figures['run'].lower:.1f}–{100 * scores.figures['run'].upper:.1f})"
+            rows.append([card.removeprefix("probing-"), majority, run, bag])
         rows.append(["average", *(f"{percent:.2f}" for percent in self._averages().values())])
-        yield Table(f"probing: accuracy of {self.run} in %", ["", *_COLUMNS.values()], rows)
+        yield Table(
+            f"probing: accuracy of {self.run}, {self.checkpoint}, in %, with 95 % intervals", ["", *_SCORES], rows
+        )
 
     def _averages(self) -> dict[str, float]:
         """Return the mean accuracies in % over the tasks."""
-        return {name: 100 * fmean(scores.figures[name].value for scores in self.tasks.values()) for name in _COLUMNS}
+        return {name: 100 * fmean(scores.figures[name].value for scores in self.tasks.values()) for name in _SCORES}
 
     @property
     def notes(self) -> Iterator[str]:
-        yield f"run: {self.run} ({self.checkpoint}); 95 % intervals"
         sizes = {scores.train for scores in self.tasks.values()}
         yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"

@@ -182,8 +182,8 @@ def share(right: int, total: int = 100) -> Any:
 
 def test_the_table_shows_each_task_and_their_average() -> None:
     tasks = {
-        "probe-subj-number": TaskScores({"majority": share(40), "run": share(60), "run_bag": share(50)}, 9),
-        "mine": TaskScores({"majority": share(20), "run": share(80), "run_bag": share(60)}, 9),
+        "probing-subj-number": TaskScores({"majority": share(40), "run": share(60), "bag": share(50)}, 9),
+        "mine": TaskScores({"majority": share(20), "run": share(80), "bag": share(60)}, 9),
     }
     [table] = ProbingReport("r", "best", tasks).tables()
     assert [[*row] for row in table.rows] == [
@@ -198,15 +198,15 @@ def test_one_command_probes_the_prepared_tasks_and_fits_no_probe_twice(copied_ru
     for setting in BRIEF:
         command += ["--set", setting]
     first = json.loads(call(*command).stdout)
-    assert [*first["tasks"]] == ["probe-subj-number"]
+    assert [*first["tasks"]] == ["probing-subj-number"]
     cached = {path: path.stat().st_mtime_ns for path in copied_data.rglob("probes/*/*")}
     assert len(cached) == 1
     assert json.loads((copied_run.results_folder / "probing.json").read_text()) == first
     assert json.loads(call(*command, "--set", "data.card=probing-subj-number").stdout) == first
     assert {path: path.stat().st_mtime_ns for path in cached} == cached
     report = probe(copied_run.folder, data=copied_data, settings=BRIEF)
-    scores = report.tasks["probe-subj-number"]
-    assert scores_of(json.loads(json.dumps(report.as_json()))) == {"probe-subj-number": scores.figures["run"].value}
+    scores = report.tasks["probing-subj-number"]
+    assert scores_of(json.loads(json.dumps(report.as_json()))) == {"probing-subj-number": scores.figures["run"].value}
     train_size = PreparedData.find(recipe().data, copied_data).manifest["splits"]["train"]
     assert scores.train == train_size["kept"]
     test = PreparedData.find(recipe().data, copied_data).split("test").labels

@@ -41,13 +41,10 @@ def test_train_compares_models_on_the_same_batches(miniature_data: Path, tiny_re
     assert rows["phm-n4"]["parameters"] < rows["dense"]["parameters"]
     assert 0.5 < result["real_share"] <= 1
     assert result["batches"] == 1
-    task = trains(tiny_recipe).open(
-        tiny_recipe, miniature_data
-    )  # a token of either side counts, as in train and compare
-    tokens = task.cost(task.plan(0)[0]).tokens
-    assert rows["dense"]["tokens_per_second"] * rows["dense"]["step_seconds"]["median"] == pytest.approx(
-        tokens, rel=1e-3
-    )
+    task = trains(tiny_recipe).open(tiny_recipe, miniature_data)
+    tokens = task.cost(task.plan(0)[0]).tokens  # of both sides, as in train and compare
+    seconds = rows["dense"]["step_seconds"]["median"]
+    assert rows["dense"]["tokens_per_second"] * seconds == pytest.approx(tokens, rel=1e-3)
 
 
 def test_train_measures_a_composed_model_against_its_base(miniature_data: Path) -> None:
