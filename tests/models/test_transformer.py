@@ -114,12 +114,6 @@ def test_the_cache_grows_with_the_outputs(capacity: int, monkeypatch: pytest.Mon
             state.reorder(torch.zeros(2, 1, dtype=torch.long))
 
 
-def test_phm_plus_rounds_the_vocabulary_up() -> None:
-    model = build(vocabulary=21, algebra="phm", n=4, embeddings="phm", generator="phm", share_embeddings=False)
-    source = sentences(1, 3)
-    assert model.logits(model(source, source)).shape == (1, 3, 24)
-
-
 def test_the_initial_loss_is_near_the_uniform_distributions() -> None:
     """With N(0, 1) embeddings, a tied generator would start hundreds of nats above it."""
     model = build(vocabulary=400, width=64, algebra="phm", n=4)

@@ -31,13 +31,10 @@ def opened(recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
     return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("encoder", 300), ("lstm-pair", 300)])
-def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str, steps: int) -> None:
+def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path) -> None:
     rate = ["training.learning_rate=3e-3", "training.warmup=20", "training.validate_every=50", "model.dropout=0.0"]
-    recipe = small(kind, f"training.steps={steps}", *rate)
-    result = train(recipe, data=labelled_data, runs=tmp_path, quiet=True)
-    assert result.best_score is not None
-    assert result.best_score > 0.97
+    result = train(small("lstm-pair", "training.steps=300", *rate), data=labelled_data, runs=tmp_path, quiet=True)
+    assert (result.best_score or 0.0) > 0.97
 
 
 def test_the_loss_is_the_cross_entropy_of_each_example_alone(small: Small, labelled_data: Path) -> None:
