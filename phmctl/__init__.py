@@ -2,9 +2,8 @@
 
 :class:`PHMLinear`, :class:`PHMEmbedding`, :class:`PHMLSTM` and :class:`PHMConv2d` (1d, 3d) replace torch's layers.
 :func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
-:func:`tune` measures and sets the faster execution, :func:`parameter_groups` sets learning rates for the factors, and
-:func:`step` builds each H once for an optimiser step. :func:`save` and :func:`load_into` store converted models,
-:func:`from_pretrained` reads those of `transformers`.
+:func:`parameter_groups` sets learning rates for the factors, and :func:`step` builds each H once for an optimiser
+step. :func:`save` and :func:`load_into` store converted models, :func:`from_pretrained` reads those of `transformers`.
 :func:`load` returns the trained :class:`Model` of a run or an export. :func:`prepare`, :func:`train`, :func:`distil`,
 :func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the same names. All names are
 imported on first use, so that ``import phmctl`` does not load torch.
@@ -40,7 +39,6 @@ __all__ = [
     "step",
     "to_dense",
     "train",
-    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -53,11 +51,11 @@ if TYPE_CHECKING:
     from phmctl.nn.linear import PHMLinear
     from phmctl.nn.lstm import PHMLSTM
     from phmctl.nn.parametrization import Kronecker
-    from phmctl.nn.saving import from_pretrained, load_into, save
+    from phmctl.nn.rates import parameter_groups
     from phmctl.nn.step import step
-    from phmctl.nn.tuning import parameter_groups, tune
     from phmctl.results.compare import compare
     from phmctl.results.counting import count_parameters
+    from phmctl.saving import from_pretrained, load_into, save
     from phmctl.verbs import evaluate, load, prepare, train
 
 _MODULES = {
@@ -76,16 +74,15 @@ _MODULES = {
     "count_parameters": "results.counting",
     "distil": "distillation",
     "evaluate": "verbs",
-    "from_pretrained": "nn.saving",
+    "from_pretrained": "saving",
     "load": "verbs",
-    "load_into": "nn.saving",
-    "parameter_groups": "nn.tuning",
+    "load_into": "saving",
+    "parameter_groups": "nn.rates",
     "prepare": "verbs",
-    "save": "nn.saving",
+    "save": "saving",
     "step": "nn.step",
     "to_dense": "nn.convert",
     "train": "verbs",
-    "tune": "nn.tuning",
 }
 
 

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
-from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual
-from phmctl.nn.saving import load_model
+from phmctl.nn.layers import FeedForward, LinearBuilder, MultiHeadAttention, Residual
 from phmctl.recipe.models import (
     EncoderClassifierSection,
     LinearSection,
@@ -27,6 +25,7 @@ from phmctl.recipe.models import (
     TransformerSection,
 )
 from phmctl.runs import Run
+from phmctl.saving import load_model
 from phmctl.storage import read_checkpoint
 
 ClassifierSection = EncoderClassifierSection | PairClassifierSection
@@ -56,7 +55,6 @@ def builder_for(section: LinearSection, device: Device = None) -> LinearBuilder:
         rules=section.rules,
         bias=section.bias,
         execution=section.execution,
-        parametrization=section.parametrization,
         rank=section.rank,
         device=device,
     )

@@ -31,7 +31,7 @@ from phmctl.decoding.search import Hypothesis, plan
 from phmctl.devices import pick_device, processor_name, set_threads
 from phmctl.errors import UserError, check_known
 from phmctl.nn.convert import to_dense
-from phmctl.nn.linear import FACTORS, RULE, PHMLinear
+from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import expect
 from phmctl.recipe.models import StackSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
@@ -179,8 +179,7 @@ def bench_layer(
         raise UserError(f"--tokens {','.join(map(str, tokens))}: each number of tokens must be at least 1")
     executions = executions or (("dense",) if rank is None else ("dense", "rank"))
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
-    parametrization = RULE if rank is None else FACTORS
-    options: dict[str, Any] = {"algebra": algebra, "parametrization": parametrization, "rank": rank}
+    options: dict[str, Any] = {"algebra": algebra, "rank": rank}
     rows = []
     for n in orders:
         dense = nn.Linear(d, k, **factory)

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 
 from phmctl.errors import DimensionError
 
-LOW_RANK = "low-rank"
-MONARCH = "monarch"
-TWO_FACTORS = (LOW_RANK, MONARCH)  # two thin maps in sequence, for comparison; not algebras
-WITH_N = ("phm", MONARCH)  # choices that need n; for monarch n is the number of blocks
-WITH_FACTORS = ("complex", "quaternion")  # fixed algebras whose exact factors are known
+LEARNED = "phm"  # the algebra whose rule is a parameter; it takes any n
+LOW_RANK = "low-rank"  # two thin maps in sequence, for comparison; not an algebra
 FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 

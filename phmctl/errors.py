@@ -34,10 +34,6 @@ class DimensionError(UserError, ValueError):
     """n does not divide a layer's dimension."""
 
 
-class RankError(UserError, ValueError):
-    """A multiplication rule is invalid, or its factors need a higher rank."""
-
-
 class DataError(UserError):
     """Data is missing, malformed or not prepared."""
 

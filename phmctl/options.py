@@ -40,9 +40,7 @@ N = Annotated[
 Algebra = Annotated[
     str | None,
     AXIS,
-    typer.Option(
-        help="real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank, monarch."
-    ),
+    typer.Option(help="real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank."),
 ]
 _DEVICE = typer.Option(help="auto, cpu, cuda or cuda:N.")
 Device = Annotated[str | None, _DEVICE]  # None: the recipe's

@@ -217,14 +217,12 @@ def numbers(tensors: dict[str, Tensor], name: str, columns: dict[str, int]) -> T
 
 
 def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
-    """Return H (k, d) = sum over i of kron(A[i], S[i]); L P R; or the product of a table and a map."""
+    """Return H (k, d) = sum over i of kron(A[i], S[i]); L R; or the product of a table and a map."""
     if f"{name}.S" in tensors:
         H = torch.einsum("iab,ist->asbt", tensors[f"{name}.A"], tensors[f"{name}.S"])  # (n, k / n, n, d / n)
         return H.flatten(2).flatten(0, 1)
     if f"{name}.R" in tensors:
-        blocks = len(tensors[f"{name}.R"])
-        R, L = (torch.block_diag(*tensors[f"{name}.{key}"]) for key in "RL")  # type: ignore[no-untyped-call]
-        return L @ R.view(blocks, -1, R.shape[1]).transpose(0, 1).flatten(0, 1)  # row j of block i: row j * blocks + i
+        return tensors[f"{name}.L"] @ tensors[f"{name}.R"]
     if f"{name}.weight" in tensors:
         return tensors[f"{name}.weight"]
     return matrix(tensors, f"{name}.table") @ matrix(tensors, f"{name}.map").T

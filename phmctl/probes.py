@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.algebra.initialisation import SeededDraws
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data import EOS, PAD
@@ -184,8 +183,8 @@ def fit_probe(
     """
     training = recipe.training
     vectors, labels = splits["train"]
-    with SeededDraws(training.seed):
-        model = build_probe(recipe.model, vectors.shape[1], classes, device)
+    torch.manual_seed(training.seed)
+    model = build_probe(recipe.model, vectors.shape[1], classes, device)
     parameters = list(model.parameters())
     optimiser = torch.optim.LBFGS(parameters, max_iter=training.validate_every, line_search_fn="strong_wolfe")
 

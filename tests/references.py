@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phmctl.algebra.bilinear import decompose, normalised, search
 from phmctl.recipe.models import TransformerSection
 from phmctl.results.compare import Comparison, compare
 from phmctl.results.ledger import Ledger, ledger_for
@@ -60,26 +59,6 @@ def multiply(rule: Tensor, p: Tensor, q: Tensor) -> Tensor:
         (..., n) components of the product.
     """
     return torch.einsum("iab,...i,...b->...a", rule, p, q)
-
-
-@torch.no_grad()
-def bilinear_rank(rule: Tensor) -> int:
-    """Return the smallest rank at which a decomposition is found, by bisection.
-
-    The rank of each unfolding of the rule bounds it from below. From above it is a search, not a proof: a smaller rank
-    may exist that no start reaches.
-    """
-    target, _ = normalised(rule)
-    n = len(rule)
-    lower = max(int(torch.linalg.matrix_rank(target.movedim(axis, 0).reshape(n, n * n))) for axis in range(3))
-    upper = len(decompose(rule).V)
-    while lower < upper:
-        middle = (lower + upper) // 2
-        if search(target, middle) is None:
-            lower = middle + 1
-        else:
-            upper = middle
-    return upper
 
 
 def ledger_for_settings(settings: TransformerSection, source_vocabulary: int, target_vocabulary: int) -> Ledger:

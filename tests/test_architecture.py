@@ -19,7 +19,7 @@ LAYERS = (  # from the lowest: a module imports from its own layer and from thos
     {"algebra", "metrics"},
     {"nn", "data"},
     {"runs", "exports"},
-    {"models"},
+    {"models", "saving"},
     {"assembly"},
     {"decoding"},
     {"tasks"},

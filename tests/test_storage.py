@@ -17,7 +17,7 @@ from torch import nn
 
 from phmctl.data.prepared import write_manifest
 from phmctl.errors import DataError, OutputError, RunError, UserError, WriteFailedError
-from phmctl.nn.saving import load_model, model_tensors
+from phmctl.saving import load_model, model_tensors
 from phmctl.storage import (
     MANIFEST,
     discard,

@@ -9,22 +9,15 @@ hold only on average: at n = 2, with 8 numbers, the gain of a single layer would
 
 import math
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from phmctl.algebra.bilinear import QUICK, Factors, decompose, generic_rank, recompose
+from phmctl.algebra.rank_product import Factors, recompose
 from phmctl.errors import check_known
 
 _EPSILON = 1e-12  # avoids division by zero
-_DRAWING = {  # torch's functions that take a generator
-    *("uniform_", "normal_", "kaiming_uniform_", "bernoulli_", "random_", "exponential_"),
-    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"),
-}
 
 # scheme -> (variance of H from the dense fans, distribution)
 _SCHEMES: dict[str, tuple[Callable[[int, int], float], str]] = {
@@ -34,28 +27,6 @@ _SCHEMES: dict[str, tuple[Callable[[int, int], float], str]] = {
     "standard_normal": (lambda fan_in, fan_out: 1.0, "normal"),  # nn.Embedding
 }
 SCHEMES = tuple(_SCHEMES)
-
-
-class SeededDraws(TorchFunctionMode):
-    """A context in which this thread draws the numbers that it would draw after ``torch.manual_seed(seed)``.
-
-    They come from generators of the context, so that no other thread can draw between them.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = cache(lambda device: torch.Generator(device).manual_seed(seed))
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        arguments = dict(kwargs or {})
-        if getattr(func, "__name__", "") in _DRAWING and arguments.get("generator") is None:
-            devices = [value.device for value in (*args, *arguments.values()) if isinstance(value, Tensor)]
-            devices.append(torch.device(arguments.get("device") or torch.get_default_device()))
-            if devices[0].type != "meta":
-                arguments["generator"] = self._generator(devices[0])
-        return func(*args, **arguments)
 
 
 def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:
@@ -84,27 +55,13 @@ def initialise_rule_(A: Tensor) -> None:
 def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
     """Draw the factors W (n, R), U (n, R) and V (R, n) of a learned rule in place.
 
-    At the natural rank and n ≤ 8, the rule has fibres ``A[:, a, b]`` of unit length, as with :func:`initialise_rule_`.
-    A single random rule is decomposed for each n, and then randomised by transformations that preserve fibre lengths
-    and rank: a rotation along i, and permutations and sign flips along a and b.
-
-    At other ranks U and V are random tight frames (orthogonal rows of equal length), so that mixing does not distort
-    any direction: at R = n, H has the singular values of its blocks. The fibres have unit length on average.
+    They are random tight frames (orthogonal rows or columns of equal length), so that mixing does not distort any
+    direction: at R = n, H has the singular values of its blocks. The fibres have unit length on average.
     """
-    n, rank = W.shape
-    if rank == natural_rank(n) and n <= QUICK:
-        W0, U0, V0 = (torch.tensor(entries, dtype=torch.float64) for entries in _canonical_factors(n))
-        rotation, _ = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))  # (n, n)
-        signs = torch.randint(0, 2, (2, n), dtype=torch.float64) * 2 - 1
-        U0 = U0[torch.randperm(n)] * signs[0, :, None]
-        drawn = Factors(rotation @ W0, U0, V0[:, torch.randperm(n)] * signs[1])
-    else:
-        frames = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
-        gain = recompose(frames).square().sum(dim=0).mean() ** (1 / 6)
-        drawn = Factors(*(frame / gain for frame in frames))
-    W.copy_(drawn.W)
-    U.copy_(drawn.U)
-    V.copy_(drawn.V)
+    frames = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
+    gain = recompose(frames).square().sum(dim=0).mean() ** (1 / 6)
+    for factor, frame in zip((W, U, V), frames, strict=True):
+        factor.copy_(frame / gain)
 
 
 def frame_scale(n: int, rank: int) -> float:
@@ -112,22 +69,6 @@ def frame_scale(n: int, rank: int) -> float:
     entry = 1 / math.sqrt(max(n, rank))  # of a matrix with orthogonal rows or columns of length 1
     fibre = min(n, rank) ** 3 / (n * rank) ** 2  # mean square length of the fibres before the division by the gain
     return entry / math.pow(fibre, 1 / 6)
-
-
-def natural_rank(n: int) -> int:
-    """Return the default rank of factors: the rank of a random rule."""
-    return len(_canonical_factors(n)[2]) if n <= QUICK else generic_rank(n)
-
-
-@cache
-def _canonical_factors(n: int) -> list[list[list[float]]]:
-    """Return W, U and V of a random rule with unit fibres, the same in every process.
-
-    They are lists because a cached tensor would keep the device or the mode that was active at the first call.
-    """
-    with torch.device("cpu"):
-        rule = torch.randn(n, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-        return [factor.tolist() for factor in decompose(F.normalize(rule, dim=0))]
 
 
 @torch.no_grad()

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.dimension import FIXED_DIMENSION, check_channels, check_divides
+from phmctl.dimension import FIXED_DIMENSION, LEARNED, check_channels, check_divides
 from phmctl.errors import DimensionError, UserError, check_known
 
-LEARNED = "phm"
 ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 
 

@@ -1,5 +1,6 @@
 """Queries of torch's current state (autocast, compilers, tracing, function transforms), and functions to compile."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from phmctl.console import warn
 from phmctl.errors import lack_of_memory
 
 T = TypeVar("T")
@@ -53,6 +53,7 @@ def fused(function: Callable[..., T], device: torch.device, *arguments: Any) -> 
     except RuntimeError as error:  # the compilers' errors have no narrower common type
         if compiled is function or lack_of_memory(error) is not None:
             raise
-        warn(f"torch.compile failed ({str(error).strip().splitlines()[0]}); training continues without it")
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(f"torch.compile failed ({reason}); training continues without it", RuntimeWarning, stacklevel=2)
         _compiled[function] = function
         return function(*arguments)

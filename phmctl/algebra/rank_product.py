@@ -13,7 +13,7 @@ into R contiguous matrices, one batched product multiplies them, and another pas
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,21 @@ from phmctl.errors import UserError
 # and backward, d and k from 512 to 4,096).
 TILE = 1 << 10
 AT_ONCE = {"cuda"}  # devices that take all tokens at once, not in tiles
+
+
+class Factors(NamedTuple):
+    """A rule as a sum of R outer products of three vectors."""
+
+    W: Tensor  # (n, R)
+    U: Tensor  # (n, R)
+    V: Tensor  # (R, n)
+
+
+def recompose(factors: Factors) -> Tensor:
+    """Return the rule ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``, (n, n, n)."""
+    W, U, V = factors
+    products = U.mT.unsqueeze(-1) * V.unsqueeze(-2)  # (..., R, a, b); faster than einsum
+    return (W @ products.flatten(-2)).view(*W.shape[:-1], *products.shape[-2:])
 
 
 def block_sums(W: Tensor, S: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from phmctl.decoding.beam import BeamEngine, TorchEngine
 from phmctl.decoding.onnx_engine import OnnxEngine
 from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
 from phmctl.nn.convert import to_dense
-from phmctl.nn.saving import load_model
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import Run
+from phmctl.saving import load_model
 
 
 @torch_defaults()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.export.dense import FUSED, DenseForm
 from phmctl.nn.embedding import NarrowEmbedding
-from phmctl.nn.linear import KroneckerWeight, TwoFactorLinear
+from phmctl.nn.linear import KroneckerWeight, LowRankLinear
 from phmctl.nn.lstm import GATES, PHMLSTM, TORCH_GATES
 
 Rows = tuple[str, int, int]  # a matrix, its first row, and the row after its last one
@@ -85,7 +85,7 @@ def _rows(modules: Modules, name: str, count: int) -> Iterator[Rows]:
 def _has_structure(module: nn.Module) -> bool:
     if isinstance(module, KroneckerWeight):
         return module.n > 1
-    return isinstance(module, (TwoFactorLinear, NarrowEmbedding))
+    return isinstance(module, (LowRankLinear, NarrowEmbedding))
 
 
 def _factors(modules: Modules, path: str) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def _factors(modules: Modules, path: str) -> dict[str, Tensor]:
     if isinstance(module, NarrowEmbedding):
         return _factors(modules, f"{path}.table") | _factors(modules, f"{path}.map")
     names = ["weight"]
-    if isinstance(module, TwoFactorLinear):
+    if isinstance(module, LowRankLinear):
         names = ["R", "L"]
     elif module.n > 1:
         names = ["A", "S"]

@@ -114,11 +114,13 @@ class _Nodes:
     def _height(self, path: str) -> int:
         """Return the number of rows of a matrix."""
         tensors = self._compact.tensors
-        for name in (f"{path}.S", f"{path}.L"):
+        if f"{path}.S" in tensors:
+            n, height, _ = tensors[f"{path}.S"].shape
+            return n * height
+        for name in (f"{path}.L", f"{path}.weight"):
             if name in tensors:
-                blocks, height, _ = tensors[name].shape
-                return blocks * height
-        return len(tensors[f"{path}.weight"]) if f"{path}.weight" in tensors else self._height(f"{path}.table")
+                return len(tensors[name])
+        return self._height(f"{path}.table")
 
     def _matrix(self, path: str) -> str:
         """Add the nodes of a matrix; see :func:`phmctl.plain.matrix`."""
@@ -133,23 +135,12 @@ class _Nodes:
             product = self._reshaped(self._node("MatMul", [rule, components]), (n, n, height, width))  # (a, b, s, t)
             return self._reshaped(self._transposed(product, (0, 2, 1, 3)), (n * height, n * width), f"{path}/H")
         if f"{path}.R" in tensors:
-            right = self._block_diagonal(f"{path}.R", interleaved=True)
-            left = self._block_diagonal(f"{path}.L", interleaved=False)
-            return self._node("MatMul", [left, right], output=f"{path}/H")
+            factors = [self._numbers(f"{path}.{factor}") for factor in "LR"]
+            return self._node("MatMul", factors, output=f"{path}/H")
         if f"{path}.weight" in tensors:
             return self._node("Identity", [self._numbers(f"{path}.weight")], output=f"{path}/H")
         table, map_ = self._matrix(f"{path}.table"), self._matrix(f"{path}.map")
         return self._node("MatMul", [table, self._transposed(map_, (1, 0))], output=f"{path}/H")
-
-    def _block_diagonal(self, name: str, *, interleaved: bool) -> str:
-        """Return the matrix with N blocks (N, p, q) on its diagonal; interleaved, row j of block i is row jN + i."""
-        blocks, height, width = self._compact.tensors[name].shape
-        values = self._reshaped(self._numbers(name), (blocks, height, 1, width))
-        identity = self._constant(np.eye(blocks, dtype=np.float32).reshape(blocks, 1, blocks, 1))
-        spread = self._node("Mul", [values, identity])  # (N, p, N, q)
-        if interleaved:
-            spread = self._transposed(spread, (1, 0, 2, 3))
-        return self._reshaped(spread, (blocks * height, blocks * width))
 
     def _numbers(self, name: str) -> str:
         """Return the name of a stored tensor in float32."""

@@ -7,9 +7,8 @@ from torch.nn import functional as F
 from phmctl.data import PAD
 from phmctl.errors import DimensionError
 from phmctl.models.transformer import Stack, embed
-from phmctl.nn.build import LinearBuilder
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.layers import POOLINGS, max_pool, mean_pool
+from phmctl.nn.layers import POOLINGS, LinearBuilder, max_pool, mean_pool
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM, Cell, Gates
 

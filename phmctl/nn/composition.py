@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.algebra.initialisation import dense_variance
-from phmctl.algebra.kronecker import LEARNED
+from phmctl.dimension import LEARNED
 from phmctl.errors import DimensionError
-from phmctl.nn.build import LinearBuilder
+from phmctl.nn.layers import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 
 Parts = Tensor | Sequence[Tensor]

@@ -18,10 +18,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.kronecker import LEARNED, check_algebra
+from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.console import Table
-from phmctl.dimension import FIXED_DIMENSION
+from phmctl.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.errors import PhmctlError, UserError
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
@@ -68,8 +67,13 @@ class Conversion:
         for reason in _COUNTED:
             kinds = _counted(row.kind for row in self.others if row.skipped == reason)
             below += [f"unchanged, {reason}: {kinds}"] if kinds else []
-        columns = ("module", "kind", "shape", "before", "after", "error")
-        return Table("", columns, cells, text=(1, 2, 5), below=below).drawn().rstrip()
+        cells.insert(0, ("module", "kind", "shape", "before", "after", "error"))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = []
+        for name, kind, shape, before, after, error in cells:
+            texts = [text.ljust(width) for text, width in zip((name, kind, shape), widths[:3], strict=True)]
+            lines.append("  ".join([*texts, before.rjust(widths[3]), after.rjust(widths[4]), error]))
+        return "\n".join([*lines, "", *below])
 
 
 def _counted(kinds: Iterable[str]) -> str:

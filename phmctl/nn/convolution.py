@@ -1,13 +1,11 @@
 """PHM convolutions: the kernels of all positions share one rule (Grassucci et al. 2022, "PHNNs", §3.2)."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import LEARNED
-from phmctl.dimension import check_channels, check_divides
+from phmctl.dimension import LEARNED, check_channels, check_divides
 from phmctl.errors import UserError
 from phmctl.nn.linear import KroneckerWeight
 
@@ -15,20 +13,7 @@ Size = int | tuple[int, ...]
 Dense = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class FixedMemoryFormat(nn.Module):
-    """A module whose parameters keep their memory format: S has other axes than H.
-
-    ``to(memory_format=torch.channels_last)`` would convert every tensor of four axes and refuse a tensor of five.
-    """
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def convert(tensor: Tensor) -> Tensor:
-            return fn(tensor.flatten(1)).view(tensor.shape) if tensor.dim() > 3 else fn(tensor)
-
-        return super()._apply(convert, recurse)  # type: ignore[no-untyped-call, no-any-return]
-
-
-class PHMConv(FixedMemoryFormat, KroneckerWeight):
+class PHMConv(KroneckerWeight):
     """The base of the convolutions; :class:`PHMConv2d` explains them."""
 
     dense_type: ClassVar[type[Dense]]

@@ -4,11 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.kronecker import LEARNED
 from phmctl.algebra.modes import without_autocast
-from phmctl.dimension import check_divides
+from phmctl.dimension import LEARNED, check_divides
 from phmctl.errors import DimensionError
-from phmctl.nn.linear import KroneckerWeight, PHMLinear, TwoFactorLinear
+from phmctl.nn.linear import KroneckerWeight, LowRankLinear, PHMLinear
 from phmctl.nn.structures import leaf_of
 
 
@@ -106,7 +105,7 @@ class NarrowEmbedding(nn.Module):
         weight: the product of table and map, (V, d), computed at every use.
     """
 
-    def __init__(self, table: PHMEmbedding, map: PHMLinear | TwoFactorLinear) -> None:
+    def __init__(self, table: PHMEmbedding, map: PHMLinear | LowRankLinear) -> None:
         super().__init__()
         self.table, self.map = table, map
         self.num_embeddings, self.embedding_dim = table.num_embeddings, map.out_features

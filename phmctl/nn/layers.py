@@ -1,16 +1,98 @@
-"""Parts of Transformers and classifiers: attention, feed-forward, residuals, positions, pooling."""
+"""Parts of Transformers and classifiers: linear maps, attention, feed-forward, residuals, positions, pooling."""
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.nn.build import LinearBuilder
+from phmctl.dimension import LEARNED, LOW_RANK
+from phmctl.nn.embedding import PHMEmbedding
+from phmctl.nn.linear import LowRankLinear, PHMLinear
 
 Projections = Literal["fused", "separate", "packed"]
+RuleSharing = Literal["separate", "sublayer", "model"]
+
+
+@dataclass(eq=False)
+class LinearBuilder:
+    """Builds the linear maps of one model.
+
+    Args:
+        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``; or ``low-rank``, for
+            comparison.
+        n: the PHM hyperparameter, implied by a fixed algebra.
+        rules: scope of a learned rule: each map has its own (``separate``), the maps of a sublayer share one, or all
+            maps of the model.
+        bias: whether the maps have biases.
+        execution: ``dense`` or ``rank``; None is the default of each map.
+        rank: R of a learned rule that is held as factors, or the rank of ``low-rank`` maps.
+        device: device of the parameters; ``meta`` allocates nothing.
+    """
+
+    algebra: str
+    n: int
+    _: KW_ONLY
+    rules: RuleSharing = "separate"
+    bias: bool = True
+    execution: str | None = None
+    rank: int | None = None
+    device: torch.device | str | None = None
+    _first: PHMLinear | None = field(default=None, init=False)  # the map whose rule the later maps share
+
+    def sublayer(self) -> "LinearBuilder":
+        """Return the builder for the maps of one sublayer: a copy if each sublayer has its own rule, else itself."""
+        return replace(self) if self.rules == "sublayer" else self
+
+    def map(
+        self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None
+    ) -> PHMLinear | LowRankLinear:
+        """Build one map of a Transformer, which may have low rank; see :meth:`linear`."""
+        if self.algebra != LOW_RANK:
+            return self.linear(in_features, out_features, splits=splits, bias=bias)
+        return LowRankLinear(
+            in_features,
+            out_features,
+            rank=cast("int", self.rank),
+            bias=self.bias if bias is None else bias,
+            splits=splits,
+            device=self.device,
+        )
+
+    def linear(self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None) -> PHMLinear:
+        """Build one map that stacks `splits` maps (fused QKV: 3), which decide the fan-out of the initialisation."""
+        learned = self.algebra == LEARNED and self.n != 1
+        layer = PHMLinear(
+            in_features,
+            out_features,
+            n=self.n,
+            bias=self.bias if bias is None else bias,
+            algebra=self.algebra,
+            initialization="xavier_uniform",
+            splits=splits,
+            execution=self.execution,
+            rank=self.rank if learned else None,
+            device=self.device,
+        )
+        if learned and self.rules != "separate":
+            if self._first is None:
+                self._first = layer
+            else:
+                layer.share_rule(self._first)
+        return layer
+
+    def embedding(
+        self, vocabulary: int, width: int, *, hypercomplex: bool, initialization: str = "embedding"
+    ) -> PHMEmbedding:
+        """Build an embedding table (vocabulary, width), dense or with this builder's algebra (PHM+).
+
+        The default initialization, N(0, 1/d), gives a Transformer states of unit variance after the factor √d.
+        """
+        algebra, n = (self.algebra, self.n) if hypercomplex else ("real", 1)
+        return PHMEmbedding(vocabulary, width, n=n, algebra=algebra, initialization=initialization, device=self.device)
 
 
 class MultiHeadAttention(nn.Module):

@@ -1,9 +1,10 @@
-"""Linear maps with few parameters: PHM layers (Zhang et al. 2021, §3.2), and maps of two thin factors for comparison.
+"""Linear maps with few parameters: PHM layers (Zhang et al. 2021, §3.2), and low-rank maps for comparison.
 
 A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of its parameters.
 """
 
 import math
+import warnings
 from typing import Any, Self
 
 import torch
@@ -11,26 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.bilinear import Factors, decompose
-from phmctl.algebra.initialisation import dense_variance, natural_rank
-from phmctl.algebra.kronecker import LEARNED, check_dtype, nearest_sum
+from phmctl.algebra.initialisation import dense_variance
+from phmctl.algebra.kronecker import check_dtype, nearest_sum
 from phmctl.algebra.modes import compute_dtype
-from phmctl.console import note
-from phmctl.dimension import check_divides
-from phmctl.errors import RankError, UserError, check_known
-from phmctl.nn.computed import computed
-from phmctl.nn.structures import (
-    NEEDS_FACTORS,
-    RULE_NAMES,
-    FactorSum,
-    KroneckerSum,
-    Structure,
-    ThinFactors,
-    phm_structure,
-)
+from phmctl.dimension import LEARNED, check_divides
+from phmctl.errors import UserError, check_known
+from phmctl.nn.structures import FactorSum, KroneckerSum, LowRank, Structure, computed, phm_structure
 
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
-RULE, FACTORS = PARAMETRIZATIONS = ("rule", "factors")
 
 # Device and dtype -> smallest dimension and largest R/n² at which `rank` was measured as faster (docs/performance.md).
 _RANK_PAYS = {("cpu", torch.float32): (512, 0.4)}
@@ -125,8 +114,8 @@ class StructuredWeight(nn.Module):
 class KroneckerWeight(StructuredWeight):
     """The weight ``H = Σᵢ kron(A[i], S[i])`` of a linear map or a table; with n = 1 a dense weight.
 
-    Checkpoints do not store a fixed rule. A learned rule that was saved as A loads into a layer that holds factors,
-    and the reverse. From a dense ``weight``, ``load_state_dict`` takes the nearest A and S, and prints their error.
+    Checkpoints do not store a fixed rule. From a dense ``weight``, ``load_state_dict`` takes the nearest A and S, and a
+    warning names their error.
     """
 
     S: Tensor
@@ -165,11 +154,6 @@ class KroneckerWeight(StructuredWeight):
     def A(self) -> None:
         del self.__dict__["A"]
 
-    @property
-    def factors(self) -> Factors | None:
-        """The factors of the rule: parameters, or constants (complex, quaternion). None if they are not known."""
-        return self.structure.factors(self.tensors()) if isinstance(self.structure, KroneckerSum) else None
-
     def share_rule(self, source: "KroneckerWeight") -> None:
         """Use the learned rule of `source`, which stays its owner: its A or its factors become parameters of both."""
         for name in self.structure.rule_names:
@@ -178,19 +162,18 @@ class KroneckerWeight(StructuredWeight):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
         weight = state.get(prefix + "weight")
-        if isinstance(weight, Tensor) and self.n > 1 and self.owns_rule and prefix + "S" not in state:
+        is_sum = type(self.structure) is KroneckerSum and self.owns_rule
+        if is_sum and isinstance(weight, Tensor) and prefix + "S" not in state:
             shape = (self.rows, self.columns, *self.kernel)
             if weight.shape == shape:
                 A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
                 self.from_dense = True
                 state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
-                nearest = f"the nearest sum of {self.n} Kronecker products"
-                note(f"{prefix}weight: {nearest} has a relative error of {error:.3f}")
+                nearest = f"the nearest sum of {self.n} Kronecker products has a relative error of {error:.3f}"
+                warnings.warn(f"{prefix}weight: {nearest}", stacklevel=5)
             else:
                 problems: list[str] = arguments[-1]  # torch raises them together with the missing names
                 problems.append(f"{prefix}weight is {tuple(weight.shape)} there, {shape} in the layer")
-        saved_rule = {name: state.pop(prefix + name) for name in RULE_NAMES if prefix + name in state}
-        state.update({prefix + name: tensor for name, tensor in self.structure.adapt(saved_rule).items()})
         super()._load_from_state_dict(state, prefix, *arguments)
 
 
@@ -206,7 +189,7 @@ class PHMLinear(KroneckerWeight):
         S: (n, k/n, d/n), the components. Absent with n = 1.
         weight: H, (k, d), computed at every use. With n = 1 it is a parameter.
         bias: (k,) or None.
-        W, U, V: (n, R), (n, R), (R, n), the factors of the rule; parameters instead of A with ``factors``.
+        W, U, V: (n, R), (n, R), (R, n), the factors of the rule; parameters instead of A with a rank R.
     """
 
     bias: nn.Parameter | None
@@ -222,7 +205,6 @@ class PHMLinear(KroneckerWeight):
         initialization: str = "default",
         splits: int = 1,
         execution: str | None = None,
-        parametrization: str = RULE,
         rank: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -240,37 +222,29 @@ class PHMLinear(KroneckerWeight):
                 distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
             splits: number of maps stacked in this layer (3 for fused Q, K, V): the fan-out is k/splits.
             execution: ``dense`` or ``rank``; see :attr:`execution`.
-            parametrization: hold a learned rule as A (``rule``) or as W, U and V (``factors``).
-            rank: R of the factors (default: the rank of a random rule); it implies ``factors``. A smaller rank
-                constrains the rule.
+            rank: R. A learned rule is held as the factors W, U and V of rank R instead of A.
             device: device of the parameters.
             dtype: dtype of the parameters.
 
         Raises:
             DimensionError: n does not divide k and d, or is not the algebra's dimension.
-            RankError: execution ``rank`` for a layer without factors.
-            UserError: unknown algebra, initialization, execution or parametrization; or factors of a rule that is not
-                learned.
+            UserError: unknown algebra, initialization or execution; a rank of a rule that is not learned; or execution
+                ``rank`` without a rank.
         """
         check_divides(n, in_features=in_features, out_features=out_features)
-        check_known("parametrization", parametrization, PARAMETRIZATIONS)
-        if parametrization == FACTORS and rank is None:
-            rank = natural_rank(n)
         super().__init__(out_features, in_features, n, algebra, rank, device=device, dtype=dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.initialization = initialization
         self.splits = splits
         self.execution = execution
-        if execution == RANK and self.factors is None:
-            raise RankError(NEEDS_FACTORS)
         values = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", values)
         self.reset_parameters()
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> Self:
-        """Return the layer nearest to an ``nn.Linear``; its relative error is printed on stderr.
+        """Return the layer nearest to an ``nn.Linear``; :func:`phmctl.convert` reports the error too.
 
         A trained weight is rarely close to a Kronecker sum, so that the layer must be trained further.
 
@@ -283,23 +257,22 @@ class PHMLinear(KroneckerWeight):
         weight = linear.weight
         sizes = linear.in_features, linear.out_features, linear.bias is not None
         layer = cls(*sizes, n=n, algebra=algebra, device="meta", dtype=weight.dtype)
-        return layer._filled({"weight": weight.detach()}, linear, weight)
-
-    def _filled(self, tensors: dict[str, Tensor], source: "nn.Linear | PHMLinear", like: Tensor) -> Self:
-        """Return this layer, made on the meta device, with these tensors and the bias of its source."""
-        self.to_empty(device=like.device).train(source.training).requires_grad_(like.requires_grad)
-        if source.bias is not None and self.bias is not None:
-            tensors["bias"] = source.bias
-            self.bias.requires_grad_(source.bias.requires_grad)
-        self.load_state_dict(tensors)
-        return self
+        layer.to_empty(device=weight.device).train(linear.training).requires_grad_(weight.requires_grad)
+        layer.from_dense = True
+        tensors = layer.structure.nearest(weight) or {"weight": weight.detach()}
+        if layer.bias is not None:
+            tensors["bias"] = linear.bias
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+        layer.load_state_dict(tensors)
+        return layer
 
     @property
     def execution(self) -> str:
         """How the map is applied: ``dense`` builds H and multiplies by it, ``rank`` multiplies by R blocks.
 
-        Set it at any time; :func:`phmctl.tune` measures and sets the faster one. None returns to the default: ``rank``
-        if the layer holds factors and `rank` is known to be faster for its shape, device and dtype.
+        Set it at any time; ``phmctl bench layer`` measures both. None returns to the default: ``rank`` if the layer
+        holds factors and `rank` is known to be faster for its shape, device and dtype. Raises UserError for ``rank``
+        without factors.
         """
         if self._execution is not None:
             return self._execution
@@ -315,6 +288,8 @@ class PHMLinear(KroneckerWeight):
     def execution(self, execution: str | None) -> None:
         if execution is not None:
             check_known("execution", execution, EXECUTIONS)
+        if execution == RANK and not isinstance(self.structure, FactorSum):
+            raise UserError("execution 'rank' needs the factors of a learned rule: pass rank=R")
         self._execution = execution
 
     @torch.no_grad()
@@ -327,40 +302,10 @@ class PHMLinear(KroneckerWeight):
             self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the map to the last axis. (..., d) -> (..., k).
-
-        Raises:
-            RankError: `execution` is ``rank`` and the factors of the rule are not known.
-        """
+        """Apply the map to the last axis. (..., d) -> (..., k)."""
         if self.execution == RANK:
             return self.structure.apply(x, self.tensors(), self.bias)
         return F.linear(x, self.weight, self.bias)
-
-    @torch.no_grad()
-    def to_factors(self) -> "PHMLinear":
-        """Return a layer that computes the same function, to rounding, and holds its rule as factors (for ``rank``).
-
-        The rule is decomposed (:func:`~phmctl.algebra.bilinear.decompose`) at the generic rank, or the next rank that
-        succeeds. The new layer learns its rule even if this layer's rule is fixed.
-
-        Raises:
-            RankError: n = 1.
-        """
-        if self.n == 1:
-            raise RankError("n = 1: the layer is dense, without a rule to decompose")
-        factors = self.factors or decompose(self.A)
-        layer = PHMLinear(
-            self.in_features,
-            self.out_features,
-            self.bias is not None,
-            n=self.n,
-            rank=len(factors.V),
-            initialization=self.initialization,
-            splits=self.splits,
-            device="meta",
-            dtype=self.S.dtype,
-        )
-        return layer._filled({**factors._asdict(), "S": self.S}, self, self.S)
 
     def extra_repr(self) -> str:
         """Return the arguments, for ``repr``."""
@@ -370,20 +315,19 @@ class PHMLinear(KroneckerWeight):
         )
 
 
-class TwoFactorLinear(StructuredWeight):
-    """``y = L P R x + b`` (:class:`~phmctl.nn.structures.ThinFactors`): m (d + k) / N parameters, and k with bias.
+class LowRankLinear(StructuredWeight):
+    """``y = L R x + b`` (:class:`~phmctl.nn.structures.LowRank`): m (d + k) parameters, and k with bias.
 
     Args:
         in_features: d.
         out_features: k.
-        blocks: N, which divides d, k and m. One block is a low-rank map.
-        inner: m, the width between the factors.
+        rank: m, the width between the factors.
         bias: add a learned b, which begins at zero.
         splits: number of maps stacked in this layer (3 for fused Q, K, V): the fan-out is k/splits.
         device: device of the parameters.
 
     Raises:
-        DimensionError: N does not divide a dimension.
+        DimensionError: a dimension is below 1.
     """
 
     R: Tensor
@@ -395,14 +339,13 @@ class TwoFactorLinear(StructuredWeight):
         in_features: int,
         out_features: int,
         *,
-        blocks: int,
-        inner: int,
+        rank: int,
         bias: bool = True,
         splits: int = 1,
         device: torch.device | str | None = None,
     ) -> None:
-        check_divides(blocks, in_features=in_features, out_features=out_features, inner=inner)
-        super().__init__(ThinFactors(blocks, inner), out_features, in_features, device=device)
+        check_divides(1, in_features=in_features, out_features=out_features, rank=rank)
+        super().__init__(LowRank(rank), out_features, in_features, device=device)
         self.in_features, self.out_features = in_features, out_features
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
         self.draw("xavier_uniform", in_features, out_features // splits)

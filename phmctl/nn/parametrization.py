@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.kronecker import LEARNED, check_algebra
+from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
+from phmctl.dimension import LEARNED
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.computed import computed
-from phmctl.nn.convolution import FixedMemoryFormat
-from phmctl.nn.structures import KroneckerSum, Tensors, leaf_of
+from phmctl.nn.structures import KroneckerSum, Tensors, computed, leaf_of
 
 
 class Kronecker(nn.Module):
@@ -99,10 +98,6 @@ class Kronecker(nn.Module):
         return weight.reshape(self.structure.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
-class _Sources(FixedMemoryFormat, parametrize.ParametrizationList):
-    """The A and S of a converted weight."""
-
-
 def attach(module: nn.Module, key: str, kronecker: Kronecker, chains: dict[int, nn.Module]) -> None:
     """Replace a weight by the nearest A and S.
 
@@ -117,7 +112,6 @@ def attach(module: nn.Module, key: str, kronecker: Kronecker, chains: dict[int, 
     parametrizations: Any = module.parametrizations
     if not hasattr(parametrizations, "order"):
         parametrizations.order = order  # of the module's parameters, for restore()
-    parametrizations[key].__class__ = _Sources
     parametrizations[key] = chains.setdefault(id(weight), parametrizations[key])
     if isinstance(module, nn.RNNBase):
         _compute_flat_weights(module)

@@ -5,24 +5,26 @@
 | :class:`Dense` | weight | weight |
 | :class:`KroneckerSum` | A and S, or S under a fixed rule | Σᵢ kron(A[i], S[i]) |
 | :class:`FactorSum` | W, U, V and S | the same; A is made of factors |
-| :class:`ThinFactors` | R and L | L P R, block-diagonal R and L, a permutation P |
+| :class:`LowRank` | R and L | L R |
 
 A structure holds sizes only. The parameters belong to a module, which passes them by name: modules can share them, and
 ``torch.func``, parametrizations and pruning can replace them.
+
+A weight that is computed at every use refuses to be written into, because the change would be lost
+(:class:`ComputedWeight`).
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phmctl.algebra.bilinear import Factors, decompose, fixed_factors, recompose
 from phmctl.algebra.initialisation import (
     dense_variance,
     frame_scale,
@@ -31,26 +33,22 @@ from phmctl.algebra.initialisation import (
     initialise_factors_,
     initialise_rule_,
 )
-from phmctl.algebra.kronecker import LEARNED, check_algebra, fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra.kronecker import check_algebra, fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import needs_plain_operations
-from phmctl.algebra.rank_product import block_sums, rank_linear
-from phmctl.dimension import FIXED_DIMENSION, WITH_FACTORS
-from phmctl.errors import RankError, UserError
+from phmctl.algebra.rank_product import Factors, block_sums, rank_linear, recompose
+from phmctl.dimension import FIXED_DIMENSION, LEARNED
+from phmctl.errors import UserError
 
 Tensors = Mapping[str, Tensor]
-T = TypeVar("T")
 RULE_NAMES = ("A", "W", "U", "V")  # parameters of a learned rule, in either form
 LEAF = "_phmctl_leaf"  # attribute of S within phmctl.step
 PARAMETER_NAMES = ("weight", *RULE_NAMES, "S")  # of dense weights and Kronecker sums
-NEEDS_FACTORS = (
-    "execution 'rank' needs the factors of a rule with n > 1: pass parametrization='factors' or call layer.to_factors()"
-)
 
 
 class Structure(ABC):
     """How H is computed from parameters."""
 
-    gain: ClassVar[float] = 1.0  # factor of the learning rates; phmctl.nn.tuning explains the values
+    gain: ClassVar[float] = 1.0  # factor of the learning rates; phmctl.nn.rates explains the values
 
     @property
     def rule_names(self) -> tuple[str, ...]:
@@ -84,10 +82,6 @@ class Structure(ABC):
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
         """Return the parameters whose H is nearest to a weight (k, d, ...), or None without a closed form."""
         return None
-
-    def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a saved learned rule (A, or W, U and V) in this structure's form, if it is in the other form."""
-        return rule
 
 
 @dataclass(frozen=True)
@@ -129,11 +123,7 @@ class KroneckerSum(Structure):
 
     def rule(self, tensors: Tensors) -> Tensor:
         """Return A, (n, n, n)."""
-        return tensors["A"] if self.algebra == LEARNED else _constant(fixed_rule, self.algebra, tensors["S"])
-
-    def factors(self, tensors: Tensors) -> Factors | None:
-        """Return the factors of the rule, or None if only a decomposition would find them."""
-        return _constant(fixed_factors, self.algebra, tensors["S"]) if self.algebra in WITH_FACTORS else None
+        return tensors["A"] if self.algebra == LEARNED else _constant(self.algebra, tensors["S"])
 
     def dense(self, tensors: Tensors) -> Tensor:
         leaf = leaf_of(tensors)
@@ -142,13 +132,6 @@ class KroneckerSum(Structure):
     def compute(self, tensors: Tensors) -> Tensor:
         """Return H, computed from the parameters."""
         return kronecker_sum(self.rule(tensors), tensors["S"], self.groups)
-
-    def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
-        """Multiply by R blocks. Raises RankError if the factors are not known."""
-        factors = self.factors(tensors)
-        if factors is None:
-            raise RankError(NEEDS_FACTORS)
-        return rank_linear(x, block_sums(factors.W, tensors["S"]), factors.U, factors.V, bias)
 
     def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
         self.initialise_rule_(tensors)
@@ -168,11 +151,6 @@ class KroneckerSum(Structure):
         A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups)
         return dict.fromkeys(self.rule_names, A) | {"S": S}
 
-    def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.algebra != LEARNED or not rule.keys() >= {"W", "U", "V"}:
-            return rule
-        return {"A": recompose(Factors(rule["W"], rule["U"], rule["V"]))}
-
 
 @dataclass(frozen=True)
 class FactorSum(KroneckerSum):
@@ -190,10 +168,11 @@ class FactorSum(KroneckerSum):
         return {"W": (n, rank), "U": (n, rank), "V": (rank, n), "S": (n, rows // n, columns // n, *kernel)}
 
     def rule(self, tensors: Tensors) -> Tensor:
-        return recompose(self.factors(tensors))
+        return recompose(Factors(tensors["W"], tensors["U"], tensors["V"]))
 
-    def factors(self, tensors: Tensors) -> Factors:
-        return Factors(tensors["W"], tensors["U"], tensors["V"])
+    def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
+        """Multiply by R blocks."""
+        return rank_linear(x, block_sums(tensors["W"], tensors["S"]), tensors["U"], tensors["V"], bias)
 
     def initialise_rule_(self, tensors: Tensors) -> None:
         initialise_factors_(tensors["W"], tensors["U"], tensors["V"])
@@ -204,54 +183,34 @@ class FactorSum(KroneckerSum):
     def nearest(self, weight: Tensor) -> None:
         return None
 
-    def adapt(self, rule: dict[str, Tensor]) -> dict[str, Tensor]:
-        if "A" not in rule or len(rule["A"]) != self.n:
-            return rule
-        return decompose(rule["A"], self.rank)._asdict()
-
 
 @dataclass(frozen=True)
-class ThinFactors(Structure):
-    """``H = L P R``: R (N, m/N, d/N) and L (N, k/N, m/N) have N diagonal blocks, P interleaves the blocks.
-
-    With one block H has rank m at most. With several it is ``monarch`` (Dao et al. 2022, "Monarch: Expressive
-    Structured Matrices for Efficient and Accurate Training", §3.1; its appendix has oblong maps).
-    """
+class LowRank(Structure):
+    """``H = L R`` with R (m, d) and L (k, m)."""
 
     gain = 0.5
-    blocks: int
-    inner: int
+    rank: int
 
     def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
-        blocks, width = self.blocks, self.inner // self.blocks
-        return {"R": (blocks, width, columns // blocks), "L": (blocks, rows // blocks, width)}
+        return {"R": (self.rank, columns), "L": (rows, self.rank)}
 
     def dense(self, tensors: Tensors) -> Tensor:
-        R = tensors["R"]
-        identity = torch.eye(self.blocks * R.shape[2], device=R.device, dtype=R.dtype)
-        return self.apply(identity, tensors, None).T
+        return (tensors["R"].t() @ tensors["L"].t()).t()
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
-        R, L = tensors["R"], tensors["L"]
-        if self.blocks == 1:
-            return F.linear(F.linear(x, R[0]), L[0], bias)
-        flat = x.reshape(-1, self.blocks, R.shape[2])  # (T, N, d/N)
-        h = flat.transpose(0, 1) @ R.mT  # (N, T, m/N)
-        h = h.permute(1, 2, 0).reshape(-1, self.blocks, L.shape[2])  # (T, N, m/N): entry j of block i goes to jN + i
-        y = (h.transpose(0, 1) @ L.mT).transpose(0, 1).reshape(*x.shape[:-1], -1)  # (..., k)
-        return y if bias is None else y + bias.to(y.dtype)  # in autocast's dtype, as F.linear
+        return F.linear(F.linear(x, tensors["R"]), tensors["L"], bias)
 
     def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
         """Draw R and L so that the outputs have the variance that the dense scheme gives them."""
         R, L = tensors["R"], tensors["L"]
         output_variance = dense_variance(scheme, fan_in, fan_out) * fan_in
-        for factor, variance in ((R, 1 / R.shape[2]), (L, output_variance / L.shape[2])):
+        for factor, variance in ((R, 1 / R.shape[1]), (L, output_variance / L.shape[1])):
             bound = math.sqrt(3 * variance)
             nn.init.uniform_(factor, -bound, bound)
 
     def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
-        inputs, width = shapes["R"][2], shapes["L"][2]  # of R and of L
-        return {"R": 1 / math.sqrt(inputs * variance), "L": math.sqrt(inputs / width)}
+        inputs = shapes["R"][1]
+        return {"R": 1 / math.sqrt(inputs * variance), "L": math.sqrt(inputs / self.rank)}
 
 
 def phm_structure(n: int, algebra: str, rank: int | None = None, groups: int = 1) -> Structure:
@@ -299,18 +258,73 @@ def rms(tensor: Tensor) -> float:
     return tensor.detach().double().square().mean().sqrt().item()
 
 
-def _constant(build: Callable[..., T], algebra: str, S: Tensor) -> T:
-    """Return the rule or the factors of a fixed algebra, on the device and in the dtype of S.
+def _constant(algebra: str, S: Tensor) -> Tensor:
+    """Return the rule of a fixed algebra, on the device and in the dtype of S.
 
     Compilers, transformations and dispatch modes get new tensors, because a cached one would outlive them.
     """
     if needs_plain_operations() or torch._C._len_torch_dispatch_stack():
-        return build(algebra, device=S.device, dtype=S.dtype)
-    constant: T = _cached(build, algebra, S.device, S.dtype)
-    return constant
+        return fixed_rule(algebra, device=S.device, dtype=S.dtype)
+    return _cached(algebra, S.device, S.dtype)
 
 
 @cache
 @torch.inference_mode(False)  # autograd does not save inference tensors
-def _cached(build: Callable[..., T], algebra: str, device: torch.device, dtype: torch.dtype) -> T:
-    return build(algebra, device=device, dtype=dtype)
+def _cached(algebra: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return fixed_rule(algebra, device=device, dtype=dtype)
+
+
+# -------------------------------------------------------------------------------- weights that refuse writes
+
+_HARMLESS = {"requires_grad_", "detach_", "share_memory_"}  # change no value
+_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")}
+
+
+class ComputedWeight(Tensor):
+    """H as ``layer.weight`` returns it: every operation takes it as a plain tensor and returns plain tensors.
+
+    Writing into it or into its ``data``, as merging LoRA does, raises UserError.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def data(self) -> Tensor:
+        """The values without their graph."""
+        return Tensor.data.__get__(self).as_subclass(ComputedWeight)  # type: ignore[attr-defined, no-any-return]
+
+    @data.setter
+    def data(self, value: Tensor) -> NoReturn:
+        refuse_write()
+
+    def detach(self) -> Tensor:
+        """Return a plain tensor without the graph."""
+        # nn.Parameter(H) takes the detached tensor of H and requires that it has H's class.
+        self.__class__ = Tensor  # type: ignore[assignment]
+        return Tensor.detach(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.as_subclass(Tensor).__deepcopy__(memo)  # type: ignore[no-untyped-call, no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def refuse_write(*_: object, **__: object) -> NoReturn:
+    """Raise UserError."""
+    raise UserError(
+        "this weight is computed from A and S at every use, so that a change of it would be lost; change A and S, or"
+        " call phmctl.to_dense(model) first, for example before LoRA is merged"
+    )
+
+
+for _name in dir(Tensor):  # the methods that write in place
+    if _name in _OPERATORS | {"__setitem__"} or (_name.endswith("_") and _name[0] != "_" and _name not in _HARMLESS):
+        setattr(ComputedWeight, _name, refuse_write)
+
+
+def computed(weight: Tensor) -> Tensor:
+    """Return a computed weight as a tensor that refuses writes; compilers and other modes get it as it is."""
+    if type(weight) is not Tensor or needs_plain_operations() or torch._C._len_torch_dispatch_stack():
+        return weight
+    return weight.as_subclass(ComputedWeight)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from phmctl.dimension import LOW_RANK, WITH_FACTORS, WITH_N
+from phmctl.dimension import LEARNED, LOW_RANK
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe import flatten
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
@@ -56,14 +56,12 @@ def common_overrides(**options: int | str | Path | None) -> list[Override]:
     implied: dict[str, Any] = {}
     if n is not None and algebra is None:
         implied["model.algebra"] = "real" if n == 1 else "phm"
-    if n is None and algebra is not None and algebra not in WITH_N:
+    if n is None and algebra not in (None, LEARNED):
         implied["model.n"] = 1
-    if algebra not in (None, "phm") or (algebra is None and n == 1):
-        implied["model.parametrization"] = "rule"
+    if algebra not in (None, LEARNED) or (algebra is None and n == 1):
+        implied |= {"model.parametrization": "rule", "model.execution": None}
         if algebra != LOW_RANK:
             implied["model.rank"] = None
-        if algebra not in WITH_FACTORS:
-            implied["model.execution"] = None
     return overrides + [Override(key, value, source, implied=True) for key, value in implied.items()]
 
 

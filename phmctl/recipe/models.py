@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from phmctl.dimension import FIXED_DIMENSION, LOW_RANK, TWO_FACTORS, WITH_FACTORS, WITH_N, check_divides
+from phmctl.dimension import FIXED_DIMENSION, LEARNED, LOW_RANK, check_divides
 
 MOST = 10**9  # upper bound of steps, rows and tokens, far below an overflow
 PositiveInt = Annotated[int, Field(ge=1, le=MOST)]
@@ -42,28 +42,26 @@ def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: 
     return keys
 
 
-Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm", "low-rank", "monarch"]
+Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm", "low-rank"]
 
 
 class LinearSection(Section):
     """The parametrization of a model's linear maps."""
 
     kind: str
-    algebra: Algebra = "real"  # phm learns its rule; low-rank and monarch are for comparison
-    # components of phm or blocks of monarch, at least 2; other algebras have a fixed n
-    n: Annotated[int, Field(ge=1, le=1024)] = 1
+    algebra: Algebra = "real"  # phm learns its rule; low-rank is for comparison
+    n: Annotated[int, Field(ge=1, le=1024)] = 1  # components of phm, at least 2; other algebras have a fixed n
     # which maps share a learned rule: none, the maps of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
     # how maps are applied: dense builds H, rank multiplies by R blocks of factors; by default rank where it is faster
     execution: Literal["dense", "rank"] | None = None
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A or as factors W, U, V
-    # terms R of the factors, by default the rank of a random rule; rank of low-rank maps
-    rank: Width | None = None
+    rank: Width | None = None  # terms R of the factors; rank of low-rank maps
     bias: bool = True  # whether linear maps have biases
 
     @model_validator(mode="after")
     def _settle_n(self) -> Self:
-        if self.algebra in WITH_N:
+        if self.algebra == LEARNED:
             if self.n < 2:
                 raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; use algebra 'real' for n = 1")
         else:
@@ -77,23 +75,25 @@ class LinearSection(Section):
     @model_validator(mode="after")
     def _fit_execution(self) -> Self:
         factors = self.parametrization == "factors"
-        if factors and self.algebra != "phm":
+        if factors and self.algebra != LEARNED:
             raise ValueError(f"parametrization 'factors' needs algebra 'phm'; {self.algebra!r} has no learned rule")
+        if factors and self.rank is None:
+            raise ValueError("parametrization 'factors' needs a rank: set model.rank, for example to n")
         if not factors and self.algebra != LOW_RANK:
             self._expect_default("needs parametrization: factors, or algebra: low-rank", "rank")
-        if self.execution == "rank" and not factors and self.algebra not in WITH_FACTORS:
-            raise ValueError("execution 'rank' needs parametrization: factors, or algebra complex or quaternion")
+        if self.execution == "rank" and not factors:
+            raise ValueError("execution 'rank' needs parametrization: factors")
         return self
 
     @model_validator(mode="after")
-    def _fit_two_factors(self) -> Self:
-        if self.algebra not in TWO_FACTORS:
+    def _fit_low_rank(self) -> Self:
+        if self.algebra != LOW_RANK:
             return self
         if not isinstance(self, StackSection):
-            raise ValueError(f"algebra {self.algebra!r} is implemented for Transformers only")
-        if self.algebra == LOW_RANK and self.rank is None:
+            raise ValueError("algebra 'low-rank' is implemented for Transformers only")
+        if self.rank is None:
             raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
-        self._expect_default(f"has no effect with algebra {self.algebra!r}; omit it", "execution", "rules")
+        self._expect_default("has no effect with algebra 'low-rank'; omit it", "execution", "rules")
         return self
 
     def _expect_default(self, problem: str, *keys: str) -> None:
@@ -104,11 +104,9 @@ class LinearSection(Section):
 
     @property
     def variant(self) -> str:
-        """The variant in a run's path: ``real``, ``quaternion``, ``phm-n4``, with factors ``phm-n4-factors``."""
-        name = f"{self.algebra}-n{self.n}" if self.algebra in WITH_N else self.algebra
-        if self.rank is not None:
-            return f"{name}-r{self.rank}"
-        return f"{name}-factors" if self.parametrization == "factors" else name
+        """The variant in a run's path: ``real``, ``quaternion``, ``phm-n4``, with factors ``phm-n4-r4``."""
+        name = f"{self.algebra}-n{self.n}" if self.algebra == LEARNED else self.algebra
+        return name if self.rank is None else f"{name}-r{self.rank}"
 
     @property
     def dense_twin(self) -> Self:
@@ -158,7 +156,7 @@ class StackSection(LinearSection):
 
     @model_validator(mode="after")
     def _fit_composition(self) -> Self:
-        if self.composes and self.composition_maps == "algebra" and self.algebra in TWO_FACTORS:
+        if self.composes and self.composition_maps == "algebra" and self.algebra == LOW_RANK:
             raise ValueError(f"compositions of algebra {self.algebra!r} need composition_maps: dense")
         if not self.composes:
             self._expect_default("needs compose_layers or compose_heads", "composition_maps")
@@ -240,7 +238,7 @@ class TransformerSection(StackSection):
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
-        if self.algebra in TWO_FACTORS and "phm" in (self.embeddings, self.generator):
+        if self.algebra == LOW_RANK and "phm" in (self.embeddings, self.generator):
             raise ValueError(f"embeddings and generator must be dense or tied with algebra {self.algebra!r}")
         if self.generator == "tied":
             self._expect_default("needs generator: dense or phm", "generator_bias")

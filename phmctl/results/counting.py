@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from phmctl.console import Table, is_terminal
-from phmctl.dimension import WITH_N
+from phmctl.dimension import LEARNED
 from phmctl.errors import RecipeError, UserError, check_known
 from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.results.ledger import Ledger, ModuleCounts, Totals, ledger_for_recipe
@@ -160,7 +160,7 @@ def count_parameters(
         check_known("table or recipe", recipe, dict.fromkeys([*tables, *recipes]))
     choices = []
     for algebra in algebras or (None,):
-        takes_n = algebra is None or algebra in WITH_N
+        takes_n = algebra in (None, LEARNED)
         for n in ns if ns and takes_n else (None,):
             choices.append(common_overrides(algebra=algebra, n=n))
     try:

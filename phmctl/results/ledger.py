@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import PHMLinear, StructuredWeight, TwoFactorLinear
+from phmctl.nn.linear import LowRankLinear, PHMLinear, StructuredWeight
 from phmctl.recipe.models import LinearSection, StackSection
 from phmctl.recipe.schema import Recipe
 from phmctl.tasks import task_of
@@ -192,7 +192,7 @@ def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> ModuleCount
     rule = sum(counts.get(key, 0) for key in _rule_names(module))
     components = total - rule - bias
     match module:
-        case PHMLinear() | TwoFactorLinear() | nn.Linear():
+        case PHMLinear() | LowRankLinear() | nn.Linear():
             shape = (module.out_features, module.in_features)
             map_kind: ModuleKind = "generator" if name == "generator" else "map"
             dense = math.prod(shape) + bias

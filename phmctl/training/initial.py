@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from phmctl.errors import RunError
 from phmctl.nn.linear import KroneckerWeight
-from phmctl.nn.saving import model_tensors
 from phmctl.nn.structures import PARAMETER_NAMES, RULE_NAMES, KroneckerSum, structure_of
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
+from phmctl.saving import model_tensors
 from phmctl.storage import read_checkpoint
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the timing of a step.
 
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
-(:mod:`phmctl.nn.tuning`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
+(:mod:`phmctl.nn.rates`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
 of a gradient, so A and S need no separate bounds.
 
 The run stores the rates, because a resumed training would compute them from trained weights.
@@ -22,8 +22,8 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from phmctl.devices import isolated, takes_bfloat16
 from phmctl.errors import RunError
+from phmctl.nn.rates import groups_by_rate, relative_rates
 from phmctl.nn.step import Leaves
-from phmctl.nn.tuning import groups_by_rate, relative_rates
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.storage import read_json_object, saved_steps, write_atomic

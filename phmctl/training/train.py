@@ -12,10 +12,10 @@ import torch
 from phmctl.console import note
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
-from phmctl.nn.saving import copy_tensors, model_tensors
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
+from phmctl.saving import copy_tensors, model_tensors
 from phmctl.storage import AVERAGE, Checkpoint, saved_steps
 from phmctl.tasks import trains
 from phmctl.training.initial import Start, find_start

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
-from phmctl.algebra.initialisation import SeededDraws
 from phmctl.data.batches import RandomNumbers
 from phmctl.errors import NonFiniteError, PhmctlError, lack_of_memory
 from phmctl.nn.convert import to_dense
-from phmctl.nn.saving import copy_tensors, model_tensors
 from phmctl.nn.step import Leaves
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
+from phmctl.saving import copy_tensors, model_tensors
 from phmctl.storage import MOMENTS, Checkpoint, saved_steps, step_name, write_checkpoint
 from phmctl.training.optimiser import (
     ATTENTION,
@@ -203,8 +202,8 @@ class Trainer:
         board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
         self.log = MetricsLog(run.metrics_path if leads else None, step, self.state.validated, board)
         self.progress = ProgressLine(self.settings.steps, step, quiet=quiet or not leads)
-        with SeededDraws(self.settings.seed):
-            self.model: nn.Module = task.build_model(device)
+        torch.manual_seed(self.settings.seed)
+        self.model: nn.Module = task.build_model(device)
         tensors = model_tensors(self.model)
         for name, tensor in (initial or {}).items():
             tensors[name].copy_(tensor)

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.algebra import rank_product as module
-from phmctl.algebra.bilinear import Factors, recompose
-from phmctl.algebra.rank_product import block_sums, rank_linear
+from phmctl.algebra.rank_product import Factors, block_sums, rank_linear, recompose
 from tests.references import kronecker_sum_reference
 
 
@@ -48,6 +47,12 @@ def test_the_output_equals_the_kronecker_sums(
         patch.setattr(module, "TILE", tile)
         y = apply(x, S, factors, bias)
     torch.testing.assert_close(y, x @ kronecker_sum_reference(recompose(factors), S).t() + bias)
+
+
+def test_recompose_is_the_sum_over_terms() -> None:
+    W, U, V = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3, 2)
+    A = recompose(Factors(W, U, V))
+    assert A[1, 0, 1].item() == pytest.approx(sum((W[1, r] * U[0, r] * V[r, 1]).item() for r in range(3)), rel=1e-5)
 
 
 @pytest.mark.parametrize("differentiated", ["x", "S", "W", "U", "V", "b", "xSWUVb"])

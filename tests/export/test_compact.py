@@ -32,7 +32,6 @@ from tests.tasks.translation.runs import SOURCES, make_run
 
 STRUCTURES = {
     "low-rank": {"algebra": "low-rank", "rank": 8},
-    "monarch": {"algebra": "monarch", "n": 4},
     "narrow-phm-tables": {"algebra": "phm", "n": 4, "embedding_width": 16, "embeddings": "phm"},
 }
 NAMES = [*TRANSFORMERS, *STRUCTURES, *CLASSIFIERS]
@@ -116,7 +115,7 @@ def test_the_dense_form_is_computed_from_the_compact_one(name: str, tmp_path: Pa
 
 
 GRAPHS = [(name, "float32") for name in NAMES]
-GRAPHS += [(name, form) for name in ("phm", "pair", "monarch", "real") for form in ("float16", "int8", "int4")]
+GRAPHS += [(name, form) for name in ("phm", "pair", "real") for form in ("float16", "int8", "int4")]
 
 
 @pytest.mark.parametrize(("name", "quantize"), GRAPHS)

@@ -77,7 +77,6 @@ def test_the_plain_form_needs_only_its_own_code(tiny_run: Run, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("maps", "description"),
     [
-        ({"algebra": "monarch", "n": 4}, "monarch maps with n = 4"),
         ({"algebra": "low-rank", "rank": 8}, "low-rank maps with rank 8"),
     ],
 )

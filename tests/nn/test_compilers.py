@@ -15,8 +15,8 @@ from phmctl.recipe.models import TransformerSection
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EXECUTIONS: list[dict[str, Any]] = [
     {"execution": "dense"},
-    {"execution": "rank", "parametrization": "factors"},
-    {"execution": "rank", "algebra": "quaternion"},
+    {"execution": "rank", "rank": 5},
+    {"algebra": "quaternion"},
 ]
 DYNAMIC = torch.export.Dim.DYNAMIC
 
@@ -134,7 +134,7 @@ def test_inductor(options: dict[str, Any]) -> None:
 # --- torch.func and double backward
 
 
-DEFAULTS: list[dict[str, Any]] = [{"algebra": "phm"}, {"algebra": "quaternion"}, {"parametrization": "factors"}]
+DEFAULTS: list[dict[str, Any]] = [{"algebra": "phm"}, {"algebra": "quaternion"}, {"rank": 5}]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, of a forward derivative

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from phmctl.errors import DimensionError
-from phmctl.nn.build import LinearBuilder
 from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
+from phmctl.nn.layers import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 from tests.references import Watch
 
@@ -176,14 +176,6 @@ def test_a_composition_can_begin_as_what_it_replaces(kind: str, algebra: str, n:
     model(parts).square().sum().backward()
     maps = [module for module in model.modules() if isinstance(module, PHMLinear)]
     assert all((linear.weight if linear.n == 1 else linear.S).grad.abs().max() > 0 for linear in maps)
-
-
-@pytest.mark.parametrize("execution", ["dense", "rank"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_executions_agree(kind: str, execution: str) -> None:
-    options = {"parametrization": "factors"}
-    expected = build(kind, "phm", 4, **options)(parts_of(kind))
-    torch.testing.assert_close(build(kind, "phm", 4, execution=execution, **options)(parts_of(kind)), expected)
 
 
 @pytest.mark.parametrize(("kind", "maps"), [("heads-bilinear", 3), ("bilinear", 2 * N + 1), ("linear", N)])

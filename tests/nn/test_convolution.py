@@ -109,19 +109,6 @@ def test_compilers_and_exporters(maker: Callable[[], nn.Module]) -> None:
     torch.testing.assert_close(exported(x), layer(x), **CLOSE)
 
 
-@pytest.mark.parametrize("maker", [quaternion, converted])
-def test_channels_last(maker: Callable[[], nn.Module]) -> None:
-    layer, x = maker(), torch.randn(2, 8, 5, 5)
-    expected = layer(x)
-    layer.to(memory_format=torch.channels_last)
-    y = layer(x.to(memory_format=torch.channels_last))
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(y, expected, **CLOSE)
-    y.sum().backward()
-    layer.to(memory_format=torch.channels_last_3d).double()  # with gradients
-    torch.testing.assert_close(layer(x.double()).float(), expected, **CLOSE)
-
-
 @pytest.mark.parametrize(
     ("options", "place"),
     [

@@ -54,7 +54,7 @@ def test_linear_equals_the_cpu_and_bfloat16_autocast_is_near(algebra: str, n: in
 @pytest.mark.parametrize("tokens", [5, 70_001])  # more tokens than a CUDA grid has places
 def test_the_rank_product_equals_float64_on_the_cpu(tokens: int) -> None:
     torch.manual_seed(0)
-    layer = PHMLinear(16, 24, n=4, execution="rank", parametrization="factors")
+    layer = PHMLinear(16, 24, n=4, execution="rank", rank=4)
     x = torch.randn(tokens, 16)
     exact = outcome(layer.double(), x.double(), "cpu")
     tensors = outcome(layer.float(), x, "cuda")

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrizations, parametrize
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
 from phmctl.errors import UserError
-from phmctl.nn.linear import TwoFactorLinear
+from phmctl.nn.linear import LowRankLinear
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 
@@ -77,7 +77,7 @@ def test_frozen_parts_stay_frozen() -> None:
     lstm.layers[0].from_hidden.requires_grad_(False)
     dense = lstm.to_dense()
     assert [name for name, part in dense.named_parameters() if not part.requires_grad] == ["weight_hh_l0"]
-    thin = TwoFactorLinear(8, 8, inner=2, blocks=1).requires_grad_(False)
+    thin = LowRankLinear(8, 8, rank=2).requires_grad_(False)
     assert not any(part.requires_grad for part in phmctl.to_dense(nn.Sequential(thin)).parameters())
 
 

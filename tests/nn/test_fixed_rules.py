@@ -42,9 +42,8 @@ def test_the_rule_of_a_filled_module(
             return PHMEmbedding(16, 8, n=n, algebra=algebra, device=device)
         if layer == "lstm":
             return PHMLSTM(8, 16, n=n, algebra=algebra, device=device)
-        execution = "dense" if algebra == "octonion" else "rank"  # only the others' factors are known
-        maps = (PHMLinear(8, 16, n=n, algebra=algebra, execution=each, device=device) for each in ("dense", execution))
-        return nn.Sequential(next(maps), nn.ReLU(), PHMLinear(16, 8, n=n, algebra=algebra, device=device), next(maps))
+        maps = (PHMLinear(8, 8, n=n, algebra=algebra, device=device) for _ in range(2))
+        return nn.Sequential(next(maps), nn.ReLU(), next(maps))
 
     source, filled = make("cpu"), make("meta")
     inputs = torch.arange(16) if layer == "embedding" else torch.randn(3, 5, 8)
@@ -66,7 +65,7 @@ def test_from_pretrained_of_a_model_with_a_fixed_algebra(tmp_path: Path) -> None
         def __init__(self, config: object) -> None:
             super().__init__(config)
             self.embedding = PHMEmbedding(16, 8, n=4, algebra="quaternion")
-            self.linear = PHMLinear(8, 16, n=4, algebra="quaternion", execution="rank")
+            self.linear = PHMLinear(8, 16, n=4, algebra="quaternion")
             self.lstm = PHMLSTM(16, 16, n=8, algebra="octonion")
             self.post_init()
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from phmctl.assembly import build_transformer
-from phmctl.nn.build import LinearBuilder
-from phmctl.nn.layers import POOLINGS, FeedForward, Residual, _attention, sinusoids
+from phmctl.nn.layers import POOLINGS, FeedForward, LinearBuilder, Residual, _attention, sinusoids
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
 

@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn import structures
-from phmctl.nn.build import LinearBuilder
+from phmctl.nn.layers import LinearBuilder
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM, LSTMLayer, _in_one_buffer
 from tests.references import kronecker_sum_reference

@@ -13,8 +13,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
-from phmctl.nn.linear import TwoFactorLinear
-from phmctl.nn.tuning import parameter_groups, relative_rates
+from phmctl.nn.linear import LowRankLinear
+from phmctl.nn.rates import parameter_groups, relative_rates
 
 
 @given(n=st.sampled_from([1, 2, 4, 8]), width=st.sampled_from([64, 256]), wider=st.sampled_from([1, 4]))
@@ -39,13 +39,12 @@ def test_a_rule_has_the_rate_of_the_formula() -> None:
 @pytest.mark.parametrize(
     ("layer", "gain"),
     [
-        (PHMLinear(512, 512, n=4, parametrization="factors"), 0.5),
         (PHMLinear(512, 512, n=4, rank=4), 0.5),
         (PHMLinear(512, 512, n=4, algebra="quaternion"), 2),
-        (TwoFactorLinear(512, 512, blocks=1, inner=128), 0.5),
+        (LowRankLinear(512, 512, rank=128), 0.5),
     ],
 )
-def test_factors_fixed_rules_and_thin_maps(layer: PHMLinear | TwoFactorLinear, gain: float) -> None:
+def test_factors_fixed_rules_and_thin_maps(layer: PHMLinear | LowRankLinear, gain: float) -> None:
     rates = relative_rates(layer)
     scale = layer.weight.square().mean().sqrt().item()
     assert rates.keys() == {name for name, _ in layer.named_parameters()}
@@ -113,7 +112,7 @@ def build(seed: int, *, converted: bool) -> nn.Module:
         layers = [nn.Embedding(64, 64), *(nn.Linear(64, 64) for _ in range(4)), nn.Conv1d(64, 64, 1), nn.LSTM(64, 64)]
         return convert(nn.Sequential(*layers, nn.Linear(64, 8)), 4, select="[!7]")[0]
     layers = [PHMEmbedding(64, 64, n=4), *(PHMLinear(64, 64, n=4) for _ in range(4)), PHMConv2d(64, 64, 1, n=4)]
-    factors = [PHMLinear(64, 64, n=4, rank=6), TwoFactorLinear(64, 64, blocks=1, inner=8), PHMLSTM(64, 64, n=4)]
+    factors = [PHMLinear(64, 64, n=4, rank=6), LowRankLinear(64, 64, rank=8), PHMLSTM(64, 64, n=4)]
     return nn.Sequential(*layers, *factors, nn.Linear(64, 8))
 
 

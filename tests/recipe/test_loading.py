@@ -78,20 +78,19 @@ def test_common_overrides() -> None:
         return {override.key: override.value for override in common_overrides(**options)}
 
     assert keys(n=4, algebra=None, steps=7) == {"model.n": 4, "training.steps": 7, "model.algebra": "phm"}
-    no_factors = {"model.parametrization": "rule", "model.rank": None}  # factors need a learned rule
-    assert keys(n=1) == {"model.n": 1, "model.algebra": "real", **no_factors, "model.execution": None}
+    no_factors = {"model.parametrization": "rule", "model.rank": None, "model.execution": None}
+    assert keys(n=1) == {"model.n": 1, "model.algebra": "real", **no_factors}
     assert keys(algebra="quaternion") == {"model.algebra": "quaternion", "model.n": 1, **no_factors}
     assert keys(algebra="quaternion", n=4) == {"model.algebra": "quaternion", "model.n": 4, **no_factors}
     assert "model.rank" not in keys(algebra="low-rank")
     ranked = MINIMAL.replace(
-        "training:", "  algebra: phm\n  n: 4\n  parametrization: factors\n  execution: rank\ntraining:"
+        "training:", "  algebra: phm\n  n: 4\n  parametrization: factors\n  rank: 4\n  execution: rank\ntraining:"
     )
     assert parse_recipe(ranked, common_overrides(n=1)).model.algebra == "real"
 
 
-@pytest.mark.parametrize("override", ["model.algebra=quaternion", "model.parametrization=factors"])
-def test_a_model_trained_by_rank(override: str) -> None:
-    overrides = [*common_overrides(n=4), override, "model.execution=rank"]
+def test_a_model_trained_by_rank() -> None:
+    overrides = [*common_overrides(n=4), "model.parametrization=factors", "model.rank=4", "model.execution=rank"]
     assert parse_recipe(MINIMAL, overrides).model.execution == "rank"
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from phmctl.metrics.text import all_scores
-from phmctl.nn.saving import model_tensors
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
 from phmctl.runs.results import ScoringKey, log_line, write_result
+from phmctl.saving import model_tensors
 from phmctl.storage import write_atomic, write_checkpoint
 from phmctl.tasks import task_of
 

@@ -30,15 +30,15 @@ def sections(kind: type[LinearSection], shape: dict[str, object], **choices: lis
     reach = st.sampled_from(["separate", "sublayer", "model"])
     drawn = {"rules": reach, "bias": st.booleans(), **{key: st.sampled_from(values) for key, values in choices.items()}}
     return st.builds(
-        lambda choice, form, options: kind(
+        lambda choice, rank, options: kind(
             **shape,
             algebra=choice[0],
             n=choice[1],
-            parametrization=form if choice[0] == "phm" else "rule",
+            **({"parametrization": "factors", "rank": 6} if rank and choice[0] == "phm" else {}),
             **options,
         ),
         st.sampled_from(algebras),
-        st.sampled_from(["rule", "factors"]),
+        st.booleans(),
         st.fixed_dictionaries(drawn),
     )
 

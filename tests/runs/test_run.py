@@ -212,7 +212,6 @@ def test_an_error_that_is_no_pruning_passes(trained: Run) -> None:
         ({"algebra": "phm", "n": 4, "upsize": 2}, "phm-n4-x2"),
         ({"algebra": "phm", "n": 4}, "phm-n4"),
         ({"algebra": "quaternion", "upsize": 2}, "quaternion-x2"),
-        ({"algebra": "phm", "n": 4, "parametrization": "factors"}, "phm-n4-factors"),
         ({"algebra": "phm", "n": 4, "parametrization": "factors", "rank": 5, "upsize": 2}, "phm-n4-r5-x2"),
         ({}, "real"),
     ],

@@ -10,7 +10,6 @@ import pytest
 
 from phmctl import verbs
 from phmctl.errors import NonFiniteError, RunError, StoppedError
-from phmctl.nn.saving import model_tensors
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.results.ledger import rows_of
@@ -18,6 +17,7 @@ from phmctl.runs import Run
 from phmctl.runs.find import select_runs
 from phmctl.runs.results import log_line, read_metrics, series
 from phmctl.runs.summary import count_stored, list_runs, summarise
+from phmctl.saving import model_tensors
 from phmctl.storage import write_checkpoint
 from phmctl.tasks import task_of
 from tests.training.fake import make_recipe

@@ -12,10 +12,10 @@ from torch import nn
 from phmctl.console import Table
 from phmctl.decoding.model import Line, Model, about_run
 from phmctl.errors import UserError
-from phmctl.nn.saving import load_model
 from phmctl.recipe.models import LinearSection, Section
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.runs import Run
+from phmctl.saving import load_model
 from phmctl.storage import read_checkpoint
 from phmctl.tasks import TASKS
 from phmctl.tasks.base import Answering, Device, Sizes, TaskSpec, Trains

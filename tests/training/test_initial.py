@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from phmctl.errors import RecipeError, RunError
-from phmctl.nn.saving import model_tensors
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
+from phmctl.saving import model_tensors
 from phmctl.storage import read_checkpoint
 from phmctl.tasks import trains
 from phmctl.training.initial import Start, find_start

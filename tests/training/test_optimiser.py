@@ -36,7 +36,7 @@ def test_the_recipe_chooses_kind_and_settings_and_a_shared_parameter_is_one() ->
 
 
 @pytest.mark.parametrize(("rates", "share"), [("structured", 64 / 128), ("one", 1.0)])
-@pytest.mark.parametrize("options", [{}, {"parametrization": "factors"}, {"algebra": "quaternion"}])
+@pytest.mark.parametrize("options", [{}, {"rank": 5}, {"algebra": "quaternion"}])
 def test_h_decays_as_the_dense_weight_does(options: dict[str, str], rates: str, share: float) -> None:
     """Were the rule to decay beside the components, H would decay twice as fast, or four times."""
     settings = make_recipe(optimizer="adamw", weight_decay=0.5, learning_rate=0.1, rates=rates).training

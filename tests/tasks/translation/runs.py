@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
-from phmctl.nn.saving import model_tensors
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
+from phmctl.saving import model_tensors
 from phmctl.storage import write_atomic, write_checkpoint
 from phmctl.tasks import translation
 from phmctl.tasks.translation import Evaluation

@@ -1,4 +1,4 @@
-"""Learning rates for each factor of a weight, and :func:`tune`, which measures the faster execution of each map.
+"""Learning rates for each factor of a weight.
 
 Adam moves each entry of a tensor by about the learning rate in a step, at any scale of the entry. A dense weight
 (k, d) needs a rate that falls with d (muP: Yang et al. 2021, "Tensor Programs V", table 3). A weight that is a product
@@ -10,16 +10,15 @@ The rule: every factor f of a weight H moves by the same fraction of its scale i
     rate(f) = c · rate(H) · rms(f) / rms(H)        rate(H) = min(1, 64 / d) · the model's rate
 
 c is 2 for Kronecker sums, where a step of S moves the output 0.9 to 1.7 times as far as a step of the dense weight. It
-is 1/2 for products of factors (W, U and V; low rank; Monarch), where a step moves the output less far (``phmctl bench
-rates``). Both values were chosen by the loss; for products of factors the best rates lie within a factor of two, up to
-rank four (docs/lab/translation.md). Tables, dense or not, have the model's rate.
+is 1/2 for products of factors (W, U and V; low rank), where a step moves the output less far. Both values were chosen
+by the loss. For products of factors the best rates lie within a factor of two, up to rank four
+(docs/lab/translation.md). Tables, dense or not, have the model's rate.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,10 +29,9 @@ from torch.nn.utils import parametrize
 from phmctl.errors import UserError
 from phmctl.nn.convert import is_conv1d
 from phmctl.nn.embedding import PHMEmbedding
-from phmctl.nn.linear import DENSE, RANK, PHMLinear, StructuredWeight
+from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.parametrization import Kronecker
 from phmctl.nn.structures import rms
-from phmctl.timing import alternate
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _BASE_WIDTH = 64  # inputs of the widest dense map that has the model's rate
@@ -43,7 +41,7 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     """Return parameter groups for Adam and similar optimisers, with a rate for each factor of each weight.
 
     Weights of PHM layers, of converted modules and of torch's own layers get the rates of this module; tables, norms
-    and biases get `lr`. Weight decay applies to the last factor of a weight only (S, or L of two thin factors), so that
+    and biases get `lr`. Weight decay applies to the last factor of a weight only (S, or L of L R), so that
     H decays as fast as a dense weight.
 
     The groups and the order of their parameters depend on the model's layers only, not on the weights, so that the
@@ -245,46 +243,3 @@ def _rate(module: nn.Module, weight: Tensor) -> float:
     inputs_first = is_conv1d(module) or getattr(module, "transposed", False)  # weight (inputs, outputs, ...)
     inputs = len(weight) // getattr(module, "groups", 1) if inputs_first else weight.shape[1]
     return dense_rate(inputs * math.prod(weight.shape[2:]))
-
-
-def tune(model: nn.Module, tokens: int = 4096) -> dict[str, str]:
-    """Set the faster execution, ``dense`` or ``rank``, of each PHM map, by timing forward and backward passes.
-
-    Maps of equal shape, dtype and device are timed once. Call it within the training's ``torch.autocast``, so that it
-    times that precision. Maps without factors (a learned rule held as A) are skipped.
-
-    Args:
-        model: any module with :class:`~phmctl.PHMLinear` maps, on its device.
-        tokens: rows of a batch in training.
-
-    Returns:
-        the chosen executions by the names of the maps.
-    """
-    fastest: dict[tuple[object, ...], str] = {}
-    executions = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, PHMLinear) and (factors := layer.factors) is not None:
-            shape = layer.in_features, layer.out_features, layer.n, len(factors.V), layer.S.dtype, layer.S.device
-            if shape not in fastest:
-                fastest[shape] = _faster_execution(layer, tokens)
-            layer.execution = fastest[shape]
-            executions[name] = fastest[shape]
-    return executions
-
-
-def _faster_execution(layer: PHMLinear, tokens: int) -> str:
-    leaves = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-    generator = torch.Generator(layer.S.device).manual_seed(0)
-    x = torch.randn(tokens, layer.in_features, device=layer.S.device, dtype=layer.S.dtype, generator=generator)
-    x.requires_grad_()
-    gradient = x.new_ones(tokens, layer.out_features)
-
-    def step(execution: str) -> None:
-        layer.execution = execution
-        torch.clear_autocast_cache()  # as in training, where autocast casts the weights again in each step
-        with torch.enable_grad():
-            torch.autograd.grad(layer(x), [x, *leaves], gradient)
-
-    calls = {name: partial(step, name) for name in (DENSE, RANK)}
-    seconds = alternate(calls, rounds=5, seconds=0.02, device=layer.S.device)
-    return min(seconds, key=lambda name: median(seconds[name]))

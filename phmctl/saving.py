@@ -185,11 +185,12 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         source, files = folder / CONFIG, _files_of_transformers(folder)
         description = read_json_object(source, RunError, _ADVICE).get("quantization_config") or {}
     else:
-        source, files = folder / MANIFEST, [MODEL]
+        source = folder / MANIFEST
         description = read_seal(source, RunError, _ADVICE)
         if description.get("format") != FORMAT:
             raise RunError(f"{folder} has format {description.get('format')}, not {FORMAT}; {_ADVICE}")
         verify(folder, description["files"], RunError, _ADVICE)
+        files = [entry["name"] for entry in description["files"] if entry["name"].endswith(".safetensors")]
     try:
         records = [_checked_record(record) for record in description.get("weights", [])]
         rounded = {name: _dtype_and_shape(entry) for name, entry in description.get("rounded", {}).items()}
