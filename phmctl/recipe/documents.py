@@ -24,20 +24,41 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_PROBLEMS = 100  # reported problems of a document
 _MAX_CHARACTERS = 1 << 17
-_MAX_DEPTH = 50  # of nested sections and lists; libyaml's recursion has no limit of its own
+_MAX_DEPTH = 50  # of nested sections and lists
 _KEY = "[key]"  # pydantic's mark of an invalid key of a mapping
-# Plain scalars of YAML 1.2's core schema, without octal and hexadecimal numbers. PyYAML's YAML 1.1 also reads 1:30 as
-# 90, 010 as 8, yes and no as booleans and 2001-01-01 as a date. Per tag: the pattern and its possible first characters.
-_SCALARS = {
-    "null": (r"~|null|Null|NULL|", ["", *"~nN"]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    "float": (
-        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+
+
+class _Loader(SafeLoader):
+    """A safe loader with tuples for lists and the plain scalars of YAML 1.2.
+
+    PyYAML's YAML 1.1 reads yes and no as booleans, 1:30 as 90, 010 as 8, 2001-01-01 as a date and 1e-4 as text.
+    """
+
+    depth = 0  # of the node that is composed; libyaml's recursion has no limit of its own
+
+    def descend_resolver(self, current_node: yaml.Node, current_index: Any) -> None:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"sections are nested more than {_MAX_DEPTH} levels deep")
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["", *"~nN"]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))(?:[eE][-+]?\d+)?"
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         "-+.0123456789",
     ),
-}
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+_Loader.add_constructor("tag:yaml.org,2002:seq", lambda loader, node: tuple(loader.construct_sequence(node, deep=True)))
 
 
 def wrong_choice(key: str, value: Any, known: Sequence[str]) -> str:
@@ -124,23 +145,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
-class _Loader(SafeLoader):
-    """A safe loader with YAML 1.2 scalars, and tuples for lists."""
-
-    def value(self, node: yaml.Node) -> Any:
-        """Return the value of a node without aliases, in half the time of ``construct_document``."""
-        if isinstance(node, yaml.MappingNode):
-            return {self.value(key): self.value(value) for key, value in node.value}
-        if isinstance(node, yaml.SequenceNode):
-            return tuple(map(self.value, node.value))
-        return node.value if node.tag == "tag:yaml.org,2002:str" else self.construct_object(node)
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, (_pattern, _first) in _SCALARS.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
-
-
 @dataclass
 class Document:
     """Keys and values with the place of each key."""
@@ -222,6 +226,7 @@ def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
     """Parse YAML text; messages call it `name`."""
     try:
         node, content = compose(text)
+        lines = list(_key_lines(node, (), set()))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
@@ -230,7 +235,7 @@ def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
     if not isinstance(content, dict):
         raise refusal(f"{name} does not contain a mapping of keys; the shipped files show the form")
     document = Document(content, name)
-    for path, line in _key_lines(node, ()):
+    for path, line in lines:
         if path in document.places:  # YAML itself would keep the last value
             first = document.places[path].rpartition(":")[2]
             document.problems.append(f"{name}:{line}: key {'.'.join(path)!r} is already in line {first}; remove one")
@@ -243,39 +248,21 @@ def compose(text: str) -> tuple[yaml.Node | None, Any]:
     if len(text) > _MAX_CHARACTERS:
         raise yaml.YAMLError(f"more than {_MAX_CHARACTERS:,} characters")
     try:
-        _check_events(text)
         loader = _Loader(text)
         node = loader.get_single_node()
-        return node, None if node is None else loader.value(node)
-    except (TypeError, ValueError, OverflowError) as error:  # a list as a key
+        return node, None if node is None else loader.construct_document(node)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a list as a key
         raise yaml.YAMLError(str(error)) from error
 
 
-def _check_events(text: str) -> None:
-    """Raise ``yaml.YAMLError`` at a tag, an anchor, an alias or a deep nesting.
+def _key_lines(node: yaml.Node | None, prefix: KeyPath, seen: set[int]) -> Iterator[tuple[KeyPath, int]]:
+    """Yield the path and the line, from 1, of each key and list entry.
 
-    A few hundred bytes of aliases can expand to gigabytes.
+    Raises ``yaml.YAMLError`` at an alias, of which a few hundred bytes can expand to gigabytes.
     """
-    depth = 0
-    event: Any
-    for event in yaml.parse(text, Loader=_Loader):
-        problem = None
-        if getattr(event, "anchor", None) is not None:
-            problem = f"anchors and aliases ({event.anchor}) are not supported; repeat the value"
-        elif getattr(event, "tag", None) is not None:
-            problem = f"the tag {event.tag!r} is not supported; write plain values"
-        elif isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MAX_DEPTH:
-            problem = f"sections are nested more than {_MAX_DEPTH} levels deep"
-        if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-
-
-def _key_lines(node: yaml.Node | None, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-    """Yield the path and the line, from 1, of each key and list entry."""
+    if id(node) in seen:
+        raise yaml.MarkedYAMLError(problem="aliases are not supported; repeat the value", problem_mark=node.start_mark)
+    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         entries = [(str(key.value), key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
@@ -284,4 +271,4 @@ def _key_lines(node: yaml.Node | None, prefix: KeyPath) -> Iterator[tuple[KeyPat
         return
     for name, start, value in entries:
         yield (*prefix, name), start.start_mark.line + 1
-        yield from _key_lines(value, (*prefix, name))
+        yield from _key_lines(value, (*prefix, name), seen)

