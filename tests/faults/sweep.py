@@ -108,18 +108,10 @@ class Sweeper:
         problems = _judge(ended, disturbance)
         if scenario.checkpoints and before and not whole_checkpoints(self.work):
             problems.append("no checkpoint is left")
-        _date_back_temporaries(self.work)
         repeat = run(scenario.repeat(self.work), self.work, self.log, processes=scenario.processes)
         if repeat.code or (repeat.second is not None and repeat.second.code):
             problems.append(f"going on ended with {repeat.code}: {repeat.output[-300:]}")
         return ended, problems + differences(begin.expected, contents(self.work))
-
-
-def _date_back_temporaries(work: Path) -> None:
-    """Let two days pass, after which the next writer removes the temporaries of a killed process."""
-    two_days_ago = time.time() - 2 * 86_400
-    for path in work.rglob(".*.tmp"):
-        os.utime(path, (two_days_ago, two_days_ago))
 
 
 def _restore(state: Path, work: Path) -> None:
