@@ -446,7 +446,8 @@ def prune(folder: Path, keep: set[int]) -> None:
 def read_checkpoint(folder: Path, groups: Sequence[str]) -> Checkpoint:
     """Return the state and the given groups of tensors of a checkpoint. Raises RunError if a file is damaged."""
     verify_checkpoint(folder, groups)
-    tensors = {group: read_tensors(folder / f"{group}.safetensors", _Advice(folder)) for group in groups}
+    advice = _Advice(folder, resuming=MOMENTS in groups)
+    tensors = {group: read_tensors(folder / f"{group}.safetensors", advice) for group in groups}
     return Checkpoint(tensors, read_state(folder))
 
 
@@ -468,11 +469,12 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
     """Check the sizes and SHA-256 of a checkpoint's state and the given groups. Raises RunError."""
-    entries = {entry["name"]: entry for entry in read_manifest(folder)["files"]}
+    advice = _Advice(folder, resuming=MOMENTS in groups)
+    entries = {entry["name"]: entry for entry in read_seal(folder / MANIFEST, RunError, advice)["files"]}
     for name in [STATE, *(f"{group}.safetensors" for group in groups)]:
         if name not in entries:
-            raise RunError(f"{folder / name} is missing; {_Advice(folder)}")
-        verify(folder, [entries[name]], RunError, _Advice(folder))
+            raise RunError(f"{folder / name} is missing; {advice}")
+        verify(folder, [entries[name]], RunError, advice)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -485,11 +487,13 @@ class _Advice:
     """The advice of an error about a checkpoint. Formatting it reads which other checkpoints are undamaged."""
 
     folder: Path
+    resuming: bool = False  # training continues from a step, as the average has weights only
 
     def __str__(self) -> str:
-        names = [AVERAGE, *map(step_name, saved_steps(self.folder.parent))]  # training continues from a step only
+        names = [*([] if self.resuming else [AVERAGE]), *map(step_name, saved_steps(self.folder.parent))]
         others = [self.folder.with_name(name) for name in names if name != self.folder.name]
         undamaged = [other.name for other in others if is_whole(other, hashed=True)]
         if not undamaged:
-            return "there is no other undamaged checkpoint; copy the run again or train again"
+            start = " from its weights with --init" if self.resuming else ""
+            return f"there is no other undamaged checkpoint; copy the run again or train again{start}"
         return f"use another one: --checkpoint {undamaged[-1]} (undamaged: {', '.join(undamaged)})"

@@ -259,8 +259,8 @@ def only_average_left(run: Run, recipe: Recipe) -> int | None:
     if changed:
         raise RunError(
             f"{run.folder} cannot be continued with another {', '.join(changed)}: its checkpoint of step "
-            f"{averaged[-1]} was removed, and its average has weights only; start a new run from it with "
-            f"--init {run.folder}"
+            f"{averaged[-1]} is incomplete or was removed, and its average has weights only; start a new run from it "
+            f"with --init {run.folder}"
         )
     return averaged[-1]
 

@@ -8,8 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-import phmctl.files
-
+import phmctl.storage
 from tests.faults.harness import import_all
 from tests.faults.sweep import Outcome, Sweeper, spread
 
@@ -31,7 +30,7 @@ def main() -> int:
     outcomes = [
         _middle(sweeper, name, disturbance) for name, disturbances in POINTS.items() for disturbance in disturbances
     ]
-    phmctl.storage.temporaries = lambda path: []
+    phmctl.storage.leftovers = lambda path: []
     careless = _middle(sweeper, "export --to safetensors", "kill")
     report = {"outcomes": [vars(outcome) for outcome in outcomes], "careless": vars(careless)}
     Path(sys.argv[2]).write_text(json.dumps(report))

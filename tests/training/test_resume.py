@@ -293,6 +293,18 @@ def test_a_run_of_other_data_or_another_model_loses_nothing(fit: Fit) -> None:
             fit(task, old=run, checkpoint="step-000010", steps=30, keep=4, average=2)
 
 
+@pytest.mark.parametrize("average", [0, 1])
+def test_lost_moments_are_met_with_advice_that_can_be_followed(fit: Fit, average: int) -> None:
+    run = fit(steps=20, keep=1, average=average).run
+    (run.checkpoint("last") / "optimizer.safetensors").unlink()
+    for step in run.checkpoints_folder.glob("step-*"):
+        if step != run.checkpoint("last"):
+            shutil.rmtree(step)
+    with pytest.raises(RunError, match="--init") as caught:
+        fit(old=run, steps=30, keep=1, average=average)
+    assert "--checkpoint" not in str(caught.value)
+
+
 def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
     run = fit(steps=20, keep=2).run
     flip(run.checkpoint("last") / "optimizer.safetensors")
