@@ -65,7 +65,7 @@ def build_transformer(
 ) -> Transformer:
     """Build an untrained translator.
 
-    The rows of a PHM table are rounded up to a multiple of n; decoding never produces the added ids. A table that both
+    The rows of a PHM table are rounded up to a multiple of n. Decoding never produces the added ids. A table that both
     sides share has the larger vocabulary. On the device ``meta`` no memory is allocated.
 
     Raises:
@@ -110,8 +110,8 @@ def build_classifier(
 ) -> Classifier:
     """Build an untrained classifier.
 
-    `vectors` (vocabulary, embedding_width) are pretrained word vectors for the pair classifier; they are ignored if its
-    embeddings are trained.
+    `vectors` (vocabulary, embedding_width) are pretrained word vectors for a pair classifier whose embeddings are not
+    trained.
 
     Raises:
         DimensionError: n does not divide a dimension, or the vectors have another shape than the table.
@@ -145,7 +145,7 @@ def build_classifier(
 def build_probe(section: ProbeSection, width: int, classes: int, device: Device = None) -> nn.Module:
     """Build an untrained probe of sentence vectors (B, width): a logistic regression, unless it has a hidden layer.
 
-    The hidden layer and its sigmoid follow SentEval (Conneau et al. 2018).
+    The hidden layer and the sigmoid follow SentEval (Conneau et al. 2018).
 
     Raises:
         DimensionError: n does not divide `width`.
@@ -215,7 +215,7 @@ def _composition(
     *,
     joined: bool,
 ) -> nn.Module | None:
-    """Build the module that composes parts (..., width), in a list or joined in one tensor; None for ``none``."""
+    """Build the module that composes parts (..., width), in a list or joined in one tensor. None for ``none``."""
     out = section.width
     maps = builder
     if section.composition_maps != "algebra":

@@ -1,6 +1,6 @@
 """Train a student of a trained model: ``phmctl distil``.
 
-Translation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", §3.2): the teacher translates its training text
+Translation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", §3.2): the teacher translates the training text
 by beam search, and the student trains on these translations and on the references. Classification (Hinton et al. 2015,
 "Distilling the Knowledge in a Neural Network", §2): the student learns the teacher's probabilities and the labels.
 """
@@ -66,21 +66,21 @@ def distil(
     """Train a student of a trained translator or classifier.
 
     Args:
-        teacher: A trained translator or classifier. The student is trained on its data.
+        teacher: A trained translator or classifier. The student is trained on the same data.
         recipe: The student's recipe (default: the teacher's).
         seed: Seed of the student.
         steps: Number of optimiser steps of the student.
         settings: Set any key of the student's recipe: training.clip=1.0.
-        start: nearest: start with the teacher's tables, norms and biases, and with the Kronecker sums nearest to its
-            weights, if the shapes are equal; random: with random weights.
-        beam: Beam size of the teacher (default: its recipe's).
+        start: nearest: start with the teacher's tables, norms and biases, and with the Kronecker sums nearest to the
+            teacher's weights, if the shapes are equal. random: with random weights.
+        beam: Beam size of the teacher (default: the teacher's recipe's).
         references: Train on the references too, instead of on the teacher's translations only.
         tag: Name of the student's run.
         quiet: Print nothing on stderr.
 
     Raises:
-        RunError: the run is missing, its task cannot be distilled, the student's recipe has another task, vocabulary or
-            corpus, its vocabulary lacks words of the training text, or all its translations are empty.
+        RunError: the run is missing or has a task that cannot be distilled, the student's recipe has another task,
+            vocabulary or corpus, the vocabulary lacks words of the training text, or all translations are empty.
         DataError: the teacher's data is not prepared.
         UserError: the start is unknown, an option does not apply to the task, or a setting is one that distil sets.
     """
@@ -115,7 +115,7 @@ def distil(
     starts_nearest = start == "nearest" and not differing_key
     keys["training.initialise_from"] = folder if starts_nearest else None
     if start == "nearest" and differing_key and not quiet:
-        note(f"the student starts with random weights: its model.{differing_key} differs from its teacher's")
+        note(f"the student starts with random weights: its model.{differing_key} is not the teacher's")
     return train_student(
         recipe,
         n=n,
@@ -131,7 +131,7 @@ def distil(
 
 
 def _check_student(run: Run, student: Recipe) -> None:
-    """Raise RunError if a student's recipe differs from its teacher's in the task or in the tokens."""
+    """Raise RunError if the recipes of student and teacher differ in the task or in the tokens."""
     task = run.recipe.task
     if student.task != task:
         raise RunError(f"{run.folder} has task {task!r}, the student's recipe {student.task!r}")
@@ -145,7 +145,7 @@ def _check_student(run: Run, student: Recipe) -> None:
 
 
 def _prepare_taught_corpus(run: Run, student: Recipe, root: Path, beam: int | None, references: bool) -> dict[str, Any]:
-    """Prepare a corpus with the teacher's translations, shared by all its students; return the recipe keys for it."""
+    """Prepare a corpus with the teacher's translations for all students, and return the recipe keys for it."""
     recipe = run.recipe_of(TranslationRecipe)
     search = change_decoding(recipe.decoding, beam=beam)
     settings = search.model_dump_json(exclude=keys_changing(search, NOTHING))

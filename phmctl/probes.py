@@ -56,7 +56,7 @@ def probe(
     data: str | Path | None = None,
     settings: Sequence[str] = (),
 ) -> "ProbingReport":
-    """Probe a translator's encoder and write the scores into its results. Raises DataError, RunError, OutputError.
+    """Probe a translator's encoder and write the scores into the run. Raises DataError, RunError, OutputError.
 
     `data` is the folder of the prepared tasks, by default ``$PHMCTL_DATA`` or ``data``. `settings` are keys of the
     recipe ``probe`` as ``key=value``; ``data.card`` selects a single task.
@@ -128,7 +128,7 @@ class Encoder:
 
     @torch.no_grad()
     def read(self, texts: Sequence[str], pooling: str) -> dict[str, Tensor]:
-        """Return both kinds of vectors (N, d) of texts, in float32; a text without tokens gets zeros.
+        """Return both kinds of vectors (N, d) of texts, in float32. A text without tokens gets zeros.
 
         Pooled encoder states include the end of sentence, mean embeddings do not.
         """

@@ -1,4 +1,4 @@
-"""Classifiers of texts (Transformer encoder; Table 5 of the PHM paper) and sentence pairs (PHM-LSTM; Table 1)."""
+"""Classifiers of texts (Transformer encoder, Table 5 of the PHM paper) and sentence pairs (PHM-LSTM, Table 1)."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from phmctl.nn.lstm import PHMLSTM, Cell, Gates
 class EncoderClassifier(nn.Module):
     """Classify a text: embedding, encoder layers, pooling, and a dense map to the classes.
 
-    ``pooling: last`` uses the last token's state; if a prefix ends before the verb, this is the position that predicts
+    ``pooling: last`` uses the last token's state. If a prefix ends before the verb, this is the position that predicts
     the verb's number. ``mean`` averages over all tokens, like Tensor2Tensor, the PHM paper's public code base, does for
     class labels (followed by a dense layer, as here). The paper (§5.4, appendix B.4) does not say which one it used.
 
@@ -51,7 +51,7 @@ class EncoderClassifier(nn.Module):
         return self.output(self.encode(tokens))  # type: ignore[no-any-return]
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Return a vector (B, d) for each text (B, S); an empty text gives zeros."""
+        """Return a vector (B, d) for each text (B, S). An empty text gives zeros."""
         mask = tokens != PAD  # (B, S)
         attended = mask.clone()
         attended[:, :1] = True  # attention over an empty set gives NaN
@@ -70,7 +70,7 @@ class PairClassifier(nn.Module):
         logits = W₃ ReLU(W₂ ReLU(W₁ x))                                         W₁, W₂ 300 wide
 
     with x = [u; v] (``combination: concat``) or [u; v; |u − v|; u ∗ v] (``full``). In appendix B.1 the MLP's input is
-    the concatenated pooled states, without a difference or product, so ``concat`` follows the paper; ``full`` is common
+    the concatenated pooled states, without a difference or product, so ``concat`` follows the paper. ``full`` is common
     elsewhere (Mou et al. 2016, Conneau et al. 2017). We read "two-layer 300D" as two hidden layers of width 300 before
     the map to the classes.
 
@@ -135,7 +135,7 @@ class PairClassifier(nn.Module):
         """Return a vector (B, 2h) for each text (B, S): the maximum and the mean of the states over time.
 
         An empty text gives zeros. Lengths are passed to the LSTM only on a CPU, because elsewhere reading them would
-        synchronise with the device; the LSTM then also runs over the padding, and pooling ignores those states.
+        synchronise with the device. The LSTM then also runs over the padding, and pooling ignores those states.
         """
         mask = ids != PAD  # (B, S)
         embedded = self._drop(self.embedding(ids))  # (B, S, e)

@@ -33,7 +33,7 @@ class DecoderState:
     that the written positions are contiguous and a change of beams or sentences is a single copy. (Masking was measured
     and is slower than copying.) Two buffers alternate, because an allocation costs several times a copy. The capacity
     grows with the outputs. `memories` holds the keys and values of cross-attention, a pair of (B, heads, S, head width)
-    for each layer; the beams of a sentence share them.
+    for each layer. The beams of a sentence share them.
     """
 
     def __init__(self, memories: Sequence[tuple[Tensor, Tensor]], mask: Tensor, beams: int, max_length: int) -> None:
@@ -51,7 +51,7 @@ class DecoderState:
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append a key and a value, (B·K, heads, 1, head width), and return all t of them, (B·K, heads, t, head width).
 
-        All layers append at the current position; the caller advances it.
+        All layers append at the current position. The caller advances it.
         """
         position = self.position
         rows, heads, _, head_width = key.shape
@@ -70,8 +70,8 @@ class DecoderState:
         """Replace the beams of each sentence by copies of the given parents.
 
         Args:
-            parents: beam indices (B', K') in [0, K); K' is the new number of beams.
-            sentences: indices (B',) of the sentences to keep, with `parents` for each of them; None keeps all.
+            parents: beam indices (B', K') in [0, K). K' is the new number of beams.
+            sentences: indices (B',) of the sentences to keep, with `parents` for each of them. None keeps all.
         """
         indices = torch.arange(len(parents), device=parents.device) if sentences is None else sentences  # (B',)
         rows = (indices[:, None] * self.beams + parents).flatten()  # (B'·K',), indices into B·K
@@ -84,7 +84,7 @@ class DecoderState:
             self.memories = [(keys[sentences], values[sentences]) for keys, values in self.memories]
 
     def _swap_buffers(self, capacity: int, rows: int) -> Tensor:
-        """Return the spare buffer, enlarged if necessary, as an empty `past`; the current buffer becomes the spare."""
+        """Return the spare buffer, enlarged if necessary, as an empty `past`. The current buffer becomes the spare."""
         shape = (capacity, len(self.memories), 2, rows, self._inner)
         size = math.prod(shape)
         if self._spare.numel() < size:
@@ -104,7 +104,7 @@ class EncoderLayer(nn.Module):
         self.attention_residual, self.feed_forward_residual = residual(), residual()
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Transform x (B, S, d); the mask (B, 1, 1, S) is true at positions that can be attended to."""
+        """Transform x (B, S, d). The mask (B, 1, 1, S) is true at positions that can be attended to."""
         x = self.attention_residual(x, lambda h: self.attention(h, mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
@@ -124,14 +124,14 @@ class DecoderLayer(nn.Module):
         self.attention_residual, self.cross_residual, self.feed_forward_residual = residual(), residual(), residual()
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
-        """Transform x (B, T, d), with cross-attention to memory (B, S, d) under its mask (B, 1, 1, S)."""
+        """Transform x (B, T, d), with cross-attention to memory (B, S, d) under the mask (B, 1, 1, S)."""
         # Padding follows the real tokens, so the causal mask already hides it from them.
         x = self.attention_residual(x, lambda h: self.attention(h, causal=True))
         x = self.cross_residual(x, lambda h: self.cross_attention.forward_memory(h, memory, mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def step(self, x: Tensor, state: DecoderState, layer: int) -> Tensor:
-        """Transform one position x (B, K, d) of K beams of B sentences, and append its keys and values to the state."""
+        """Transform one position x (B, K, d) of K beams of B sentences, and append the keys and values to the state."""
 
         def attend_past(h: Tensor) -> Tensor:
             query, key, value = self.attention.project(h.flatten(0, 1).unsqueeze(1))  # (B·K, heads, 1, head width)
@@ -167,7 +167,7 @@ class Stack(nn.ModuleList):
         return (self[index] for index in range(len(self)))
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        """Apply all layers to x (B, T, d); each gets the same `context` (memory, mask)."""
+        """Apply all layers to x (B, T, d). Each gets the same `context` (memory, mask)."""
         return self._apply_layers(x, lambda layer, index, h: layer(h, *context))
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:
@@ -206,7 +206,7 @@ def _position_table(rows: int, width: int, device: torch.device) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder Transformer over token ids; attention skips padding (id 0).
+    """Encoder-decoder Transformer over token ids. Attention skips padding (id 0).
 
     The two embeddings may be the same module. `encoder_norm` and `decoder_norm` are layer norms or identities. Without
     a generator, the target embedding's weight maps to the vocabulary. `dropout` applies to the embeddings.

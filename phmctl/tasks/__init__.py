@@ -11,7 +11,7 @@ from phmctl.tasks.rule import RULE
 from phmctl.tasks.text import OwnText
 from phmctl.tasks.translation import TRANSLATION
 
-# By the value of `task` in recipes and cards; the recipe's class is in `recipe.schema.RECIPES`.
+# By the value of `task` in recipes and cards. The recipe's class is in `recipe.schema.RECIPES`.
 TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (TRANSLATION, CLASSIFICATION, PROBING, RULE)}
 
 
@@ -20,7 +20,7 @@ def task_of(recipe: Recipe) -> TaskSpec:
 
 
 def trains(recipe: Recipe, command: str = "train") -> Trains:
-    """Return how a recipe is trained and scored; raise UserError, which names the command, if its task is not."""
+    """Return how a recipe is trained and scored. Raises UserError, which names the command, if the task has neither."""
     spec = task_of(recipe)
     if spec.trains is None:
         raise spec.lacks(command)
@@ -28,7 +28,7 @@ def trains(recipe: Recipe, command: str = "train") -> Trains:
 
 
 def answers(recipe: Recipe, command: str = "decode") -> Answering:
-    """Return how a recipe's models answer lines; raise UserError, which names the command, if they do not."""
+    """Return how a recipe's models answer lines. Raises UserError, which names the command, if they do not."""
     spec = task_of(recipe)
     if spec.answers is None:
         raise spec.lacks(command)
@@ -38,7 +38,7 @@ def answers(recipe: Recipe, command: str = "decode") -> Answering:
 def text_of(name: str, recipe: str | None = None, options: Collection[str] = ()) -> OwnText:
     """Return the type of text that a corpus holds. Raises UserError if the task reads no prepared text.
 
-    An option that only one type has decides; then the card; without a card the recipe.
+    An option that only one type has decides. Otherwise the card does, or without a card the recipe.
     """
     specs = [spec for spec in TASKS.values() if spec.text and not set(options).isdisjoint(spec.text.own_options)]
     if specs:

@@ -42,43 +42,43 @@ Device: TypeAlias = "torch.device | str | None"
 
 @dataclass(frozen=True)
 class Cost:
-    """Size of a micro-batch, computed from its rows without building it.
+    """Size of a micro-batch, computed from the rows without building it.
 
     Every printed and stored "tokens a second" (``tok/s``) counts `tokens`, in training as in ``compare`` and ``bench``.
     """
 
     items: int  # items that the loss sums over, such as the tokens of the target
-    tokens: int  # tokens of all sides, without padding; numbers if the data is no text
+    tokens: int  # tokens of all sides without padding, or numbers if the data is no text
     rows: int  # rows that a map reads: tokens, without padding, of the side with the most
 
 
 class Share(Protocol):
-    """The part of a validation that one process does; all processes of a training call the same methods in order."""
+    """The part of a validation that one process does. All processes of a training call the same methods in order."""
 
     def mine(self, parts: Sequence[P]) -> Iterator[P]:
-        """Yield this process's parts; each part goes to one process. Raises PhmctlError if the training must stop."""
+        """Yield this process's parts. Each part goes to one process. Raises PhmctlError if the training must stop."""
 
     def total(self, sums: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes; float64 makes sums of float32 independent of their number."""
+        """Return the sum of a tensor over all processes, in float64 so that the number of processes does not matter."""
 
     def merge(self, results: Mapping[int, V]) -> dict[int, V]:
-        """Return the results of all processes; the keys are unique."""
+        """Return the results of all processes. The keys are unique."""
 
 
 class Task(Protocol):
     """A recipe bound to its data: model, batches, loss and validation.
 
-    Every process computes the plan of an epoch, the rows of its micro-batches, by itself; it builds (:meth:`collate`)
-    only the micro-batches that it trains on.
+    Every process computes the plan of an epoch, which lists the rows of each micro-batch, and builds
+    (:meth:`collate`) only the micro-batches that it trains on.
     """
 
     unit: str  # short name of the items that the loss is divided by: ``tok``, ``examples``
-    least_score: float  # lower scores are equal, because they differ by chance; then the loss decides
+    least_score: float  # lower scores differ by chance and count as equal, so that the loss decides
 
     def build_model(self, device: torch.device) -> nn.Module: ...
 
     def plan(self, epoch: int) -> Sequence[Rows]:
-        """Return the rows of each micro-batch of an epoch; they depend on the epoch and the seed only."""
+        """Return the rows of each micro-batch of an epoch. They depend on the epoch and the seed only."""
 
     def cost(self, rows: Rows) -> Cost: ...
 
@@ -86,16 +86,16 @@ class Task(Protocol):
         """Build the micro-batch of training rows, in this order."""
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        """Return the loss summed over the batch's items, and their number; the model is called once."""
+        """Return the loss summed over the batch's items, and the number of items. The model is called once."""
 
     def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
-        """Return the validation metrics, the mean ``loss`` among them; every process gets the same."""
+        """Return the validation metrics, the mean ``loss`` among them. Every process gets the same."""
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Return the score of a checkpoint: the best has the highest, and of equal scores the lowest loss."""
 
     def check_data(self) -> None:
-        """Raise DataError if the data does not suffice for training and validation; called before a run is created."""
+        """Raise DataError if the data does not suffice for training and validation, before a run is created."""
         return
 
     def check_run(self, run: Run) -> None:
@@ -117,8 +117,8 @@ class Sizes:
     """Sizes of a model that follow from the data."""
 
     values: Mapping[str, int]  # by the task's names, such as ``source`` and ``target`` for two vocabularies
-    note: str = ""  # their origin, in a sentence for people
-    trained: bool = False  # whether they are the sizes of prepared data; otherwise the recipe's
+    note: str = ""  # the origin of the sizes, in a sentence for people
+    trained: bool = False  # whether prepared data or the recipe has the sizes
 
 
 class Report(Protocol):
@@ -130,7 +130,7 @@ class Report(Protocol):
 @dataclass(frozen=True)
 class Metric:
     name: str  # key in the scores of a result
-    scale: float = 1.0  # factor applied for display; 100 turns a fraction into per cent
+    scale: float = 1.0  # factor for display: 100 turns a fraction into per cent
     higher: bool = True  # whether larger scores are better
     tested: bool = False  # whether differences are tested
 
@@ -142,8 +142,8 @@ class Answers:
     texts: Sequence[str]  # input of each item
     references: Sequence[str]  # reference, or label
     outputs: Sequence[str]
-    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns; -1: not known
-    score_options: ScoreOptions = field(default_factory=ScoreOptions)  # of translations
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns, -1 if not known
+    score_options: ScoreOptions = field(default_factory=ScoreOptions)  # options of BLEU and chrF
 
 
 def no_answers(run: Run, result: Result) -> Answers | None:
@@ -154,14 +154,14 @@ def no_answers(run: Run, result: Result) -> Answers | None:
 class Trains:
     """How recipes of a task are trained and runs are scored: ``train``, ``eval``, ``compare``, ``bench train``."""
 
-    # Bind a recipe to its data below the data folder. Raises DataError if it is not prepared.
+    # Bind a recipe to the data below the data folder. Raises DataError if it is not prepared.
     open: Callable[[Any, Path], Task]
     # Score a run and write the scores into it: evaluate(run, split=, checkpoint=, device=) and the `options` below.
     # Raises RunError, DataError, UserError, OutputError.
     evaluate: Callable[..., Report]
     options: Sequence[str] = ()  # names of the options of ``eval`` that only some tasks have
-    metrics: Sequence[Metric] = ()  # for comparisons of runs; the most important first
-    comparer: Comparer | None = None  # tests of differences; None: the task has no test
+    metrics: Sequence[Metric] = ()  # for comparisons of runs, the most important first
+    comparer: Comparer | None = None  # tests of differences, or None if the task has none
     # Return the scored answers of a result, or None if it has none. Raises RunError.
     answers: Callable[[Run, Result], Answers | None] = no_answers
 
@@ -180,14 +180,14 @@ class Answering:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A task as the commands see it; without `trains` and `answers` its parameters are counted only."""
+    """A task as the commands see it. Without `trains` and `answers` only parameters are counted."""
 
     name: str  # the value of ``task`` in recipes and cards
     recipe: type[Recipe]
     commands: Sequence[str]  # named in the error of a command that the task lacks
-    # Return the sizes of the prepared data below the data folder; without prepared data, or with None, the recipe's.
+    # Return the sizes of the prepared data below the data folder, or the recipe's without prepared data or with None.
     sizes: Callable[[Any, Path | None], Sizes]
-    # Build the untrained model of a recipe's ``model`` section; the device ``meta`` allocates nothing.
+    # Build the untrained model of a recipe's ``model`` section. The device ``meta`` allocates nothing.
     build: Callable[[Any, Mapping[str, int], Device], nn.Module]
     # Return the number of rows of each table with a row for each token, by module name.
     tables: Callable[[Mapping[str, int]], Mapping[str, int]] = lambda sizes: {}
@@ -203,7 +203,7 @@ class TaskSpec:
 
 
 def text_sizes(recipe: Any, data: Path | None, names: tuple[str, str], words: str, classes: int = 0) -> Sizes:
-    """Return the two sizes of a model of text, called `names`; without prepared data the second is `classes`, if any.
+    """Return the two sizes of a model of text, called `names`. Without prepared data the second is `classes`, if any.
 
     `words` shows the two sizes, as in "{:,} source and {:,} target token types".
     """
@@ -235,7 +235,7 @@ def option_name(name: str) -> str:
 
 
 def within(value: float, low: float, high: float, form: str = ".2f") -> str:
-    """Return a figure with its 95 % interval in the form of all tables: ``34.77 (33.51 to 36.02)``."""
+    """Return a figure with a 95 % interval in the form of all tables: ``34.77 (33.51 to 36.02)``."""
     return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
 
 
@@ -246,7 +246,7 @@ def signed(difference: float) -> str:
 class TextComparer:
     """Compare translations by BLEU, chrF and the paired bootstrap (Koehn 2004)."""
 
-    score_name = "BLEU"  # of a breakdown
+    score_name = "BLEU"  # title of the score in a breakdown
     part_name = "words of the source"
 
     def scorer(self, metric: str, runs: Sequence[Answers]) -> Scorer:
@@ -271,7 +271,7 @@ class TextComparer:
 
 
 class LabelComparer:
-    """Compare labels by accuracy and McNemar's exact test; see :class:`TextComparer` for the methods."""
+    """Compare labels by accuracy and McNemar's exact test. :class:`TextComparer` describes the methods."""
 
     score_name = "accuracy (%)"
     part_name = "label"

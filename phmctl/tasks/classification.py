@@ -1,4 +1,4 @@
-"""The task ``classification``: labels for texts or pairs of texts. The task ``probing`` counts its probes here.
+"""The tasks ``classification``, labels for texts or pairs of texts, and ``probing``, whose probes are counted here.
 
 ``eval`` writes the report (``.json``) and the predicted labels (``.predictions.tsv``) into a run's ``results/``.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from phmctl.assembly import Classifier, ClassifierSection
     from phmctl.tasks.classifier import TextClassifier
 
-_SHOWN_LABELS = 12  # more labels make the table of confusions too wide for a terminal; JSON has all
+_SHOWN_LABELS = 12  # more labels make the table of confusions too wide for a terminal
 _PROBED_WIDTH = 512  # width of the vectors for parameter counts of a probe, without an encoder
 
 
@@ -57,7 +57,7 @@ class Examples:
 
     texts: list[tuple[str, ...]]  # one or two cleaned texts of each example
     labels: list[str]
-    extras: Mapping[str, list[int]]  # further numbers of each example, by name; -1: not known
+    extras: Mapping[str, list[int]]  # further numbers of each example by name, -1 if not known
 
 
 def read_examples(run: Run, split: str) -> Examples:
@@ -86,7 +86,7 @@ def read_table(run: Run, path: Path, table_format: RowFormat) -> Examples:
 
 
 def write_predictions(path: Path, examples: Examples, predictions: Sequence[Classified]) -> None:
-    """Write a row for each example: label, predicted label and its probability, extras, texts; quoted as in CSV."""
+    """Write a row for each example, quoted as in CSV: label, predicted label, probability, extras, texts."""
     names = [*examples.extras]
     is_pair = bool(examples.texts) and len(examples.texts[0]) == 2
     rows = [("label", "predicted", "probability", *names, *(("first", "second") if is_pair else ("text",)))]
@@ -116,11 +116,11 @@ class Group:
 
 @dataclass(frozen=True)
 class ClassifierReport:
-    run: str  # its name
+    run: str  # name of the run
     split: str  # ``test`` or ``valid``, a named test set, or the name of a table
     checkpoint: str  # name of the checkpoint's folder
     labels: list[str]  # classes
-    accuracy: scoring.Accuracy  # with its 95 % interval
+    accuracy: scoring.Accuracy  # with the 95 % interval
     classes: list[scoring.ClassScore]  # precision, recall and F1 of each class
     confusion: list[list[int]]  # number of examples by class (row) and prediction (column)
     groups: Mapping[str, list[Group]]  # accuracy by the values of each extra
@@ -196,7 +196,7 @@ def evaluate(
     text: Sequence[str] | None = None,
     label: str | None = None,
 ) -> ClassifierReport:
-    """Score a classifier; write scores and predictions into the run unless a table is scored.
+    """Score a classifier, and write scores and predictions into the run unless a table is scored.
 
     `table` holds labelled examples in place of a split, with the columns `text` and `label`.
 

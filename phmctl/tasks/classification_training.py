@@ -44,7 +44,7 @@ class ClassificationTask(Task):
 
     @classmethod
     def open(cls, recipe: ClassificationRecipe, data: Path) -> Self:
-        """Bind a recipe to its prepared data below the data folder. Raises DataError if it is not prepared."""
+        """Bind a recipe to the prepared data below the data folder. Raises DataError if it is not prepared."""
         return cls(recipe, PreparedData.find(recipe.data, data))
 
     def build_model(self, device: torch.device | str | None = None) -> Classifier:

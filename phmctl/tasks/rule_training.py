@@ -40,7 +40,7 @@ from phmctl.storage import write_atomic
 from phmctl.tasks.base import Autocast, Cost, Device, Rows, Share, Task
 
 TRUTH = "truth.safetensors"  # stored in a run, because another version of torch may draw another map
-EVALUATION_SAMPLES = 1000  # of the validation and of the test split
+EVALUATION_SAMPLES = 1000  # size of the validation and of the test split
 THRESHOLD = 1e-3  # the map and the rule are learned if the relative errors are smaller
 _ALGEBRA = {"hamilton": "quaternion", "octonion": "octonion"}
 
@@ -172,7 +172,7 @@ class RuleTask(Task):
             )
 
     def furnish(self, run: Run) -> None:
-        """Write the true map, and ``data.json`` with its SHA-256."""
+        """Write the true map, and ``data.json`` with the map's SHA-256."""
         write_atomic(run.folder / TRUTH, save({"A": self.truth.A.contiguous(), "S": self.truth.S.contiguous()}))
         record_copies(run, self.recipe.data.model_dump(), run.folder / TRUTH)
 
@@ -197,24 +197,24 @@ def _relative_error(value: Tensor, truth: Tensor) -> float:
 class RuleComparison:
     """Differences between the learned rule and the true rule A*."""
 
-    # H does not change if A becomes P·A and S becomes P⁻ᵀ·S; P is the basis that fits A best.
+    # H does not change if A becomes P·A and S becomes P⁻ᵀ·S. P is the basis that fits A best.
     relative_error: float  # ‖P·A − A*‖ / ‖A*‖
     span_sine: float  # sine of the largest angle between the spans of the A[i] and of the A*[i]
-    components_error: float | None  # ‖P⁻ᵀ·S − S*‖ / ‖S*‖; None if P is singular
-    condition: float | None  # condition number of P in the 2-norm; None if P is singular
+    components_error: float | None  # ‖P⁻ᵀ·S − S*‖ / ‖S*‖, or None if P is singular
+    condition: float | None  # condition number of P in the 2-norm, or None if P is singular
     basis: list[list[float]]  # P, (n, n)
 
 
 @dataclass(frozen=True)
 class RuleEvaluation:
-    run: str  # its name
+    run: str  # name of the run
     split: str  # ``test`` or ``valid``
     checkpoint: str  # the name of the checkpoint's folder
     product: str  # ``rotation-3d``, ``hamilton`` or ``octonion``
     samples: int  # number of examples, none of which is in train
     loss: float  # mean squared error of a number in the examples' targets
     map_error: float  # ‖H − H*‖ / ‖H*‖
-    attainable_error: float | None  # least possible `map_error` for this n; None if the rule is fixed or factored
+    attainable_error: float | None  # least possible `map_error` for this n, or None if the rule is fixed or factored
     rule: RuleComparison | None
     rule_note: str | None  # the reason if the rules were not compared
     learned: bool  # whether the errors of the map and, if compared, of the rule are below :data:`THRESHOLD`

@@ -1,8 +1,8 @@
 """The task ``translation``: sentence pairs or style transfer, Transformers, beam search and BLEU.
 
-``eval`` translates a split or files and scores the translations. A run's ``results/`` gets the translations (``.hyp``,
-one per line), a record of their source (``.decoding.json``; the source is translated again if it has changed) and the
-scores (``.json``).
+``eval`` translates a split or files and scores the translations. It writes the translations (``.hyp``, one per line),
+the digest of the source (``.decoding.json``) and the scores (``.json``) into a run's ``results/``. The same source is
+not translated again.
 """
 
 from __future__ import annotations  # torch is imported by the functions that need it
@@ -43,10 +43,10 @@ _ORIGIN = ".decoding.json"
 class Text:
     """Sentences and references to score: a split of the run's own text, or files."""
 
-    name: str  # of the split or the file
+    name: str  # split or file
     source: Sequence[str]
     references: Sequence[Sequence[str]]  # each with a line for each sentence
-    extras: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns; -1: not known
+    extras: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns, -1 if not known
     origin: Mapping[str, Any] = field(default_factory=dict)  # SHA-256 of files, for the key of the result
 
 
@@ -86,14 +86,14 @@ def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path
 class Evaluation:
     """The scores of a run on a split."""
 
-    run: str  # its name
-    split: str  # name of the split or the file; ``file-test`` of a file named like a split
+    run: str  # name of the run
+    split: str  # name of the split or the file, or ``file-test`` for a file that is named like a split
     checkpoint: str  # name of the checkpoint's folder
     decoding: DecodingSection  # settings of the search
     sentences: int  # number of scored sentences
     decoding_seconds: float  # duration of the search when the translations were made
     scores: list[scoring.Score]  # BLEU, chrF and TER
-    copy: scoring.Copy  # score of the source as its own translation
+    copy: scoring.Copy  # score of the untranslated source
     bleu_by_source_length: list[scoring.Bin]
     bleu_by_extra: Mapping[str, list[scoring.Bin]]  # by the values of each extra of the corpus
 

@@ -1,4 +1,4 @@
-"""Train translators by cross-entropy; validate by cross-entropy and BLEU."""
+"""Train translators by cross-entropy, and validate by cross-entropy and BLEU."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class TranslationTask(Task):
 
     @classmethod
     def open(cls, recipe: TranslationRecipe, data: Path) -> Self:
-        """Bind a recipe to its prepared data below the data folder. Raises DataError if it is not prepared."""
+        """Bind a recipe to the prepared data below the data folder. Raises DataError if it is not prepared."""
         return cls(recipe, PreparedData.find(recipe.data, data))
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
