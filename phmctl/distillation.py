@@ -8,9 +8,7 @@ by beam search, and the student trains on these translations and on the referenc
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from phmctl.console import note, progress, silence
 from phmctl.data import UNK
@@ -20,7 +18,6 @@ from phmctl.decoding.search import change_decoding
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.languages import is_code
-from phmctl.options import LIBRARY_ONLY, Algebra, Data, N, Runs, Settings
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
 from phmctl.recipe.models import NOTHING, keys_changing
@@ -47,27 +44,29 @@ _SHARED_KEYS = {  # keys of the data section on which teacher and student must a
 
 
 def distil(
-    teacher: Annotated[str | Path, typer.Argument(metavar="TEACHER_RUN")],
+    teacher: str | Path,
     recipe: RecipeLike | None = None,
     *,
-    n: N = None,
-    algebra: Algebra = None,
+    n: int | None = None,
+    algebra: str | None = None,
     seed: int | None = None,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
-    settings: Settings = (),
+    steps: int | None = None,
+    settings: Mapping[str, Any] | Sequence[str] = (),
     start: str = "nearest",
-    beam: Annotated[int | None, typer.Option(min=1)] = None,
-    references: Annotated[bool, typer.Option("--references/--no-references")] = True,
-    data: Data = None,
-    runs: Runs = None,
+    beam: int | None = None,
+    references: bool = True,
+    data: str | Path | None = None,
+    runs: str | Path | None = None,
     tag: str | None = None,
-    quiet: Annotated[bool, LIBRARY_ONLY] = True,
+    quiet: bool = True,
 ) -> "TrainingResult":
     """Train a student of a trained translator or classifier.
 
     Args:
         teacher: A trained translator or classifier. The student is trained on the same data.
         recipe: The student's recipe (default: the teacher's).
+        n: PHM hyperparameter of the student; 1 is dense.
+        algebra: Algebra of the student.
         seed: Seed of the student.
         steps: Number of optimiser steps of the student.
         settings: Set any key of the student's recipe: training.clip=1.0.
@@ -75,6 +74,8 @@ def distil(
             teacher's weights, if the shapes are equal. random: with random weights.
         beam: Beam size of the teacher (default: the teacher's recipe's).
         references: Train on the references too, instead of on the teacher's translations only.
+        data: Data folder (default: ``$PHMCTL_DATA`` or ``data``).
+        runs: Folder of runs (default: ``$PHMCTL_RUNS`` or ``runs``).
         tag: Name of the student's run.
         quiet: Print nothing on stderr.
 

@@ -68,12 +68,6 @@ class WriteFailedError(OutputError):
     exit_code = 1
 
 
-class StoppedError(PhmctlError):
-    """The user pressed Ctrl-C."""
-
-    exit_code = 130
-
-
 class NonFiniteError(PhmctlError):
     """A loss or a gradient became NaN or infinite."""
 

@@ -1,41 +1,21 @@
 """The commands as functions: ``phmctl.prepare``, ``phmctl.train``, ``phmctl.evaluate``, ``phmctl.load``.
 
-The command line reads its options from these signatures and docstrings; :mod:`phmctl.options` describes the options
-that several commands have. Nothing is printed unless ``quiet`` is False. Importing this module does not import torch.
+Nothing is printed unless ``quiet`` is False. Importing this module does not import torch.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from phmctl.console import silence
 from phmctl.errors import DataError, UserError
 from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.inference.opening import evaluate as evaluate_run
-from phmctl.options import (
-    AXIS,
-    LIBRARY_ONLY,
-    Algebra,
-    Alpha,
-    AnyDevice,
-    BatchTokens,
-    Beam,
-    Checkpoint,
-    Data,
-    Device,
-    N,
-    Precision,
-    Runs,
-    Settings,
-    Split,
-    check_types,
-)
 from phmctl.recipe.loading import RecipeLike, common_overrides, resolve, unmodified
 from phmctl.runs import AUTO, Run
 from phmctl.runs.find import check_tag
+from phmctl.shipped import shipped_names
 from phmctl.tasks import text_of
 from phmctl.tasks.text import prepare_text
 
@@ -46,33 +26,32 @@ if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
 
 Files = str | Path | Sequence[Any]  # a table, a pair (source, target), or a list of tables and pairs
-Columns = Annotated[str | int | Sequence[str | int] | None, typer.Option(metavar="COLUMN")]
-Pair = Annotated[str | tuple[str | int, str | int] | None, typer.Option(metavar="SRC,TGT")]
+Columns = str | int | Sequence[str | int]
+Pair = str | Sequence[str | int]
 
 
-@check_types
 def prepare(
-    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    name: str | None,
     *,
-    data: Data = None,
+    data: str | Path | None = None,
     source: str | Path | None = None,
     recipe: str | Path | None = None,
-    files: Annotated[Mapping[str, Files] | None, LIBRARY_ONLY] = None,
-    columns: Pair = None,
-    languages: Pair = None,
-    table: Annotated[Mapping[str, Any] | Sequence[str] | None, typer.Option(metavar="SPLIT=FILE")] = None,
-    text: Columns = None,
-    label: Annotated[str | int | None, typer.Option(metavar="COLUMN")] = None,
+    files: Mapping[str, Files] | None = None,
+    columns: Pair | None = None,
+    languages: Pair | None = None,
+    table: Mapping[str, Any] | Sequence[str] | None = None,
+    text: Columns | None = None,
+    label: str | int | None = None,
     quoting: bool | None = None,
     header: bool | None = None,
-    extra: Columns = None,
-    vectors: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
+    extra: Columns | None = None,
+    vectors: str | Path | None = None,
     skip_bad_lines: bool = False,
-    split: Annotated[str | None, typer.Option(metavar="VALID[,TEST]")] = None,
-    vocabulary_of: Annotated[str | Path | None, typer.Option(metavar="RUN")] = None,
+    split: str | None = None,
+    vocabulary_of: str | Path | None = None,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
-    joint: Annotated[bool | None, typer.Option("--joint/--separate")] = None,
+    joint: bool | None = None,
     reverse: bool = False,
     copies: bool = False,
     max_tokens: int | None = None,
@@ -80,15 +59,16 @@ def prepare(
     normalise: bool | None = None,
     entities: str | None = None,
     max_ratio: float | None = None,
-    min_count: Annotated[int | None, typer.Option(min=1)] = None,
+    min_count: int | None = None,
     force: bool = False,
     refetch: bool = False,
-    quiet: Annotated[bool, LIBRARY_ONLY] = True,
+    quiet: bool = True,
 ) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
 
     Args:
         name: Name of a dataset card, or a name for your own corpus.
+        data: Data folder (default: ``$PHMCTL_DATA`` or ``data``).
         source: Folder with the card's files; without it they are downloaded.
         recipe: Read tokenizer, vocabulary and lengths from this recipe.
         files: Your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``. A split is a pair
@@ -127,7 +107,7 @@ def prepare(
     Raises:
         DataError: the card is unknown, or files are missing or malformed.
         RecipeError: a setting is out of range.
-        UserError: an argument has the wrong type.
+        UserError: files are given in another form.
         OutputError: the folder cannot be written.
     """
     if name is None:
@@ -211,22 +191,22 @@ def _file_groups(files: "Files") -> list[tuple[Path, ...]]:
 
 
 def train(
-    recipe: Annotated[RecipeLike | None, typer.Argument(metavar="RECIPE")] = None,
+    recipe: RecipeLike,
     *,
-    n: N = None,
-    algebra: Algebra = None,
-    seed: Annotated[int | None, AXIS] = None,
-    device: Device = None,
-    steps: Annotated[int | None, AXIS] = None,
-    execution: Annotated[str | None, AXIS] = None,
-    init: Annotated[str | Path | None, AXIS, typer.Option(metavar="RUN")] = None,
-    settings: Settings = (),
-    data: Data = None,
-    runs: Runs = None,
-    resume: Annotated[bool | str | Path, typer.Option(metavar="[RUN|auto]")] = False,
+    n: int | None = None,
+    algebra: str | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    steps: int | None = None,
+    execution: str | None = None,
+    init: str | Path | None = None,
+    settings: Mapping[str, Any] | Sequence[str] = (),
+    data: str | Path | None = None,
+    runs: str | Path | None = None,
+    resume: bool = False,
     checkpoint: str | None = None,
     tag: str | None = None,
-    quiet: Annotated[bool, LIBRARY_ONLY] = True,
+    quiet: bool = True,
 ) -> "TrainingResult":
     """Train a recipe's model on its prepared data: ``phmctl train``.
 
@@ -235,16 +215,21 @@ def train(
     130 or 143).
 
     Args:
-        recipe: Recipe: a path or a shipped name; in a program also a mapping with the keys of the YAML, or a
-            :class:`~phmctl.recipe.schema.Recipe`.
+        recipe: A path or a shipped name, a mapping with the keys of the YAML, or a
+            :class:`~phmctl.recipe.schema.Recipe`. With `resume` also a run: a folder, a name below `runs` or a tag.
+        n: PHM hyperparameter; 1 is dense.
+        algebra: ``real``, ``phm`` or a fixed algebra (default: phm if n is given and above 1).
         seed: Seed of initialisation, dropout and batch order.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         steps: Number of optimiser steps.
-        execution: How PHM maps are applied: dense or rank (default: rank where it is faster).
+        execution: How PHM maps are applied: ``dense`` or ``rank`` (default: rank where it is faster).
         init: Copy tensors of the same name and shape from this run.
-        settings: Set any recipe key: training.clip=1.0; in a program also ``{"training.clip": 1.0}``.
-        resume: Continue RUN, or RECIPE's newest run; auto: start a run if no run exists.
-        checkpoint: With --resume: checkpoint to continue from: last (default), best or step-N.
-        tag: Name of the new run; commands accept it like a folder.
+        settings: Values of recipe keys: ``{"training.clip": 1.0}`` or ``["training.clip=1.0"]``.
+        data: Data folder (default: ``$PHMCTL_DATA`` or ``data``).
+        runs: Folder of runs (default: ``$PHMCTL_RUNS`` or ``runs``).
+        resume: Continue the run, or the newest run whose training steps agree with the recipe; start one if none does.
+        checkpoint: With `resume`: the checkpoint to continue from, ``last`` (default), ``best`` or ``step-N``.
+        tag: Name of a new run; commands accept it like a folder.
         quiet: Print nothing on stderr.
 
     Returns:
@@ -254,79 +239,85 @@ def train(
     Raises:
         RecipeError: the recipe is invalid; lists all problems at once.
         DataError: the data is not prepared.
-        UserError: no recipe is given, options contradict each other, or another thread of the process is training.
+        UserError: options contradict each other, or another thread of the process is training.
         RunError: the run cannot be resumed, or not with this recipe.
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.
     """
     from phmctl.training.train import train as run_training
 
-    if checkpoint is not None and resume is False:
+    if checkpoint is not None and not resume:
         raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
-    recipe, run = recipe_to_train(recipe, resume, tag, runs)
+    check_tag(tag)
+    written, run = recipe_and_run(recipe, resume=resume, runs=runs)
+    if tag is not None and run is not None:
+        raise UserError(f"--tag {tag} names a new run; leave it out to continue {run.folder}")
     overrides = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
     )
     with silence(quiet):
-        resolved = resolve(recipe, overrides, settings)
+        resolved = resolve(written, overrides, settings)
         return run_training(
             resolved,
             data=_path(data),
             runs=_path(runs),
-            resume="auto" if resume == "auto" else bool(resume),
+            resume=resume,
             run=run,
             checkpoint=checkpoint or "last",
             quiet=quiet,
-            record={"tag": tag, "unmodified": unmodified(recipe, resolved)},
+            record={"tag": tag, "unmodified": unmodified(written, resolved)},
         )
 
 
-def recipe_to_train(
-    recipe: RecipeLike | None, resume: bool | str | Path, tag: str | None, runs: str | Path | None = None
+def recipe_and_run(
+    recipe: RecipeLike, *, resume: bool, runs: str | Path | None = None
 ) -> tuple[RecipeLike, Run | None]:
-    """Return the recipe to train, and the run to continue if `resume` names a run."""
-    run = None
-    if not isinstance(resume, bool) and resume != "auto":
-        run = Run.open(resume, runs)
-    check_tag(tag)
-    if tag is not None and (run is not None or resume is True):
-        raise UserError(f"--tag {tag} names a new run; leave it out with --resume, or give --resume auto")
-    if recipe is None:
-        if run is None:
-            raise UserError("train needs a RECIPE, or a run to continue: --resume RUN")
-        recipe = run.recipe
-    return recipe, run
+    """Return the recipe to train, and the run to continue if `recipe` names a run."""
+    if not isinstance(recipe, str | Path) or Path(recipe).is_file() or str(recipe) in shipped_names("recipes"):
+        return recipe, None
+    if resume:
+        run = Run.open(recipe, runs)
+        return run.recipe, run
+    if Path(recipe).is_dir():
+        raise UserError(f"{recipe} is a folder, not a recipe; add --resume to continue a run")
+    return recipe, None
 
 
-@check_types
 def evaluate(
-    run: Annotated[str | Path, AXIS, typer.Argument(metavar="RUN")],
-    split: Split = "test",
+    run: str | Path,
+    split: str = "test",
     *,
-    checkpoint: Checkpoint = "auto",
-    beam: Beam = None,
-    alpha: Alpha = None,
-    batch_tokens: BatchTokens = None,
-    precision: Precision = None,
+    checkpoint: str = AUTO,
+    beam: int | None = None,
+    alpha: float | None = None,
+    batch_tokens: int | None = None,
+    precision: str | None = None,
     probing: bool = False,
-    settings: Annotated[Mapping[str, Any] | Sequence[str], typer.Option("--set", metavar="KEY=VALUE")] = (),
-    data: Data = None,
-    lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
+    settings: Mapping[str, Any] | Sequence[str] = (),
+    data: str | Path | None = None,
+    lowercase: bool | None = None,
     tokenize: str | None = None,
-    source: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
-    reference: Annotated[str | Path | Sequence[str | Path] | None, typer.Option(metavar="FILE")] = None,
-    table: Annotated[str | Path | None, typer.Option(metavar="FILE")] = None,
-    text: Columns = None,
-    label: Annotated[str | int | None, typer.Option(metavar="COLUMN")] = None,
-    device: AnyDevice = "auto",
-    quiet: Annotated[bool, LIBRARY_ONLY] = True,
+    source: str | Path | None = None,
+    reference: str | Path | Sequence[str | Path] | None = None,
+    table: str | Path | None = None,
+    text: Columns | None = None,
+    label: str | int | None = None,
+    device: str = "auto",
+    quiet: bool = True,
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
 
     Args:
         run: Run, folder of versions (its newest run is used), tag or export.
+        split: ``test``, ``valid`` or ``test_NAME``, a named test set.
+        checkpoint: ``best``, ``last``, ``average`` or ``step-N``; ``auto`` is the average if the recipe asks for one.
+        beam: Beam size; 1 is greedy (default: the recipe's).
+        alpha: Exponent of the length penalty (default: the recipe's).
+        batch_tokens: Number of source tokens in a batch, including padding.
+        precision: Translation: compute in ``float32`` or ``bfloat16``.
         probing: Probe a translator's encoder (Table 3 of Li et al. 2020).
-        settings: With --probing: set a key of the recipe 'probe'.
+        settings: With `probing`: keys of the recipe ``probe``.
+        data: With `probing`: the data folder (default: ``$PHMCTL_DATA`` or ``data``).
         lowercase: Score BLEU and chrF in lower case (default: as the corpus).
         tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).
         source: Source text to score instead of a split.
@@ -334,6 +325,7 @@ def evaluate(
         table: Labelled text to score a classifier on instead of a split.
         text: Column of the text in --table; twice for pairs.
         label: Column of the label in --table.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         quiet: Print nothing on stderr.
 
     Returns:
@@ -342,7 +334,7 @@ def evaluate(
 
     Raises:
         RunError: a file is missing or damaged.
-        UserError: the task does not have an option, or an argument has the wrong type.
+        UserError: the task does not have an option.
         OutputError: the run's folder cannot be written.
     """
     options = _without_none(

@@ -64,7 +64,7 @@ def score(run: Path) -> None:
 
 
 def resume(run: Path) -> None:
-    verbs.train(resume=run)
+    verbs.train(run, resume=True)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])

@@ -1,23 +1,39 @@
-"""The commands ``recipes``, ``runs`` and ``count-params``."""
+"""The commands that show what is there: ``recipes``, ``runs``, ``count-params``, ``compare`` and ``report``."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from phmctl.cli.bench import integers, names
-from phmctl.cli.build import app, command
+import phmctl
+from phmctl.cli.options import Json, Runs, Settings, Split, integers, names
 from phmctl.console import Shown, Table
-from phmctl.options import Runs, Settings
 from phmctl.shipped import shipped_names
 
+if TYPE_CHECKING:
+    from phmctl.results.compare import Comparison
 
-@command(app, "recipes")
-def recipes(name: Annotated[str | None, typer.Argument(metavar="RECIPE")] = None) -> Shown:
-    """List the shipped recipes, or print one with its comments.
+_COMMANDS = 20  # commands that are printed
 
-    Args:
-        name: Recipe to print, with its comments.
-    """
+Names = Annotated[list[str] | None, Argument(metavar="NAME", help="Recipes, variants, runs or tags.")]
+RecipeRuns = Annotated[str | None, Option(metavar="NAME", help="Compare all runs of this recipe too.")]
+ResultsOf = Annotated[str | None, Option(help="Use only results of this checkpoint: best, last, average or step-N.")]
+Baseline = Annotated[
+    str | None,
+    Option(metavar="RUN|VARIANT", help="Baseline: a run or a variant (default: the dense variant, else the first)."),
+]
+Score = Annotated[
+    bool, Option("--eval", help="First score the runs that have the text and the checkpoint but no result.")
+]
+
+
+def recipes(
+    name: Annotated[str | None, Argument(metavar="RECIPE", help="Recipe to print, with its comments.")] = None,
+    json: Json = False,
+) -> Shown:
+    """List the shipped recipes, or print one with its comments."""
     from phmctl.recipe.loading import find_recipe, load_recipe
 
     if name is not None:
@@ -31,13 +47,8 @@ def recipes(name: Annotated[str | None, typer.Argument(metavar="RECIPE")] = None
     return Shown(documents, [Table("recipes", ("name", "task", "description"), rows, text=(1, 2))])
 
 
-@command(app, "runs")
-def show_runs(names: Annotated[list[str] | None, typer.Argument(metavar="NAME")] = None, runs: Runs = None) -> Shown:
-    """List runs: changed keys, seed, steps, state, best score, parameters, minutes.
-
-    Args:
-        names: Recipes, variants, runs or tags (default: all runs).
-    """
+def show_runs(names: Names = None, runs: Runs = None, json: Json = False) -> Shown:
+    """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
     from phmctl.runs.find import runs_root
     from phmctl.runs.summary import list_runs, run_tables
 
@@ -49,24 +60,90 @@ def show_runs(names: Annotated[list[str] | None, typer.Argument(metavar="NAME")]
     return Shown([run.as_json() for run in summaries], run_tables(summaries), notes=notes)
 
 
-@command(app, "count-params")
 def count_params(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE")] = None,
-    n: str | None = None,
-    algebra: str | None = None,
-    paper: bool = False,
-    settings: Settings = (),
+    recipe: Annotated[
+        str | None,
+        Argument(
+            metavar="RECIPE",
+            help="Recipe: a path or a shipped name; with --paper also table1, table2, table4, table5 or ni.",
+        ),
+    ] = None,
+    n: Annotated[str | None, Option(help="A value of n, or several to compare: 1,2,4,8,16.")] = None,
+    algebra: Annotated[str | None, Option(help="An algebra, or several to compare: phm,quaternion.")] = None,
+    paper: Annotated[bool, Option("--paper", help="Print the published figures and ours.")] = False,
+    settings: Settings = None,
+    json: Json = False,
 ) -> Shown:
-    """Count the parameters of a recipe and of its dense twin by component, without allocating them.
-
-    Args:
-        recipe: Recipe: a path or a shipped name; with --paper also table1, table2, table4, table5 or ni.
-        n: A value of n, or several to compare: 1,2,4,8,16.
-        algebra: An algebra, or several to compare: phm,quaternion.
-        paper: Print the published figures and ours.
-    """
-    from phmctl.results.counting import count_parameters, count_tables
+    """Count the parameters of a recipe and of its dense twin by component, without allocating them."""
+    from phmctl.results.counting import count_tables
 
     ns, algebras = integers("n", n), names("algebra", algebra)
-    count = count_parameters(recipe, ns=ns, algebras=algebras, overrides=list(settings or ()), paper=paper)
+    count = phmctl.count_parameters(recipe, ns=ns, algebras=algebras, overrides=settings or (), paper=paper)
     return Shown(count.as_json(), count_tables(count))
+
+
+def compare(
+    names: Names = None,
+    recipe: RecipeRuns = None,
+    runs: Runs = None,
+    split: Split = "test",
+    checkpoint: ResultsOf = None,
+    baseline: Baseline = None,
+    score: Score = False,
+    json: Json = False,
+) -> Shown:
+    """Compare runs over seeds.
+
+    Prints means, tested differences, sizes, speeds and other differences between the runs.
+    """
+    comparisons = phmctl.compare(
+        names or (), recipe=recipe, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
+    )
+    tables: list[Table] = []
+    notes: list[str] = []
+    commands: list[str] = []
+    for comparison in comparisons:
+        tables += comparison.tables()
+        notes += [f"· {line}" for line in comparison.remarks()]
+        commands += comparison.missing()
+    if commands:
+        notes += ["without a result yet (or add --eval):", *commands[:_COMMANDS]]
+    if len(commands) > _COMMANDS:
+        notes.append(f"... and {len(commands) - _COMMANDS:,} more commands; --json lists all")
+    return Shown(_document(comparisons), tables, notes=notes)
+
+
+def report(
+    names: Names = None,
+    recipe: RecipeRuns = None,
+    runs: Runs = None,
+    split: Split = "test",
+    checkpoint: ResultsOf = None,
+    baseline: Baseline = None,
+    score: Score = False,
+    output: Annotated[Path, Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
+    json: Json = False,
+) -> Shown:
+    """Write one HTML page about runs; print its path. Needs phmctl[report].
+
+    The page has scores, curves, samples and differences.
+    """
+    from phmctl.results.report import write_report
+
+    make = partial(
+        phmctl.compare,
+        names or (),
+        recipe=recipe,
+        runs=runs,
+        split=split,
+        checkpoint=checkpoint,
+        baseline=baseline,
+        score=score,
+    )
+    document = _document(write_report(make, output))
+    return Shown({"report": str(output), **document}, text=f"{output}\n")
+
+
+def _document(comparisons: Sequence["Comparison"]) -> dict[str, Any]:
+    documents = [comparison.as_json() for comparison in comparisons]
+    return documents[0] if len(documents) == 1 else {"comparisons": documents}

@@ -1,4 +1,4 @@
-"""The ``phmctl`` command: registers the subcommands and turns errors into exit codes.
+"""The ``phmctl`` command: registers the subcommands, prints their results and turns errors into exit codes.
 
 Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrupted, 128 + n ended by signal n.
 """
@@ -9,23 +9,64 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 
 from phmctl import __version__
-from phmctl.cli import commands, comparing, listing  # noqa: F401 (register their commands)
-from phmctl.cli.bench import SUMMARY, bench
-from phmctl.cli.build import app
-from phmctl.console import note, stdout_refused
+from phmctl.cli.answering import decode, evaluate, export, serve
+from phmctl.cli.bench import bench
+from phmctl.cli.listing import compare, count_params, recipes, report, show_runs
+from phmctl.cli.options import as_json
+from phmctl.cli.preparing import prepare_data
+from phmctl.cli.training import distil, sweep, train
+from phmctl.console import Shown, note, stdout_refused
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, UserError, lack_of_memory
-from phmctl.training.signals import follow_named
 
 _DEBUG = "PHMCTL_DEBUG"
 _MAX_LINE = 4000  # characters of a line of an error, which may quote a file
+
+COMMANDS: dict[str, Callable[..., Shown | None]] = {
+    "prepare-data": prepare_data,
+    "train": train,
+    "sweep": sweep,
+    "decode": decode,
+    "eval": evaluate,
+    "distil": distil,
+    "serve": serve,
+    "export": export,
+    "compare": compare,
+    "report": report,
+    "recipes": recipes,
+    "runs": show_runs,
+    "count-params": count_params,
+}
+
+
+def _print(result: Shown | None, **_: Any) -> None:
+    """Print the result of a command as a table, or as JSON; exit with its code."""
+    if result is not None:
+        result.show("json" if as_json.get() else "table")
+        if result.code:
+            raise typer.Exit(result.code)
+
+
+app = typer.Typer(
+    name="phmctl",
+    no_args_is_help=True,
+    result_callback=_print,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich's formatter would cost a third of the start-up
+)
+for _name, _function in COMMANDS.items():
+    app.command(_name)(_function)
+app.add_typer(bench, name="bench")
 
 
 def _show_version(requested: bool) -> None:
@@ -37,9 +78,9 @@ def _show_version(requested: bool) -> None:
 @app.callback()
 def main(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Train and evaluate sequence models whose linear layers are parameterized hypercomplex multiplications."""
@@ -49,23 +90,33 @@ def main(
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
 
 
-app.add_typer(bench, name="bench", short_help=SUMMARY)
-
-
 def run() -> None:
     # Without this, pydantic reads the metadata of every installed package to find plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _open_closed_streams()
     _install_signal_handlers()
-    follow_named()
+    command = typer.main.get_command(app)
     try:
-        app()
+        _refuse_repeated_options(command, sys.argv[1:])
+        command()
     except PhmctlError as error:
         if isinstance(error, UserError) and world().rank > 0:
             sys.exit(error.exit_code)  # rank 0 reports the error of all processes
         _fail(str(error), error.exit_code)
     except Exception as error:
         _fail_unexpected(error)
+
+
+def _refuse_repeated_options(command: Any, words: list[str]) -> None:
+    """Raise UserError if an option with a single value is given twice: the last value would win silently."""
+    commands = command.commands
+    while words and (words[0] in commands or words[0] == "--debug"):
+        command = commands.get(words[0], command)
+        commands, words = getattr(command, "commands", {}), words[1:]
+    given = command.make_parser(typer.Context(command, resilient_parsing=True)).parse_args(words)[2]
+    for parameter, times in Counter(given).items():
+        if times > 1 and parameter.param_type_name == "option" and not parameter.multiple:
+            raise UserError(f"{parameter.opts[0]} is given {times} times but takes one value; leave one out")
 
 
 def _open_closed_streams() -> None:
@@ -76,7 +127,7 @@ def _open_closed_streams() -> None:
 
 
 def _install_signal_handlers() -> None:
-    """Turn SIGTERM, SIGHUP and SIGUSR1 into an exception, so that cleanup code runs. Ignored signals stay ignored.
+    """Turn Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 into an exception, so that cleanup code runs. Ignored ones stay ignored.
 
     A second signal ends the process at once. Training installs its own handlers, which save first.
     """
@@ -86,8 +137,9 @@ def _install_signal_handlers() -> None:
         note(f"ended by {signal.Signals(number).name}")
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        if signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        unhandled = signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+        if unhandled and threading.current_thread() is threading.main_thread():
             signal.signal(number, end)
 
 

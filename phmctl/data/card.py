@@ -296,6 +296,6 @@ def _find_card(name_or_path: str) -> Path:
         return shipped("cards") / f"{name_or_path}.yaml"
     raise DataError(
         f"no dataset card {name_or_path!r}{nearest(name_or_path, names)}; phmctl prepare-data --list shows all\n"
-        "for your own parallel text: phmctl prepare-data NAME --train SRC TGT --valid SRC TGT --test SRC TGT\n"
+        "for your own parallel text: phmctl prepare-data NAME --train SRC --train TGT --valid SRC --valid TGT\n"
         "for labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
     )

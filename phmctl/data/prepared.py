@@ -112,7 +112,7 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
     if not is_card(data.card):
         parallel = isinstance(data, ParallelSection)
         tables = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
-        parts.append("--train SRC TGT --valid SRC TGT --test SRC TGT" if parallel else tables)
+        parts.append("--train SRC --train TGT --valid SRC --valid TGT --test SRC --test TGT" if parallel else tables)
     if root is not None and root != data_root():
         parts.append(f"--data {shlex.quote(str(root))}")
     return " ".join(parts)

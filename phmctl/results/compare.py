@@ -5,16 +5,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.inference.opening import ModelOptions, evaluate
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
-from phmctl.options import Runs, Split
 from phmctl.recipe.loading import differences as key_differences
 from phmctl.results.variants import (
     ComparedRun,
@@ -197,20 +194,22 @@ class Comparison:
 
 
 def compare(
-    names: Annotated[str | Path | Sequence[str | Path], typer.Argument(metavar="RUN")] = (),
+    names: str | Path | Sequence[str | Path] = (),
     *,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME")] = None,
-    runs: Runs = None,
-    split: Split = "test",
+    recipe: str | None = None,
+    runs: str | Path | None = None,
+    split: str = "test",
     checkpoint: str | None = None,
-    baseline: Annotated[str | None, typer.Option(metavar="RUN|VARIANT")] = None,
-    score: Annotated[bool, typer.Option("--eval")] = False,
+    baseline: str | None = None,
+    score: bool = False,
 ) -> list[Comparison]:
     """Compare runs over their seeds; return one comparison for each split.
 
     Args:
         names: Runs, folders of runs, or tags.
         recipe: Compare all runs of this recipe too.
+        runs: Folder of runs (default: ``$PHMCTL_RUNS`` or ``runs``).
+        split: ``test``, ``valid``, ``test_NAME`` (a named test set) or ``all`` (all test sets).
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
         baseline: Run or label of a variant to compare with (default: the dense variant, else the first).
         score: First score the runs that have the text and the checkpoint but no result.

@@ -28,7 +28,7 @@ from typing import Any, Self, TypeVar
 from phmctl import __version__
 from phmctl.console import note
 from phmctl.devices import processor_name
-from phmctl.errors import OutputError, RecipeError, RunError, StoppedError, nearest
+from phmctl.errors import OutputError, RecipeError, RunError, nearest
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.loading import differences, dump_recipe, validate_recipe
 from phmctl.recipe.schema import Recipe
@@ -289,7 +289,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that continues this run, quoted for a shell."""
-        return shlex.join(["phmctl", "train", "--resume", str(self.folder)])
+        return shlex.join(["phmctl", "train", str(self.folder), "--resume"])
 
     def claimed(self) -> AbstractContextManager[None]:
         """Prevent other processes from training this run. Raises RunError if another process trains it."""
@@ -318,8 +318,7 @@ class Run:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, StoppedError):
-                failure = str(error).split("\n")[0] or type(error).__name__
+            failure = str(error).split("\n")[0] or type(error).__name__
             raise
         finally:
             with suppress(OSError, OutputError):

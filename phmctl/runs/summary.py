@@ -113,6 +113,13 @@ def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) 
     return summaries
 
 
+def newest_of(recipe: Recipe, root: Path) -> Summary | None:
+    """Return the newest run with the results of a recipe: its recipe differs only in keys that change no result."""
+    for run in Run.trained_with(root, recipe, keys_changing(recipe, NOTHING)):
+        return summarise(run.folder)
+    return None
+
+
 def summarise(folder: Path) -> Summary:
     """Return the summary of a run. Raises RunError."""
     run = Run(folder, read_recipe(folder / RECIPE))

@@ -231,7 +231,7 @@ PARALLEL_TEXT = OwnText(
     section=ParallelSection,
     options=(*_TEXT_OPTIONS, "joint", "direction", "copies", *_TABLE_OPTIONS, "columns", "languages"),
     own_options=("train", "valid", "test"),
-    file_options="--train FILE [FILE] --valid FILE [FILE]",
+    file_options="--train FILE [--train FILE] --valid FILE [--valid FILE]",
     own_files=parallel_files,
 )
 LABELLED_TEXT = OwnText(

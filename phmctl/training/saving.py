@@ -21,7 +21,7 @@ from phmctl.recipe.loading import differences
 from phmctl.recipe.models import CHOICE, NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import RECIPE, Run
-from phmctl.runs.find import ENVIRONMENT, versions_in
+from phmctl.runs.find import ENVIRONMENT
 from phmctl.runs.run import describe_environment, write_recipe
 from phmctl.runs.summary import is_done
 from phmctl.storage import (
@@ -191,21 +191,15 @@ def averaged_steps(folder: Path) -> list[int]:
     return []
 
 
-def run_to_resume(root: Path, recipe: Recipe, *, required: bool = False) -> Run | None:
+def run_to_resume(root: Path, recipe: Recipe) -> Run | None:
     """Return the newest run that a recipe can resume, with or without a checkpoint, or None.
 
-    If a run is required, RecipeError names the settings that prevent it, or RunError the empty folder. RecipeError also
-    names the keys that somebody changed in the run's ``recipe.yaml`` although its training depends on them.
+    RecipeError names the keys that somebody changed in the run's ``recipe.yaml`` although its training depends on them.
     """
     for run in Run.trained_with(root, recipe, _free_to_change(recipe)):
         check_resumable(run, recipe)
         return run
-    if not required:
-        return None
-    folder = root / recipe.name / recipe.variant
-    for path in reversed(versions_in(folder)):
-        check_resumable(Run.open(path), recipe)  # raises RecipeError
-    raise RunError(f"nothing to resume: no run in {folder}; leave --resume out to start one")
+    return None
 
 
 def data_of(run: Run) -> Path | None:

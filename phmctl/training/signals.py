@@ -4,18 +4,14 @@ SIGTERM precedes a kill; schedulers send SIGUSR1 some minutes before the time li
 is ignored under ``nohup``.
 """
 
-import os
 import signal
 import threading
-import time
 from contextvars import copy_context
 from types import FrameType
 from typing import Any, Self
 
 from phmctl.console import note
 
-STARTER = "PHMCTL_STARTER"  # environment variable: id of the process whose end stops this one (follow_named)
-_POLL_SECONDS = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -57,20 +53,3 @@ class StopRequest:
             self._context.run(note, f"{self.received.name}: finishing the step, then saving{hint}")
         elif self._second_ends:
             raise SystemExit(128 + number)
-
-
-def follow_named() -> None:
-    """Send this process SIGTERM when the process whose id is in the environment ends.
-
-    A sweep that is killed (SIGKILL) cannot stop its trainings. A thread notices that their parent changed. Child
-    processes do not inherit the variable.
-    """
-    parent = os.environ.pop(STARTER, "")
-
-    def watch() -> None:
-        while os.getppid() == int(parent):
-            time.sleep(_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if parent.isdecimal():
-        threading.Thread(target=watch, daemon=True, name="phmctl-parent").start()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -82,7 +82,7 @@ def train(
     *,
     data: Path | None = None,
     runs: Path | None = None,
-    resume: bool | Literal["auto"] = False,
+    resume: bool = False,
     run: Run | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
@@ -91,7 +91,7 @@ def train(
     """Train a recipe's model on its prepared data; :func:`phmctl.train` describes the arguments and errors.
 
     `record` contains further entries for the ``environment.json`` of a new run. After a restart by ``torchrun`` the
-    newest run is resumed, as with ``resume="auto"``. Torch's generators and default dtype are restored at the end.
+    newest run is resumed, as with `resume`. Torch's generators and default dtype are restored at the end.
     """
     root = runs or runs_root()
 
@@ -100,7 +100,7 @@ def train(
         if old is not None:
             check_resumable(old, recipe)
         elif resume or restarts():
-            old = run_to_resume(root, recipe, required=resume is True)
+            old = run_to_resume(root, recipe)
         return old, data or (data_of(old) if old else None) or data_root()
 
     with joined(recipe.training.timeout) as processes:

@@ -16,7 +16,7 @@ def files(tmp_path):
     options = []
     for name, pairs in (("train", train), ("valid", train[:5]), ("test", [("ein Haus", "a house")])):
         sides = zip(("de", "en"), zip(*pairs, strict=True), strict=True)
-        options += [f"--{name}", *(put(tmp_path / f"{name}.{suffix}", *lines) for suffix, lines in sides)]
+        options += [f"--{name}={put(tmp_path / f'{name}.{suffix}', *lines)}" for suffix, lines in sides]
     return options
 
 

@@ -33,20 +33,21 @@ def prepare(tmp_path: Path, *arguments: object) -> PreparedData:
     return PreparedData(Path(json.loads(run_command(tmp_path, *arguments, "--json").stdout)["folder"]))
 
 
-def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[Path, Path]:
-    """Write a pair of files."""
+def sides(tmp_path: Path, name: str, pairs: list[tuple[str, str]], option: str = "train") -> list[str]:
+    """Write a pair of files, and return the options that name them."""
     source, target = zip(*pairs, strict=True)
-    return put(tmp_path / f"{name}.de", *source), put(tmp_path / f"{name}.en", *target)
+    files = put(tmp_path / f"{name}.de", *source), put(tmp_path / f"{name}.en", *target)
+    return [f"--{option}={file}" for file in files]
 
 
-def valid(tmp_path: Path) -> tuple[str, Path, Path]:
-    return ("--valid", *sides(tmp_path, "v", [("ein Haus", "a house"), ("zwei", "two")]))
+def valid(tmp_path: Path) -> list[str]:
+    return sides(tmp_path, "v", [("ein Haus", "a house"), ("zwei", "two")], "valid")
 
 
 def test_several_train_files_are_concatenated(tmp_path: Path) -> None:
     first, second = sides(tmp_path, "a", PAIRS[:10]), sides(tmp_path, "b", PAIRS[10:25])
     table = put(tmp_path / "c.tsv", *("\t".join(pair) for pair in PAIRS[25:]))
-    prepared = prepare(tmp_path, "--train", *first, "--train", *second, "--train", table, *valid(tmp_path), *SMALL)
+    prepared = prepare(tmp_path, *first, *second, "--train", table, *valid(tmp_path), *SMALL)
     assert prepared.manifest["splits"]["train"]["read"] == 40
     decoded = [prepared.tokenizers.source.decode(row) for row in prepared.split("train").sides[0]]
     assert decoded == [source for source, _ in PAIRS]
@@ -57,14 +58,12 @@ def test_several_train_files_are_concatenated(tmp_path: Path) -> None:
 
 def test_named_test_sets(tmp_path: Path) -> None:
     sets = {"test": [("eins", "one")], "test_news": [("zwei", "two"), ("", "")], "test_talks": [("drei", "three")]}
-    files = {name: sides(tmp_path, name, pairs) for name, pairs in sets.items()}
-    arguments: list[object] = ["--test", *files["test"]]
+    arguments = sides(tmp_path, "test", sets["test"], "test")
     for name in ("news", "talks"):
-        source, target = files[f"test_{name}"]
-        arguments += ["--test", f"{name}={source}", target]
-    prepared = prepare(
-        tmp_path, "--train", *sides(tmp_path, "t", [*PAIRS, ("zwei", "two")]), *valid(tmp_path), *arguments, *SMALL
-    )
+        arguments += [
+            option.replace("=", f"={name}=") for option in sides(tmp_path, name, sets[f"test_{name}"], "test")
+        ]
+    prepared = prepare(tmp_path, *sides(tmp_path, "t", [*PAIRS, ("zwei", "two")]), *valid(tmp_path), *arguments, *SMALL)
     assert prepared.splits == ["train", "valid", "test", "test_news", "test_talks"]
     assert {name: [*zip(*prepared.split(name).texts, strict=True)] for name in sets} == sets
     assert prepared.manifest["splits"]["train"]["dropped"] == {"in_valid_or_test": 1}
@@ -100,7 +99,7 @@ def test_a_table_of_both_sides(
 
 def test_cleaning_is_an_option(tmp_path: Path) -> None:
     pairs = [*PAIRS, ("Ein  Cafe\u0301 &amp; Tee", "A CAFE"), ("eins zwei drei vier fünf sechs", "one")]
-    arguments = ["--train", *sides(tmp_path, "t", pairs), *valid(tmp_path), *SMALL, "--separate"]
+    arguments = [*sides(tmp_path, "t", pairs), *valid(tmp_path), *SMALL, "--separate"]
     options = ["--lowercase", "--normalise", "--entities", "decode", "--max-ratio", "3", "--min-count", "2"]
     prepared = prepare(tmp_path, *arguments, *options)
     cleaning = prepared.manifest["settings"]["cleaning"]
@@ -137,7 +136,7 @@ def test_cleaning_overrides_a_cards(tmp_path: Path, tiny_run: Run) -> None:
 def test_the_vocabulary_of_a_run_for_training_it_further(
     tmp_path: Path, tiny_run: Run, tiny_recipe: TranslationRecipe
 ) -> None:
-    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(tiny_run.folder)]
+    arguments = [*sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--vocabulary-of", str(tiny_run.folder)]
     prepared = prepare(tmp_path, *arguments)
     settings = prepared.manifest["settings"]
     run_settings = tiny_run.data()["settings"]
@@ -157,7 +156,7 @@ def test_the_vocabulary_of_a_run_for_training_it_further(
 
 
 def test_tokenizers_keep_their_languages_in_the_reverse_direction(tmp_path: Path) -> None:
-    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "deu_Latn,en"]
+    arguments = [*sides(tmp_path, "t", PAIRS), *valid(tmp_path), "--languages", "deu_Latn,en"]
     first = prepare(tmp_path, *arguments, *SMALL, "--separate")
     before = first.folder.stat()
     assert prepare(tmp_path, *arguments, *SMALL, "--separate").folder.stat() == before  # nothing has changed
@@ -169,7 +168,7 @@ def test_tokenizers_keep_their_languages_in_the_reverse_direction(tmp_path: Path
 
 
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, tiny_run: Run) -> None:
-    arguments = ["--train", *sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
+    arguments = [*sides(tmp_path, "t", PAIRS), *valid(tmp_path)]
     rule_run = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     write_json(rule_run / "data.json", {})
     folder = prepare(tmp_path, *arguments, *SMALL).folder
@@ -234,12 +233,12 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     )
     valid_json = put(tmp_path / "v.jsonl", json.dumps({"de": "ein Haus", "tr": {"en": "a house"}}))
     cases = [
-        ((str(source), str(target)), valid(tmp_path)[1:], (), 3, 37),
-        ((str(table),), valid(tmp_path)[1:], (), 2, 30),
-        ((str(lines),), [str(valid_json)], ("--columns", "de,tr.en"), 2, 30),
+        ((source, target), valid(tmp_path), 3, 37),
+        ((table,), valid(tmp_path), 2, 30),
+        ((lines,), ["--valid", valid_json, "--columns", "de,tr.en"], 2, 30),
     ]
-    for number, (files, valid_files, options, bad, kept) in enumerate(cases):
-        arguments = ["--train", *files, "--valid", *valid_files, *options, *SMALL]
+    for number, (files, options, bad, kept) in enumerate(cases):
+        arguments = [*(f"--train={file}" for file in files), *options, *SMALL]
         root = tmp_path / str(number)
         root.mkdir()
         with pytest.raises(DataError, match=r"line \d+"):

@@ -84,7 +84,7 @@ def test_the_folder_name_contains_the_settings(tmp_path):
         (
             ParallelSection(card="mine", tokenizer="word", vocabulary=90, joint=False, max_tokens=50),
             "phmctl prepare-data mine --tokenizer word --vocabulary 90 --separate --max-tokens 50 "
-            "--train SRC TGT --valid SRC TGT --test SRC TGT",
+            "--train SRC --train TGT --valid SRC --valid TGT --test SRC --test TGT",
         ),
         (
             ParallelSection(card="multi30k-de-en", direction="reverse"),

@@ -236,7 +236,7 @@ def test_what_cannot_be_written_is_an_output_error(tmp_path: Path, monkeypatch: 
 
 def test_a_run_without_checkpoints_says_how_to_go_on(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "my runs; $HOME", make_recipe())
-    assert shlex.split(run.resume_command) == ["phmctl", "train", "--resume", str(run.folder)]
+    assert shlex.split(run.resume_command) == ["phmctl", "train", str(run.folder), "--resume"]
     with pytest.raises(RunError) as caught:
         run.checkpoint("best")
     assert str(caught.value).endswith(run.resume_command)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phmctl import verbs
-from phmctl.errors import NonFiniteError, RunError, StoppedError
+from phmctl.errors import NonFiniteError, RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.results.ledger import rows_of
@@ -87,7 +87,7 @@ def test_what_failed_says_why_until_it_goes_well(tmp_path: Path) -> None:
 
 def test_what_is_stopped_did_not_fail(tmp_path: Path) -> None:
     run = make(tmp_path)
-    for error in (SystemExit(130), KeyboardInterrupt(), StoppedError("interrupted")):
+    for error in (SystemExit(130), KeyboardInterrupt()):
         with pytest.raises(type(error)), run.attempted():
             raise error
         assert summarise(run.folder).state == "stopped"

@@ -318,18 +318,14 @@ def test_a_damaged_checkpoint_stops_the_resume(fit: Fit) -> None:
 
 def test_the_newest_run_of_the_seed_and_settings_is_resumed(fit: Fit, tmp_path: Path) -> None:
     """A sweep leaves many runs in one folder: each command goes on with its own."""
-    with pytest.raises(RunError, match="--resume"):
-        run_to_resume(tmp_path, make_recipe(), required=True)
+    assert run_to_resume(tmp_path, make_recipe()) is None
     runs = {key: fit(steps=5, **dict([key])).run.folder for key in (("seed", 1), ("seed", 2), ("clip", 0.5))}
     for (name, value), folder in runs.items():
         recipe = make_recipe(steps=9, keep=4, **{name: value})
-        for needed in (True, False):
-            result = run_to_resume(tmp_path, recipe, required=needed)
-            assert result is not None
-            assert result.folder == folder
-    with pytest.raises(RecipeError, match=r"v003(.*\n)+  training.clip: 0.5 .*0.25"):
-        run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=True)
-    assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25), required=False) is None
+        result = run_to_resume(tmp_path, recipe)
+        assert result is not None
+        assert result.folder == folder
+    assert run_to_resume(tmp_path, make_recipe(seed=2, clip=0.25)) is None
 
 
 @pytest.mark.parametrize("place", ["fake/phm-n4/the-good-one", "thesis/chapter-3/v001", "v001"])
@@ -468,7 +464,7 @@ def test_a_run_without_a_checkpoint_is_resumed_before_an_older_one_that_is_finis
     finished = fit(steps=5).run
     begun = Run.create(tmp_path, make_recipe(steps=5))
     before = _everything(finished)
-    result = run_to_resume(tmp_path, make_recipe(steps=5), required=True)
+    result = run_to_resume(tmp_path, make_recipe(steps=5))
     assert result is not None
     assert result.folder == begun.folder
     assert fit(old=begun, steps=5).steps_now == 5

@@ -163,9 +163,9 @@ def test_a_classifier_teaches_its_probabilities(small: Small, labelled_data: Pat
     ]
     theirs, ours = (phmctl.load(run.folder).classify(texts) for run in (teacher, result.run))
     assert [each.label for each in theirs] == [each.label for each in ours]  # it never saw a label
-    phmctl.train(resume=teacher.folder, steps=300)
+    phmctl.train(teacher.folder, resume=True, steps=300)
     with pytest.raises(RunError, match="other weights"):
-        phmctl.train(resume=result.run.folder, steps=300)
+        phmctl.train(result.run.folder, resume=True, steps=300)
     pairs = small("lstm-pair", f"training.teacher={teacher.folder}")
     with pytest.raises(RunError):
         phmctl.train(pairs, data=labelled_data, runs=tmp_path / "none")

@@ -1,0 +1,255 @@
+"""The commands that use a trained model: ``decode``, ``eval``, ``serve`` and ``export``."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+import phmctl
+from phmctl.cli.options import (
+    Alpha,
+    BatchTokens,
+    Beam,
+    Checkpoint,
+    Data,
+    Device,
+    Json,
+    Precision,
+    RunName,
+    Split,
+    Threads,
+)
+from phmctl.console import Shown, Table, note, progress
+from phmctl.devices import set_threads
+from phmctl.errors import UserError, require
+
+if TYPE_CHECKING:
+    from phmctl.tasks.base import Report
+
+
+def decode(
+    run: RunName,
+    input_: Annotated[
+        Path | None, Option("--input", help="Text file with one sentence in each line (default: stdin).")
+    ] = None,
+    output: Annotated[
+        Path | None, Option(help="Write the answers to this file as they come (default: stdout).")
+    ] = None,
+    split: Annotated[str | None, Option(help="Decode this split of the run's own text: test or valid.")] = None,
+    checkpoint: Checkpoint = "auto",
+    n_best: Annotated[
+        int | None, Option(min=1, help="Number of hypotheses to print for each line: its number, rank, score, text.")
+    ] = None,
+    beam: Beam = None,
+    alpha: Alpha = None,
+    batch_tokens: BatchTokens = None,
+    precision: Precision = None,
+    window: Annotated[int, Option(min=1, help="Largest number of lines that are answered together.")] = 1024,
+    device: Device = None,
+    threads: Threads = 0,
+    strict: Annotated[bool, Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
+    json: Json = False,
+) -> None:
+    """Translate or label text: one line out for each line in, in order. --json prints an object for each line.
+
+    --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
+    """
+    from phmctl.inference.lines import answer, arriving_lines, in_groups, open_answers, refuse_same_file
+    from phmctl.inference.opening import ModelOptions, open_model
+
+    set_threads(threads)
+    if input_ is not None and split is not None:
+        raise UserError("--input and --split exclude each other; leave one out")
+    if output is not None and split is None:
+        refuse_same_file(input_, output)
+    task_options = {
+        "beam": beam,
+        "alpha": alpha,
+        "batch_tokens": batch_tokens,
+        "precision": precision,
+        "n_best": n_best,
+        "strict": strict or None,
+    }
+    options = ModelOptions(checkpoint, device or "auto", task=task_options)
+    opened = open_model(run, options, split=split)
+    model, lines = opened.model, opened.lines
+    groups = arriving_lines(input_, limit=window) if lines is None else in_groups(lines, window)
+    typed = lines is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
+    bar: AbstractContextManager[Any] = nullcontext(lambda amount: None)
+    if output is not None and not json and not typed:  # otherwise the answers themselves are on the terminal
+        bar = progress(model.verb, None if lines is None else len(lines), plain=False)
+    if typed:
+        note("reading lines from the terminal; Ctrl-D ends them")
+    file = nullcontext() if output is None else open_answers(output)
+    with file as answers, bar as advance:
+        answer(model, groups, output=answers, as_json=json, advance=advance)
+
+
+def evaluate(
+    runs: Annotated[
+        list[str], Argument(metavar="RUN", help="Runs, folders of versions (the newest run is used) or exports.")
+    ],
+    split: Split = "test",
+    checkpoint: Checkpoint = "auto",
+    beam: Beam = None,
+    alpha: Alpha = None,
+    batch_tokens: BatchTokens = None,
+    precision: Precision = None,
+    probing: Annotated[bool, Option("--probing", help="Train and score a probe for each task in --data.")] = False,
+    settings: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="With --probing: set a key of the recipe 'probe'.")
+    ] = None,
+    data: Data = None,
+    lowercase: Annotated[
+        bool | None, Option("--lowercase/--cased", help="Score BLEU and chrF in lower case (default: as the corpus).")
+    ] = None,
+    tokenize: Annotated[
+        str | None, Option(help="Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).")
+    ] = None,
+    source: Annotated[Path | None, Option(metavar="FILE", help="Source text to score instead of a split.")] = None,
+    reference: Annotated[
+        list[Path] | None, Option(metavar="FILE", help="Reference translations of --source. Repeatable.")
+    ] = None,
+    table: Annotated[
+        Path | None, Option(metavar="FILE", help="Labelled text to score a classifier on instead of a split.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")
+    ] = None,
+    label: Annotated[str | None, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
+    device: Device = None,
+    threads: Threads = 0,
+    json: Json = False,
+) -> Shown:
+    """Score runs on a split of their text: translators by BLEU, chrF and TER, classifiers by accuracy.
+
+    Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
+    and --reference are for translators.
+
+    --probing trains a probe for each probing task prepared in --data; a probe is trained once and its answers are kept.
+    """
+    from phmctl.exports import open_run_or_export
+    from phmctl.runs.run import requested_splits
+
+    set_threads(threads)
+    reports: list[tuple[str, Report]] = []
+    for name in runs:
+        run = open_run_or_export(name)
+        whole = probing or source is not None or table is not None  # the run's own splits are not scored
+        for part in [split] if whole else requested_splits([run], split):
+            report = phmctl.evaluate(
+                run.folder,
+                part,
+                checkpoint=checkpoint,
+                beam=beam,
+                alpha=alpha,
+                batch_tokens=batch_tokens,
+                precision=precision,
+                probing=probing,
+                settings=settings or (),
+                data=data,
+                lowercase=lowercase,
+                tokenize=tokenize,
+                source=source,
+                reference=reference,
+                table=table,
+                text=text,
+                label=label,
+                device=device or "auto",
+                quiet=False,
+            )
+            reports.append((f"{run.folder} {part}", report))
+    if len(reports) == 1:
+        return Shown(reports[0][1].as_json(), reports[0][1].tables(), notes=getattr(reports[0][1], "notes", ()))
+    return several_reports(reports)
+
+
+def several_reports(reports: Sequence[tuple[str, "Report"]]) -> Shown:
+    """Return a table with the scores of each run and split."""
+    from phmctl.runs.results import scores_of
+
+    scores = [{name: f"{value:.4g}" for name, value in scores_of(report.as_json()).items()} for _, report in reports]
+    columns = list(dict.fromkeys(name for each in scores for name in each))
+    rows = [
+        (label, report.as_json().get("checkpoint", "–"), *(each.get(name, "–") for name in columns))
+        for (label, report), each in zip(reports, scores, strict=True)
+    ]
+    documents = [report.as_json() for _, report in reports]
+    return Shown({"reports": documents}, [Table("", ("run", "checkpoint", *columns), rows, text=(1,))])
+
+
+def serve(
+    run: RunName,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free port, which is printed.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Further host name that requests may use. Repeatable.")
+    ] = None,
+    checkpoint: Checkpoint = "auto",
+    precision: Precision = None,
+    device: Device = None,
+    threads: Threads = 0,
+    workers: Annotated[int, Option(min=1, max=64, help="Number of batches answered at once.")] = 1,
+    max_batch: Annotated[int, Option(min=1, help="Largest number of texts in a batch.")] = 64,
+    max_batch_tokens: Annotated[int, Option(min=1, help="Largest number of tokens in a batch.")] = 2048,
+    max_connections: Annotated[int, Option(min=1, help="Largest number of requests at once; more get 503.")] = 256,
+    cut: Annotated[
+        bool, Option("--cut", help="Answer the beginning of a text longer than the model knows, instead of 413.")
+    ] = False,
+    grace: Annotated[float, Option(min=0, help="Seconds for open requests when the server stops.")] = 30.0,
+    json: Json = False,
+) -> None:
+    """Answer over HTTP: /translate and /score, or /classify; /health; and a page to type into.
+
+    Prints the address. On Ctrl-C or SIGTERM it answers open requests, then stops (exit code 130 or 143).
+    """
+    for module in ("starlette", "uvicorn"):
+        require(module, "serve")
+    from phmctl.inference.opening import ModelOptions, open_model
+    from phmctl.serving.server import Service, listen, run_server, url_of
+
+    set_threads(threads)
+    options = ModelOptions(checkpoint, device or "auto", task={"precision": precision})
+    with listen(host, port) as sock:
+        model = open_model(run, options).model
+        service = Service(model, cut=cut, workers=workers, largest=max_batch, largest_cost=max_batch_tokens)
+        url = url_of(sock)
+        note(f"serving {model.name}; Ctrl-C stops")
+        document = {"url": url, "model": model.name, "task": model.task}
+        Shown(document, text=f"{url}\n").show("json" if json else "table")
+        run_server(service, sock, allow_hosts=allow_host or (), connections=max_connections, grace=grace)
+
+
+def export(
+    run: Annotated[str, Argument(metavar="RUN", help="Run, or folder of versions (its newest run is used).")],
+    to: Annotated[str, Option(help="ctranslate2, onnx or safetensors.")],
+    output: Annotated[Path, Option("--output", "-o", help="Folder to write.")],
+    checkpoint: Checkpoint = "auto",
+    weights: Annotated[
+        str | None, Option(help="phm: A and S of each map (the default of onnx and safetensors); or dense.")
+    ] = None,
+    quantize: Annotated[
+        str | None, Option(help="Type of the stored numbers: float32, float16, int8, int4; or a type of CTranslate2.")
+    ] = None,
+    texts: Annotated[int | None, Option(min=1, help="Number of validation texts to compare (default: all).")] = None,
+    force: Annotated[bool, Option("--force", help="Replace an export in the folder.")] = False,
+    threads: Threads = 0,
+    json: Json = False,
+) -> Shown:
+    """Export a run's model with its tokenizer, settings and model card.
+
+    decode, eval and serve take the folder as a run.
+
+    The export is compared with the run on the run's validation text.
+    """
+    from phmctl.export.verb import export as export_run
+    from phmctl.runs import Run
+
+    set_threads(threads)
+    exported = export_run(
+        Run.open(run), to, output, checkpoint=checkpoint, weights=weights, quantize=quantize, force=force, texts=texts
+    )
+    return Shown(exported.as_json(), exported.tables())

@@ -1,0 +1,133 @@
+"""``phmctl sweep``: finished, stopped and failed trainings; several processes; the commands of a job array."""
+
+import json
+import re
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from phmctl.errors import DataError
+from phmctl.runs import Run
+from phmctl.runs.results import read_metrics
+from phmctl.runs.summary import Summary, list_runs
+from phmctl.sweeps import split_values
+from phmctl.training.train import train
+from tests.calls import call, start
+from tests.training.copying import copying_recipe
+
+
+@pytest.fixture
+def sweep(train_copying: list[object]) -> list[object]:
+    return ["sweep", *train_copying[1:]]
+
+
+def known(root: Path) -> dict[tuple[int, int], Summary]:
+    """The runs, by n and seed."""
+    return {(run.recipe.model.n, run.recipe.training.seed): run for run in list_runs((), root)}
+
+
+def test_a_sweep_skips_finished_trainings_and_reports_failures(sweep: list[object], tmp_path: Path) -> None:
+    rates = "training.learning_rate=0.001,1e30"  # the second gives NaN at once
+    first = call(*sweep, "--set", rates, "--jobs", 2, "--tag", "grid", "--json")
+    assert first.exit_code == 1
+    trainings = {each["training"]: each for each in json.loads(first.stdout)["trainings"]}
+    assert [trainings[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
+    assert "failed: learning_rate=1e30" in first.stderr
+    assert "finite" in trainings["learning_rate=1e30"]["problem"]
+    assert all(run.tag == "grid" for run in list_runs((), tmp_path / "runs"))
+
+    for path in (tmp_path / "runs").glob("*/*/v*/recipe.yaml"):  # a user's decoding settings make no other training
+        path.write_text(re.sub("beam: [0-9]+", "beam: 7", path.read_text()))
+    again = call(*sweep, "--set", "training.learning_rate=0.001", "--seed", "1,2", "--tag", "two")
+    assert again.exit_code == 0, again.stderr
+    assert [run.tag for run in list_runs((), tmp_path / "runs")].count("two") == 1
+    assert "seed=1: " not in again.stderr
+    assert "seed=2: training " in again.stderr
+    rows = [line.split() for line in again.stdout.splitlines() if line.startswith("seed=")]
+    assert [row[:2] for row in rows] == [["seed=1", "finished"], ["seed=2", "finished"]]
+    assert Run.open(rows[1][-1]).recipe.training.seed == 2
+
+
+def test_a_sweep_on_data_that_is_not_prepared_starts_no_training(copying_file: Path, tmp_path: Path) -> None:
+    where = ["--data", tmp_path / "data", "--runs", tmp_path / "runs"]
+    with pytest.raises(DataError, match="phmctl prepare-data copying"):
+        call("sweep", copying_file, *where, "--seed", "1,2")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_stopped_sweep_is_continued_to_the_same_weights(
+    sweep: list[object], copying_data: Path, tmp_path: Path
+) -> None:
+    """After SIGTERM the training saves; the same command finishes it and starts the waiting training."""
+    settings = ("steps=100", "save_every=100", "validate_every=100", "log_every=1")
+    command = [*sweep, "--seed", "1,2", *(f"--set=training.{setting}" for setting in settings)]
+    process = start(*command)
+    deadline = time.monotonic() + 120
+    while not read_metrics(tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "2 of 2 trainings are not finished" in errors
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("seed=")] == ["stopped", "waiting"]
+    (stopped,) = known(tmp_path / "runs").values()
+    assert (stopped.state, 0 < stopped.step < 100) == ("stopped", True)
+
+    assert call(*command).stdout.count("finished") == 2
+    runs = known(tmp_path / "runs")
+    assert {run.state for run in runs.values()} == {"finished"}
+    changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
+    undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
+    assert runs[2, 1].recipe == undisturbed.recipe
+    digests = [run.weights("last").sha256 for run in (runs[2, 1].run, undisturbed)]
+    assert digests[0] == digests[1]
+
+
+def test_a_module_in_the_working_folder_is_not_imported(
+    sweep: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("datasets", "queue", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(*sweep, "--seed", 1, "--steps", 1).exit_code == 0
+
+
+def test_the_listed_commands_train_the_combinations(sweep: list[object], tmp_path: Path) -> None:
+    grid = ["--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"']
+    commands = call(*sweep, *grid, "--list").stdout.splitlines()
+    assert len(commands) == 4
+    assert not (tmp_path / "runs").exists()
+    name, *arguments = shlex.split(commands[1])
+    assert name == "phmctl"
+    assert call(*arguments).exit_code == 0
+    again = call(*arguments)
+    assert (again.exit_code, again.stderr) == (0, "")  # nothing was started
+    ((n, seed),) = known(tmp_path / "runs")
+    assert (n, seed) == (1, 2)
+    assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"
+
+
+def test_combinations_with_equal_recipes_are_one_training(copying_file: Path) -> None:
+    listed = call("sweep", copying_file, "--n", "1", "--algebra", "real,real", "--list").stdout.splitlines()
+    assert len(listed) == 1
+    values = "model.algebra=quaternion,quaternion"
+    assert len(call("sweep", copying_file, "--set", values, "--set", "model.n=1", "--list").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2, 4", ["1", "2", "4"]),
+        ("", [""]),
+        ("'a,b',c", ["'a,b'", "c"]),
+        ("[1, 2], [3]", ["[1, 2]", "[3]"]),
+        ("don't,x", ["don't", "x"]),  # a quote within a word
+        ("[1,2", ["[1,2"]),  # never closed
+        ("1,,2", ["1,,2"]),
+    ],
+)
+def test_commas_separate_values_outside_quotes_and_brackets(text: str, values: list[str]) -> None:
+    assert split_values(text) == values
