@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.recipe.loading import load_recipe
+from phmctl.results.ledger import ledger_for_recipe
 from tools import blocks, figures, reference, results
 
 README = figures.ROOT / "README.md"
@@ -108,3 +110,17 @@ def test_readmes_example_prints_what_it_says() -> None:
     said = [line.split("  # ")[1] for line in code.splitlines() if line.startswith("print(")]
     for line, comment in itertools.zip_longest(printed.getvalue().splitlines(), said):
         assert comment.startswith(line)
+
+
+def test_all_weights_are_those_of_the_ledger() -> None:
+    phm = ("model.algebra=phm",)
+    settings = {
+        "dense": (),
+        "quaternion": ("model.algebra=quaternion",),
+        results.TABLES: (*phm, "model.n=4", "model.embeddings=phm"),
+    }
+    settings |= {f"PHM, n = {n}": (*phm, f"model.n={n}") for n in (2, 4, 8)}
+    for model, choice in settings.items():
+        ledger = ledger_for_recipe(load_recipe("multi30k-de-en", choice))
+        assert results.weights(model) == ledger.totals.parameters
+        assert results.parameters(model, results.table_of(model)) == ledger.without_embeddings.parameters

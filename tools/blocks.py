@@ -13,7 +13,20 @@ import yaml
 from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.base import signed, within
 from tools import results
-from tools.results import MARGIN, WIDE, Change, File, against_dense, duration, parameters, plateau, select, welch
+from tools.results import (
+    MARGIN,
+    TABLES,
+    WIDE,
+    Change,
+    File,
+    against_dense,
+    duration,
+    parameters,
+    plateau,
+    select,
+    weights,
+    welch,
+)
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 
@@ -61,23 +74,34 @@ def fill(page: str) -> str:
 # --------------------------------------------------------------------------------------------------------- README
 
 
+def share(model: str) -> str:
+    """Return the share of the dense model's weights, tables included: 25 %."""
+    return f"{100 * weights(model) / weights('dense'):.0f} %"
+
+
 @block
 def bullets() -> str:
-    half, quarter, wide = (against_dense(model) for model in ("PHM, n = 2", "PHM, n = 4", WIDE))
+    quarter, half, four, wide = (against_dense(model) for model in (TABLES, "PHM, n = 2", "PHM, n = 4", WIDE))
     taught = against_dense("PHM, n = 4, taught")
-    (large, *_), (small, *_), change = results.smallest_file()
-    dense = parameters("dense")
-    shares = [f"{100 * parameters(model) / dense:.0f} %" for model in ("PHM, n = 2", "PHM, n = 4")]
+    (large, dense, _), (rounded, rounded_bleu, _), (small, small_bleu, _) = results.compared_files()
     time = duration(WIDE, "Zen 4") / duration("dense", "Zen 4")
     return "\n".join(
         [
-            f"- **{shares[0]} of the weights (n = 2), level**: {interval(half)}.",
-            f"- **{shares[1]} of the weights (n = 4)**: {interval(quarter)}; taught by a dense model "
+            f"- **{share(TABLES)} of all weights (n = 4, tables too), level**: {interval(quarter)}; "
+            f"{plateau(TABLES).text()} against {dense.text()}, {plateau(TABLES).count} and {dense.count} seeds.",
+            "  `phmctl train multi30k-de-en-tiny`",
+            f"- **{share('PHM, n = 2')} (n = 2, dense tables), level**: {interval(half)}. "
+            "`phmctl train multi30k-de-en --n 2`",
+            f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}; taught by a dense model "
             f"{interval(taught)}.",
-            f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, PHM tables too, 4 bits): "
-            f"{interval(change)}.",
+            "  `phmctl distil multi30k-de-en/real --n 4`",
+            f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, tables too, 4 bits): "
+            f"{interval(welch(dense, small_bleu))}. The dense model in",
+            f"  4 bits has {rounded:g} MB and {rounded_bleu.text()} BLEU. "
+            "`phmctl export RUN --to safetensors --quantize int4 -o DIR`",
             f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}; it trains {time:.1f} times "
             "as long on a CPU.",
+            "  `phmctl train multi30k-de-en-fast --set model.embedding_width=256`",
         ]
     )
 
@@ -91,25 +115,25 @@ def section(verdict: str, figure: str, alt: str, head: Sequence[str], rows: Sequ
 
 
 def scored(model: str) -> list[str]:
-    """Return the cells of a model after 4,000 steps: name, parameters, BLEU, chrF."""
-    return [model, f"{parameters(model):,}", plateau(model).text(), plateau(model, "chrF").text()]
+    """Return the cells of a model after 4,000 steps: name, all weights, BLEU, chrF."""
+    return [model, f"{weights(model):,}", plateau(model).text(), plateau(model, "chrF").text()]
 
 
 @block
 def size() -> str:
-    changes = {model: against_dense(model) for model in results.STRUCTURES}
+    changes = {model: against_dense(model) for model in (*results.STRUCTURES, TABLES)}
     rows = [[*scored("dense"), "–", "–", "–"]]
     for model, change in changes.items():
         rows.append([*scored(model), interval(change), probability(change.p_value), probability(change.p_inferior)])
-    two, four, eight = (changes[f"PHM, n = {n}"] for n in (2, 4, 8))
-    chrf = against_dense("PHM, n = 4", "chrF").value.value
+    two, four, eight, tables = (changes[model] for model in ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", TABLES))
     return section(
-        f"Half of the weights cost nothing (n = 2: {signed(two.value.value)} BLEU), a quarter "
-        f"{abs(four.value.value):.2f} BLEU (n = 4; {p_is(four)}, chrF {signed(chrf)}), an eighth "
+        f"A quarter of all weights costs nothing with PHM tables (n = 4: {signed(tables.value.value)} BLEU, "
+        f"{p_is(tables)}). With dense tables, {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
+        f"{share('PHM, n = 4')} {abs(four.value.value):.2f} BLEU (n = 4; {p_is(four)}), {share('PHM, n = 8')} "
         f"{abs(eight.value.value):.2f} (n = 8; {p_is(eight)}).",
         "parameters",
-        "BLEU over parameters of dense and PHM models after 4,000 steps",
-        ["model", "parameters", "BLEU", "chrF", "BLEU less dense (95 %)", "p", f"p of a loss of {MARGIN}"],
+        "BLEU over all weights of dense and PHM models after 4,000 steps",
+        ["model", "all weights", "BLEU", "chrF", "difference of BLEU (95 %)", "p", f"p of a loss of {MARGIN}"],
         rows,
     )
 
@@ -127,7 +151,7 @@ def steps() -> str:
         f"n = 4 is ahead of dense early ({changes[0]} BLEU after 800 steps), but dense catches up "
         f"({changes[-1]} after 4,000 steps).",
         "steps",
-        "BLEU less dense after 800, 2,000 and 4,000 steps",
+        "difference of BLEU after 800, 2,000 and 4,000 steps",
         ["steps", "seeds", "dense: BLEU", "n = 4: BLEU", "difference (95 %)", "p"],
         rows,
     )
@@ -140,8 +164,8 @@ def equal_parameters() -> str:
         dense, wide = results.equal_score("dense", number), results.equal_score(WIDE, number)
         difference = welch(dense, wide)
         test = f"{interval(difference)}, {p_is(difference)}"
-        rows.append([f"{number:,}", "dense", f"{parameters('dense'):,}", rate, dense.text(), "–"])
-        rows.append([f"{number:,}", WIDE, f"{parameters(WIDE):,}", "1.6e-2", wide.text(), test])
+        rows.append([f"{number:,}", "dense", f"{weights('dense'):,}", rate, dense.text(), "–"])
+        rows.append([f"{number:,}", WIDE, f"{weights(WIDE):,}", "1.6e-2", wide.text(), test])
     change, chrf = against_dense(WIDE), against_dense(WIDE, "chrF")
     scores = {row["model"]: float(row["BLEU"]) for row in select("equal minutes")}
     times = [duration(WIDE, processor) / duration("dense", processor) for processor in ("Zen 3", "Zen 4")]
@@ -152,7 +176,7 @@ def equal_parameters() -> str:
         f"minutes they are level ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).",
         "equal-parameters",
         "BLEU of dense and of PHM with d = 512",
-        ["steps", "model", "parameters", "rate", "BLEU", "difference (95 %)"],
+        ["steps", "model", "all weights", "rate", "BLEU", "difference (95 %)"],
         rows,
     )
 
@@ -173,7 +197,7 @@ def teacher() -> str:
         f"({signed(gains['dense, taught'])}).",
         "teacher",
         "BLEU of models with and without a teacher",
-        ["model", "parameters", "BLEU", "chrF", "BLEU less dense without (95 %)", "p"],
+        ["model", "all weights", "BLEU", "chrF", "difference from dense untaught (95 %)", "p"],
         rows,
     )
 
@@ -186,10 +210,12 @@ def by_bytes() -> str:
             cells = [file_text(forms.get(form)) for form in results.FORMS]
             seeds = max(bleu.count for _, bleu, _ in forms.values())
             rows.append([f"{int(number):,} at {rate}", model, str(seeds), *cells])
-    (large, dense, _), (small, tables, _), change = results.smallest_file()
+    (large, dense, _), (rounded, _, _), (small, tables, _) = results.compared_files()
+    change = welch(dense, tables)
     return section(
         f"The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
-        f"times smaller than the dense model in float32, and {beside(change.value.value)} it ({p_is(change)}; "
+        f"times smaller than the dense model in float32, {rounded / small:.1f} times smaller than in 4 bits, and "
+        f"{beside(change.value.value)} the former ({p_is(change)}; "
         f"{tables.count} seeds against {dense.count}). A loss of {MARGIN} BLEU is excluded (p = "
         f"{probability(change.p_inferior)}).",
         "bytes",

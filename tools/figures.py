@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from phmctl.results.report import COLORS, MATPLOTLIB_STYLE
 from tools import blocks, results
-from tools.results import ROOT, WIDE, Sample
+from tools.results import ROOT, TABLES, WIDE, Sample
 
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -116,25 +116,24 @@ def draw_strip(rows: Sequence[tuple[str, Sample]], name: str, reference: float |
 
 
 def parameters() -> Figure:
-    """Draw BLEU over the number of parameters."""
+    """Draw BLEU over the number of all weights."""
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
-    for model in ("dense", *results.STRUCTURES):
-        factor = {"quaternion": 1.05, "PHM, n = 4": 0.97}.get(model, 1.0)  # parts models of one size
-        count, sample = factor * results.parameters(model) / 1e6, results.plateau(model)
+    sides = {"dense": ("right", -8, 3), "PHM, n = 8": ("right", -8, 0), "quaternion": ("left", 8, -6)}
+    for model in ("dense", *results.STRUCTURES, TABLES):
+        count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
-        side, right = ("right", -8) if model in ("dense", "PHM, n = 4") else ("left", 8)
-        shift = (right, 3 if model == "dense" else 0)
-        draw_name(axes, (count, sample.mean), model.removeprefix("PHM, "), side, shift, COLORS[color_of(model)])
-    draw_scale(axes, (0.5, 1, 2, 4), "parameters without embeddings, millions")
-    axes.set_xlim(0.42, 4.6)
+        side, right, up = sides.get(model, ("left", 8, 0))
+        draw_name(axes, (count, sample.mean), model.removeprefix("PHM, "), side, (right, up), COLORS[color_of(model)])
+    draw_scale(axes, (1.5, 2, 3, 4, 6), "all weights, millions")
+    axes.set_xlim(1.3, 6.6)
     return drawn
 
 
 def steps() -> Figure:
     """Draw the difference of BLEU from dense over the number of steps."""
     drawn = figure(3.2)
-    axes = drawn.add_subplot(ylabel="BLEU less dense")
+    axes = drawn.add_subplot(ylabel="difference of BLEU")
     axes.axhline(0, color=COLORS[DENSE], linewidth=1.2)
     models = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")
     for index, model in enumerate(models):
@@ -204,7 +203,7 @@ def tasks() -> Figure:
     """Draw the difference from dense on other tasks."""
     rows = [(name, *each) for name in results.TASKS for each in results.task(name)]
     drawn = figure(0.7 + 0.34 * len(rows))
-    axes = drawn.add_subplot(xlabel="score less dense (per cent or BLEU)")
+    axes = drawn.add_subplot(xlabel="difference from dense (per cent or BLEU)")
     axes.axvline(0, color=COLORS[DENSE], linewidth=1.2)
     for place, (_, model, dense, system) in enumerate(reversed(rows)):
         color = COLORS[color_of(model)]
@@ -219,7 +218,7 @@ def tasks() -> Figure:
 
 
 def phm(*, dark: bool) -> Figure:
-    """Draw README's picture: H as a sum of Aᵢ ⊗ Sᵢ, and BLEU over the number of parameters."""
+    """Draw README's picture: H as a sum of Aᵢ ⊗ Sᵢ, and BLEU over the number of all weights."""
     colors = DARK_COLORS if dark else COLORS
     drawn = figure(4.2, 8.2)
     left, right = drawn.add_gridspec(1, 2, width_ratios=(1, 1)).subplots()
@@ -264,27 +263,27 @@ def paint(axes: Axes, image: np.ndarray, x: float, y: float, width: float, heigh
 
 
 def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
-    """Draw BLEU over the number of parameters with each model's name at its point."""
-    places = {  # label, its side and height in points, and a factor that parts models of one size
-        "dense": ("dense", "right", 0, 1),
-        "PHM, n = 2": ("n = 2", "center", 19, 1),
-        "PHM, n = 4": ("n = 4", "left", 0, 1.05),
-        "PHM, n = 8": ("n = 8", "left", -3, 1.05),
-        "PHM, n = 8, taught": ("n = 8, taught", "center", 20, 0.96),
-        "PHM, n = 4, taught": ("n = 4, taught", "center", 22, 0.96),
-        WIDE: ("PHM, d = 512", "right", 0, 1),
+    """Draw BLEU over the number of all weights with each model's name at its point."""
+    places = {  # label, the end of the name that is at the point, and its shift in points
+        "dense": ("dense", "center", (0, -34)),
+        "PHM, n = 2": ("n = 2", "left", (9, 0)),
+        "PHM, n = 4": ("n = 4", "left", (9, 0)),
+        "PHM, n = 8": ("n = 8", "right", (-9, -3)),
+        "PHM, n = 8, taught": ("n = 8,\ntaught", "right", (-9, 0)),
+        "PHM, n = 4, taught": ("n = 4, taught", "left", (9, 10)),
+        TABLES: ("n = 4, tables too", "left", (9, 30)),
+        WIDE: ("PHM, d = 512", "right", (-9, 0)),
     }
-    for model, (label, side, up, factor) in places.items():
-        count, sample = factor * results.parameters(model) / 1e6, results.plateau(model)
+    for model, (label, side, shift) in places.items():
+        count, sample = results.weights(model) / 1e6, results.plateau(model)
         color = colors[color_of(model)]
         interval = sample.interval
         if interval is not None:
             draw_bar(axes, count, interval.low, interval.high, color)
         axes.plot(count, sample.mean, "o", color=color, markersize=8)
-        shift = ({"right": -9, "left": 9}.get(side, 0), up)
         draw_name(axes, (count, sample.mean), label, side, shift, color)
-    draw_scale(axes, (0.5, 1, 2, 4), "parameters, millions")
-    axes.set_xlim(0.24, 4.6)
+    draw_scale(axes, (1.5, 2, 3, 4, 6), "all weights, millions")
+    axes.set_xlim(1.2, 6.8)
     axes.set_title("BLEU, Multi30k De–En", fontsize=14)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

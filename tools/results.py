@@ -11,11 +11,11 @@ from phmctl.metrics.significance import Estimate, t_interval, two_sided_t
 
 ROOT = Path(__file__).parent.parent
 MARGIN = 0.5  # the loss that a test of non-inferiority excludes
-Row = dict[str, str]
+Training = dict[str, str]  # a row of the table by column
 
 
 @cache
-def trainings() -> tuple[Row, ...]:
+def trainings() -> tuple[Training, ...]:
     """Return the rows of the table: a training and a checkpoint each, or the mean of several seeds (``1-3``).
 
     A training with the size of its file is also a row of ``bytes``, whose forms are float32, int8 and int4.
@@ -26,7 +26,7 @@ def trainings() -> tuple[Row, ...]:
     return (*rows, *stored)
 
 
-def select(table: str, **values: str) -> list[Row]:
+def select(table: str, **values: str) -> list[Training]:
     """Return the rows of a table in which each named column has the given value."""
     rows = [row for row in trainings() if row["table"] == table]
     return [row for row in rows if all(row[column] == value for column, value in values.items())]
@@ -93,6 +93,17 @@ AVERAGE = {"rate": "4e-3", "steps": "4000", "checkpoint": "average"}
 LAST = {**AVERAGE, "checkpoint": "last"}
 EIGHT = {"rate": "8e-3", "steps": "800", "checkpoint": "last"}
 WIDE = "PHM, n = 4, d = 512"
+TABLES = "PHM, n = 4, PHM tables"
+WEIGHTS = {  # of the whole model, tables included, by `phmctl count-params`
+    "dense": 5_735_424,
+    "PHM, n = 2": 3_900_592,
+    "PHM, n = 4": 2_984_320,
+    "PHM, n = 8": 2_535_424,
+    "quaternion": 2_982_912,
+    TABLES: 1_448_384,
+    WIDE: 5_786_704,
+    "dense, d = 128": 3_006_976,
+}
 STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
 TASKS = {  # of each other task: the score, the rates of dense and of PHM, and the models that docs/results.md names
     "agreement": ("accuracy", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")),
@@ -101,21 +112,22 @@ TASKS = {  # of each other task: the score, the rates of dense and of PHM, and t
     "neuron interaction": ("BLEU", "4e-3", "4e-3", ("PHM, n = 4",)),
 }
 FORMS = ("float32", "int8", "int4")  # how the weights of a file are stored
-COMPARED_FILES = (("dense", "float32"), ("PHM, n = 4, PHM tables", "int4"))
+COMPARED_FILES = (("dense", "float32"), ("dense", "int4"), (TABLES, "int4"))
 File = tuple[float, Sample, Sample]  # megabytes, BLEU, chrF
 AT_SIXTEEN = {"rate": "1.6e-2", "checkpoint": "average", "steps": "4000"}
 
 
 def table_of(model: str) -> str:
     """Return the table with a model's trainings of 4,000 steps."""
-    if model == WIDE:
-        return "equal parameters"
+    if model in (WIDE, TABLES):
+        return "equal parameters" if model == WIDE else "bytes"
     return "teacher" if "taught" in model else "plateau"
 
 
 def plateau(model: str, metric: str = "BLEU") -> Sample:
     """Return the scores after 4,000 steps, each model at its best rate."""
-    return sample(table_of(model), model, metric, **(AT_SIXTEEN if model == WIDE else AVERAGE))
+    values = AT_SIXTEEN if model == WIDE else AVERAGE
+    return sample(table_of(model), model, metric, **values, **({"form": "float32"} if model == TABLES else {}))
 
 
 def at_steps(model: str, steps: int) -> Sample:
@@ -134,10 +146,14 @@ def task(name: str) -> list[tuple[str, Sample, Sample]]:
     return [(model, dense, sample(name, model, metric, rate=rate)) for model in models]
 
 
-def parameters(model: str, table: str | None = None) -> int:
+def parameters(model: str, table: str) -> int:
     """Return a model's number of parameters without embeddings."""
-    rows = select(table or table_of(model), model=model)
-    return int(next(row["parameters"] for row in rows if row["parameters"]))
+    return int(next(row["parameters"] for row in select(table, model=model) if row["parameters"]))
+
+
+def weights(model: str) -> int:
+    """Return the number of all weights of a model of Multi30k."""
+    return WEIGHTS[model.removesuffix(", taught").removesuffix(", no teacher")]
 
 
 def file_steps() -> list[str]:
@@ -161,10 +177,10 @@ def files(steps: str) -> dict[str, tuple[str, dict[str, File]]]:
     return found
 
 
-def smallest_file() -> tuple[File, File, Change]:
-    """Return the compared dense and PHM files after most steps, and the difference of their BLEU."""
-    dense, small = (files(file_steps()[-1])[model][1][form] for model, form in COMPARED_FILES)
-    return dense, small, welch(dense[1], small[1])
+def compared_files() -> tuple[File, File, File]:
+    """Return the files after most steps of the dense model in float32 and in 4 bits, and of the smallest PHM model."""
+    dense, rounded, small = (files(file_steps()[-1])[model][1][form] for model, form in COMPARED_FILES)
+    return dense, rounded, small
 
 
 def against_dense(model: str, metric: str = "BLEU") -> Change:

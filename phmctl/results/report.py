@@ -24,7 +24,7 @@ from phmctl.tasks import trains
 Blocks = list[tuple[str, Any]]
 
 COLORS = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
-MATPLOTLIB_STYLE = {
+MATPLOTLIB_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "phmctl",  # equal figures have equal ids
     "text.parse_math": False,
