@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -231,7 +230,7 @@ class ProbingReport:
     tasks: dict[str, TaskScores]  # by the card of the data
     pooling: str = "mean"  # how encoder states became a vector
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "averages": self._averages()}
 
     def tables(self) -> Iterator[Table]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phmctl.console import Table, progress, warn
 from phmctl.data.card import RowFormat
@@ -127,7 +127,7 @@ class ClassifierReport:
     majority: float  # fraction of the most frequent label: the accuracy of a constant answer
     macro_f1: float  # mean F1 of the classes
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
     def tables(self) -> Iterator[Table]:

@@ -16,7 +16,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load, save
@@ -219,7 +219,7 @@ class RuleEvaluation:
     rule_note: str | None  # the reason if the rules were not compared
     learned: bool  # whether the errors of the map and, if compared, of the rule are below :data:`THRESHOLD`
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self) | {"threshold": THRESHOLD}
 
     def tables(self) -> Iterator[Table]:

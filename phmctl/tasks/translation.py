@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.clean import clean_line
@@ -47,7 +47,7 @@ class Text:
     source: Sequence[str]
     references: Sequence[Sequence[str]]  # each with a line for each sentence
     extras: Mapping[str, Sequence[int]] = field(default_factory=dict)  # numbers for breakdowns, -1 if not known
-    origin: Mapping[str, Any] = field(default_factory=dict)  # SHA-256 of files, for the key of the result
+    origin: Mapping[str, object] = field(default_factory=dict)  # SHA-256 of files, for the key of the result
 
 
 def text_of(run: Run, split: str) -> Text:
@@ -97,7 +97,7 @@ class Evaluation:
     bleu_by_source_length: list[scoring.Bin]
     bleu_by_extra: Mapping[str, list[scoring.Bin]]  # by the values of each extra of the corpus
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "decoding": self.decoding.model_dump()}
 
     def tables(self) -> Iterator[Table]:
