@@ -4,9 +4,9 @@
 :func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
 :func:`parameter_groups` sets learning rates for the factors, and :func:`step` builds each H once for an optimiser
 step. :func:`save` and :func:`load_into` store converted models, :func:`from_pretrained` reads those of `transformers`.
-:func:`load` returns the trained :class:`Model` of a run or an export. :func:`prepare`, :func:`train`, :func:`distil`,
-:func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the same names. All names are
-imported on first use, so that ``import phmctl`` does not load torch.
+:func:`load` returns the :class:`Translator` or :class:`Classifier` of a run or an export. :func:`prepare`,
+:func:`train`, :func:`distil`, :func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the
+same names. All names are imported on first use, so that ``import phmctl`` does not load torch.
 """
 
 from importlib import import_module
@@ -16,14 +16,15 @@ __version__ = "0.1.0"
 __all__ = [
     "PHMLSTM",
     "Classified",
+    "Classifier",
     "Kronecker",
-    "Model",
     "PHMConv1d",
     "PHMConv2d",
     "PHMConv3d",
     "PHMEmbedding",
     "PHMLinear",
     "Translation",
+    "Translator",
     "__version__",
     "compare",
     "convert",
@@ -42,8 +43,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from phmctl.decoding.model import Classified, Model
-    from phmctl.decoding.translator import Translation
+    from phmctl.answering.base import Classified
+    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.translator import Translation, Translator
     from phmctl.distillation import distil
     from phmctl.nn.convert import convert, to_dense
     from phmctl.nn.convolution import PHMConv1d, PHMConv2d, PHMConv3d
@@ -60,15 +62,16 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "PHMLSTM": "nn.lstm",
-    "Classified": "decoding.model",
+    "Classified": "answering.base",
+    "Classifier": "answering.classifier",
     "Kronecker": "nn.parametrization",
-    "Model": "decoding.model",
     "PHMConv1d": "nn.convolution",
     "PHMConv2d": "nn.convolution",
     "PHMConv3d": "nn.convolution",
     "PHMEmbedding": "nn.embedding",
     "PHMLinear": "nn.linear",
-    "Translation": "decoding.translator",
+    "Translation": "answering.translator",
+    "Translator": "answering.translator",
     "compare": "results.compare",
     "convert": "nn.convert",
     "count_parameters": "results.counting",

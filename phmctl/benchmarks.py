@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from phmctl.answering.base import Hypothesis, plan
+from phmctl.answering.beam import Seq2Seq, beam_search, pad
 from phmctl.assembly import build_transformer
 from phmctl.console import Table, progress
 from phmctl.data import EOS
 from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared import PreparedData, data_root
-from phmctl.decoding.beam import Seq2Seq, beam_search, pad
-from phmctl.decoding.search import Hypothesis, plan
 from phmctl.devices import pick_device, processor_name, set_threads
 from phmctl.errors import UserError, check_known
 from phmctl.nn.convert import to_dense

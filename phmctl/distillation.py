@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phmctl.answering.base import change_decoding
+from phmctl.answering.opening import load_translator
 from phmctl.console import note, progress, silence
 from phmctl.data import UNK
 from phmctl.data.card import corpus_name
 from phmctl.data.prepared import PreparedData, data_root
-from phmctl.decoding.search import change_decoding
 from phmctl.errors import RunError, UserError, check_known
-from phmctl.inference.opening import ModelOptions, open_model
 from phmctl.languages import is_code
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
@@ -183,7 +183,7 @@ def _translate_training_text(run: Run, search: DecodingSection, references: bool
             f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
             "take a teacher with data.tokenizer: bpe"
         )
-    model = open_model(run.folder, ModelOptions(task={"beam": search.beam})).model
+    model = load_translator(run, decoding=search)
     sources = [tokenizers.source.decode(source) for source, _ in rows]
     note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
     with progress("translating", len(sources)) as advance:

@@ -19,17 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.answering.base import change_decoding, plan
+from phmctl.answering.beam import pad
+from phmctl.answering.opening import load_translator
+from phmctl.answering.translator import Translator
 from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data import EOS, PAD
 from phmctl.data.prepared import PreparedData, data_root, prepare_command, trained_sizes
-from phmctl.decoding.beam import pad
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.search import change_decoding, plan
-from phmctl.decoding.translator import Translator
 from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
-from phmctl.inference.opening import check_scorable
 from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, accuracy
 from phmctl.nn.convert import to_dense
@@ -38,7 +37,7 @@ from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.results import write_record
+from phmctl.runs.results import check_scorable, write_record
 from phmctl.shipped import shipped_names
 from phmctl.storage import read_json_object, sha256_text
 

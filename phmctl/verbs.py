@@ -8,20 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phmctl.answering.opening import find
 from phmctl.console import silence
 from phmctl.errors import DataError, UserError
-from phmctl.inference.opening import ModelOptions, open_model
-from phmctl.inference.opening import evaluate as evaluate_run
 from phmctl.recipe.loading import RecipeLike, common_overrides, resolve, unmodified
 from phmctl.runs import AUTO, Run
 from phmctl.runs.find import check_tag
 from phmctl.shipped import shipped_names
-from phmctl.tasks import text_of
+from phmctl.tasks import evaluate as evaluate_model
+from phmctl.tasks import load_model, text_of
 from phmctl.tasks.text import prepare_text
 
 if TYPE_CHECKING:
+    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.translator import Translator
     from phmctl.data.prepared import PreparedData
-    from phmctl.decoding.model import Model
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
@@ -358,8 +359,7 @@ def evaluate(
             _refuse([*options, *further], "with --probing")
             return probe(run, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ())
         _refuse([*_without_none(set=settings or None, data=data)], "without --probing")
-        opening = ModelOptions(checkpoint, device, task=options)
-        return evaluate_run(run, split, opening)
+        return evaluate_model(find(run), split, checkpoint, device, **options)
 
 
 def _refuse(names: Sequence[str], condition: str) -> None:
@@ -376,7 +376,7 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     precision: str | None = None,
-) -> "Model":
+) -> "Translator | Classifier":
     """Load a trained model that translates, scores, classifies or encodes texts.
 
     Prints and writes nothing, and does not change global state: random numbers, torch's threads,
@@ -399,6 +399,4 @@ def load(
             that is not a run's translator.
     """
     with silence():
-        task = {"precision": precision}
-        options = ModelOptions(checkpoint or AUTO, device, threads or 0, task)
-        return open_model(path, options).model
+        return load_model(find(path), checkpoint or AUTO, device, threads=threads or 0, precision=precision)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from phmctl import timing
+from phmctl.answering.base import Hypothesis
 from phmctl.assembly import build_transformer
 from phmctl.benchmarks import (
     Bench,
@@ -18,7 +19,6 @@ from phmctl.benchmarks import (
     training_call,
     variants_of,
 )
-from phmctl.decoding.search import Hypothesis
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection

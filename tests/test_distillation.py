@@ -8,8 +8,8 @@ import torch
 
 import phmctl
 from phmctl.algebra.kronecker import nearest_sum
+from phmctl.answering.translator import Translator
 from phmctl.data.prepared import PreparedData
-from phmctl.decoding.translator import Translator
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
 from phmctl.storage import read_checkpoint

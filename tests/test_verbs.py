@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import phmctl
-from phmctl.decoding.translator import Translator
+from phmctl.answering.translator import Translator
 from phmctl.errors import OutputError, RecipeError, RunError, UserError
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
+from phmctl.answering.beam import pad
+from phmctl.answering.onnx import ENCODER, OnnxEngine, session
+from phmctl.answering.opening import ONNX, SAFETENSORS
 from phmctl.benchmarks import time_in_turns
 from phmctl.console import Table, emit
 from phmctl.data import EOS
-from phmctl.decoding.beam import pad
-from phmctl.decoding.onnx_engine import ENCODER, OnnxEngine, session
 from phmctl.export.verb import export
-from phmctl.exports import ONNX, SAFETENSORS
 from phmctl.runs import Run
 from phmctl.runs.copies import load_tokenizers, read_text
 

@@ -47,7 +47,7 @@ from phmctl.timing import mean_seconds, wait
 from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser, stepper
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/nn/test_cuda.py", "tests/training/test_cuda.py", "tests/decoding/test_cuda.py")
+TESTS = ("tests/nn/test_cuda.py", "tests/training/test_cuda.py", "tests/answering/test_cuda.py")
 
 
 class Sizes(NamedTuple):

@@ -57,25 +57,29 @@ def decode(
 
     --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
     """
-    from phmctl.inference.lines import answer, arriving_lines, in_groups, open_answers, refuse_same_file
-    from phmctl.inference.opening import ModelOptions, open_model
+    from phmctl.answering.lines import answer, arriving_lines, in_groups, open_answers, refuse_same_file
+    from phmctl.answering.opening import find
+    from phmctl.tasks import answers, load_model
 
     set_threads(threads)
     if input_ is not None and split is not None:
         raise UserError("--input and --split exclude each other; leave one out")
     if output is not None and split is None:
         refuse_same_file(input_, output)
-    task_options = {
-        "beam": beam,
-        "alpha": alpha,
-        "batch_tokens": batch_tokens,
-        "precision": precision,
-        "n_best": n_best,
-        "strict": strict or None,
-    }
-    options = ModelOptions(checkpoint, device or "auto", task=task_options)
-    opened = open_model(run, options, split=split)
-    model, lines = opened.model, opened.lines
+    source = find(run)
+    lines = None if split is None else answers(source.recipe).split_lines(source, split)
+    model = load_model(
+        source,
+        checkpoint,
+        device or "auto",
+        cleaned=lines is not None,
+        beam=beam,
+        alpha=alpha,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        n_best=n_best,
+        strict=strict or None,
+    )
     groups = arriving_lines(input_, limit=window) if lines is None else in_groups(lines, window)
     typed = lines is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
     bar: AbstractContextManager[Any] = nullcontext(lambda amount: None)
@@ -84,8 +88,8 @@ def decode(
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
     file = nullcontext() if output is None else open_answers(output)
-    with file as answers, bar as advance:
-        answer(model, groups, output=answers, as_json=json, advance=advance)
+    with file as answers_file, bar as advance:
+        answer(model, groups, output=answers_file, as_json=json, advance=advance)
 
 
 def evaluate(
@@ -131,13 +135,13 @@ def evaluate(
 
     --probing trains a probe for each probing task prepared in --data; a probe is trained once and its answers are kept.
     """
-    from phmctl.exports import open_run_or_export
+    from phmctl.answering.opening import find
     from phmctl.runs.run import requested_splits
 
     set_threads(threads)
     reports: list[tuple[str, Report]] = []
     for name in runs:
-        run = open_run_or_export(name)
+        run = find(name)
         whole = probing or source is not None or table is not None  # the run's own splits are not scored
         for part in [split] if whole else requested_splits([run], split):
             report = phmctl.evaluate(
@@ -208,13 +212,11 @@ def serve(
     """
     for module in ("starlette", "uvicorn"):
         require(module, "serve")
-    from phmctl.inference.opening import ModelOptions, open_model
     from phmctl.serving.server import Service, listen, run_server, url_of
 
     set_threads(threads)
-    options = ModelOptions(checkpoint, device or "auto", task={"precision": precision})
     with listen(host, port) as sock:
-        model = open_model(run, options).model
+        model = phmctl.load(run, checkpoint=checkpoint, device=device or "auto", precision=precision)
         service = Service(model, cut=cut, workers=workers, largest=max_batch, largest_cost=max_batch_tokens)
         url = url_of(sock)
         note(f"serving {model.name}; Ctrl-C stops")

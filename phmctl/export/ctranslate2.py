@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from phmctl.answering.opening import MODEL
 from phmctl.data import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import MissingExtraError, check_known, require
 from phmctl.export.dense import DenseForm
-from phmctl.exports import MODEL
 from phmctl.nn.layers import sinusoids
 
 

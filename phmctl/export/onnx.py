@@ -1,6 +1,6 @@
 """Write ONNX graphs with dynamic batch sizes and lengths.
 
-:mod:`phmctl.decoding.onnx_engine` describes their inputs and outputs. They are traced from :mod:`phmctl.plain`,
+:mod:`phmctl.answering.onnx` describes their inputs and outputs. They are traced from :mod:`phmctl.plain`,
 so they contain standard operators only.
 """
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import plain
+from phmctl.answering.onnx import CLASSIFIER, DECODER, ENCODER
+from phmctl.answering.opening import EXACT
 from phmctl.data import EOS
-from phmctl.decoding.onnx_engine import CLASSIFIER, DECODER, ENCODER
 from phmctl.errors import require
 from phmctl.export.compact import CompactForm
 from phmctl.export.dense import DenseForm
 from phmctl.export.onnx_weights import compact_graphs
-from phmctl.exports import EXACT
 
 _TEXT_AXES = {0: "B", 1: "S"}
 _DYNAMIC_AXES = {

@@ -7,14 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from phmctl import __version__, plain
+from phmctl.answering.opening import (
+    CTRANSLATE2,
+    EXACT,
+    FORMATS,
+    MODEL,
+    ONNX,
+    SAFETENSORS,
+    Export,
+    open_engine,
+)
+from phmctl.answering.torch_models import open_classifier
+from phmctl.answering.translator import Translator
 from phmctl.assembly import texts_of
 from phmctl.console import Table, note
 from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
 from phmctl.data.tokenizer import JOINT_FILE
-from phmctl.decoding.loading import open_engine
-from phmctl.decoding.translator import Translator
 from phmctl.devices import torch_defaults
 from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError, OutputError, PhmctlError, UserError, check_known
@@ -29,23 +41,14 @@ from phmctl.export.verify import (
     verify_classifier,
     verify_translator,
 )
-from phmctl.exports import (
-    COMPACT,
-    CTRANSLATE2,
-    EXACT,
-    FORMATS,
-    MODEL,
-    ONNX,
-    Export,
-    check_quantize,
-)
-from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.results.ledger import ledger_for
 from phmctl.runs import DATA, EXPORT, RECIPE, Run
 from phmctl.runs.copies import load_cleaning
 from phmctl.runs.results import read_results
 from phmctl.storage import (
     FORMAT,
+    QUANTIZATIONS,
     check_own,
     replacing,
     save_tensors,
@@ -56,13 +59,13 @@ from phmctl.storage import (
     writing,
 )
 from phmctl.tasks import task_of, trains
-from phmctl.tasks.classifier import exported_model
 
 _SCORES = r"results/(?:[^/]+\.(?:json|hyp|tsv|tmp)|\.lock)"  # files that eval writes into an export
+COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
 MARK = "to"  # key of the manifest, by which an export is known
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",
-    "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.decoding.onnx_engine` describes inputs and outputs",
+    "onnx": "phmctl decode DIR, or any ONNX runtime; `phmctl.answering.onnx` describes inputs and outputs",
     "safetensors": "phmctl decode DIR, or `load(DIR)` of `plain.py` in it, which needs torch and safetensors only",
 }
 _CONTENT = {
@@ -192,7 +195,7 @@ def export(
     """Export a run's model. If the export fails, the output folder stays as it was.
 
     Args:
-        to: a format of :data:`phmctl.exports.FORMATS`.
+        to: a format of :data:`phmctl.answering.opening.FORMATS`.
         output: a new or empty folder, or with `force` an export, which is replaced.
         weights: ``phm``, A and S of each map, the default of the formats that can hold them; or ``dense``.
         quantize: the type of the stored numbers, :data:`phmctl.storage.QUANTIZATIONS` or CTranslate2's; None: float32.
@@ -204,7 +207,8 @@ def export(
         PhmctlError: the export's answers differ from the run's.
     """
     check_known("format", to, FORMATS)
-    check_quantize(to, quantize)
+    if quantize is not None and to in COMPACT:
+        check_known(f"quantisation of {to}", quantize, QUANTIZATIONS)
     weight_form = weights or ("phm" if to in COMPACT else "dense")
     check_known("form of the weights", weight_form, ("phm", "dense"))
     if weight_form == "phm" and to not in COMPACT:
@@ -290,11 +294,12 @@ def _verify(source: ExportSource, to: str, folder: Path, quantize: str, texts: i
     """Compare the export with the run; raise PhmctlError if a float32 export has different answers."""
     predictor = source.predictor
     if isinstance(predictor, Translator):
-        engine = open_engine(to, folder, source.section, source.tokenizers, quantize=quantize, device="cpu")
+        recipe = source.run.recipe_of(TranslationRecipe)
+        engine = open_engine(to, folder, recipe, source.tokenizers, quantize, "cpu")
         verification = verify_translator(source, engine, texts)
     else:
         exported = copy(predictor)
-        exported.model = exported_model(to, folder, device="cpu")
+        exported.model = open_classifier(to, folder, torch.device("cpu"))
         verification = verify_classifier(source, exported, texts)
     if verification.different and quantize == EXACT:
         raise PhmctlError(

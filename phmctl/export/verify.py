@@ -8,21 +8,22 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from phmctl.assembly import trained
+from phmctl.answering.base import Engine, Hypothesis, plan
+from phmctl.answering.beam import pad
+from phmctl.answering.classifier import Classifier
+from phmctl.answering.opening import load_classifier, load_translator
+from phmctl.answering.torch_models import trained_model
+from phmctl.answering.translator import Translator
 from phmctl.console import progress, silence
 from phmctl.data import BOS, EOS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.beam import pad
-from phmctl.decoding.search import Engine, Hypothesis, plan
-from phmctl.decoding.translator import Translator
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.metrics.text import ScoreOptions, bleu, usual_tokenizer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run, Weights
 from phmctl.runs.copies import load_tokenizers, read_text
-from phmctl.tasks import answers, task_of
+from phmctl.tasks import answers
 from phmctl.tasks.classification import read_examples
-from phmctl.tasks.classifier import TextClassifier
 
 CTRANSLATE2_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
 
@@ -51,7 +52,7 @@ class ExportSource:
     run: Run
     weights: Weights
     model: nn.Module  # the trained model in evaluation mode, on the CPU
-    predictor: Translator | TextClassifier  # answers with torch
+    predictor: Translator | Classifier  # answers with torch
     tokenizers: TokenizerPair  # a classifier has the same one twice
     sizes: dict[str, int]  # of the vocabularies and the label set, named as by the task
 
@@ -88,17 +89,19 @@ class ExportSource:
 
 def open_source(run: Run, checkpoint: str) -> ExportSource:
     """Load a checkpoint of a run. Raises UserError if the run's task cannot be exported."""
-    load_model = answers(run.recipe, "export").load
+    answers(run.recipe, "export")  # raises UserError
 
     def load(name: str) -> ExportSource:
-        is_translation = isinstance(run.recipe, TranslationRecipe)
-        options = {"precision": "float32"} if is_translation else {}
-        predictor: Any = load_model(run, name, "cpu", cleaned=True, **options)
         tokenizers = load_tokenizers(run)
-        outputs = tokenizers.target.size if is_translation else len(predictor.labels)
-        names = ("source", "target") if is_translation else ("vocabulary", "classes")
-        sizes = dict(zip(names, (tokenizers.source.size, outputs), strict=True))
-        model = trained(task_of(run.recipe).build(run.recipe.model, sizes, "meta"), run, name, torch.device("cpu"))
+        predictor: Translator | Classifier
+        if isinstance(run.recipe, TranslationRecipe):
+            decoding = run.recipe.decoding.model_copy(update={"precision": None})
+            predictor = load_translator(run, name, "cpu", decoding, cleaned=True)
+            sizes = {"source": tokenizers.source.size, "target": tokenizers.target.size}
+        else:
+            predictor = load_classifier(run, name, "cpu", cleaned=True)
+            sizes = {"vocabulary": tokenizers.source.size, "classes": len(predictor.labels)}
+        model = trained_model(run, name, torch.device("cpu"), tokenizers)
         return ExportSource(run, run.weights(name), model, predictor, tokenizers, sizes)
 
     return run.load_checkpoint(checkpoint, load)
@@ -172,10 +175,10 @@ def verify_translator(source: ExportSource, engine: Engine, count: int | None = 
     return _compare(split, ours, theirs, gap, scores | {"signature": torch_bleu.signature})
 
 
-def verify_classifier(source: ExportSource, exported: TextClassifier, count: int | None = None) -> Verification:
+def verify_classifier(source: ExportSource, exported: Classifier, count: int | None = None) -> Verification:
     """Compare the labels of an export with torch's."""
     split, texts, labels = source.examples(count)
-    classifier = cast("TextClassifier", source.predictor)
+    classifier = cast("Classifier", source.predictor)
     models = classifier, exported
     with progress(f"labelling {len(texts):,} texts with torch and the export", 2 * len(texts)) as advance:
         log_probs = [model.probabilities(texts, advance).clamp(min=1e-30).log() for model in models]  # (N, classes)

@@ -9,7 +9,6 @@ from typing import Any
 
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
-from phmctl.inference.opening import ModelOptions, evaluate
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
 from phmctl.recipe.loading import differences as key_differences
@@ -27,7 +26,7 @@ from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
 from phmctl.runs.summary import difference_lines, list_runs, run_differences
 from phmctl.storage import folder_name
-from phmctl.tasks import trains
+from phmctl.tasks import evaluate, trains
 from phmctl.tasks.base import Metric, within
 
 _NAMED = 10  # runs or seeds that a note names
@@ -246,7 +245,7 @@ def compare(
         for member in members if score else ():
             if member.lacks_result(name):
                 try:
-                    evaluate(member.run.folder, name, ModelOptions(checkpoint or AUTO))
+                    evaluate(member.run, name, checkpoint or AUTO)
                 except UserError as error:  # the other runs can still be compared
                     warn(f"{member.run.name} is not scored: {error}")
         if score:

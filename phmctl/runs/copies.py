@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, RunError, nearest
-from phmctl.runs import DATA, Run
+from phmctl.runs import DATA, Run, Trained
 from phmctl.storage import are_file_entries, file_entry, verify, write_json
 
 if TYPE_CHECKING:  # an export answers without numpy
@@ -29,7 +29,7 @@ def record_copies(run: Run, manifest: Mapping[str, Any], *extra_files: Path) -> 
     write_json(run.folder / DATA, {**manifest, _COPIES: entries})
 
 
-def load_tokenizers(run: Run) -> TokenizerPair:
+def load_tokenizers(run: Trained) -> TokenizerPair:
     for name in (JOINT_FILE, *SIDE_FILES):
         refuse_damaged_copy(run, run.tokenizer_folder / name)
     try:
@@ -38,7 +38,7 @@ def load_tokenizers(run: Run) -> TokenizerPair:
         raise RunError(f"{run.folder} is not a complete run; {ADVICE}: {error}") from error
 
 
-def load_labels(run: Run) -> list[str]:
+def load_labels(run: Trained) -> list[str]:
     """Return the label set of a run. Raises RunError."""
     labels: list[str] | None = run.data().get("labels")
     if not labels:
@@ -46,14 +46,14 @@ def load_labels(run: Run) -> list[str]:
     return labels
 
 
-def load_cleaning(run: Run) -> Cleaning:
+def load_cleaning(run: Trained) -> Cleaning:
     try:
         return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{run.folder / DATA} lacks the settings of cleaning; {ADVICE}") from error
 
 
-def read_text(run: Run, split: str, side: str) -> list[str]:
+def read_text(run: Trained, split: str, side: str) -> list[str]:
     """Return the cleaned lines of a split's ``source`` or ``target`` that are stored in a run."""
     path = run.text_folder / f"{split}.{side}"
     refuse_damaged_copy(run, path)
@@ -69,7 +69,7 @@ def read_text(run: Run, split: str, side: str) -> list[str]:
         raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
 
 
-def refuse_damaged_copy(run: Run, path: Path) -> None:
+def refuse_damaged_copy(run: Trained, path: Path) -> None:
     entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
     if not are_file_entries(entries):
         raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} must be a list of files; {ADVICE}")

@@ -14,6 +14,7 @@ The log has a JSON object for each logged interval, validation, early stop and a
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -23,8 +24,8 @@ from typing import Any
 from phmctl import __version__
 from phmctl.console import warn
 from phmctl.errors import RunError
-from phmctl.runs.run import Run, Weights, git_revision
-from phmctl.storage import FORMAT, read_json_object, sha256_text, sole_writer, write_atomic, write_json
+from phmctl.runs.run import Trained, Weights, git_revision
+from phmctl.storage import FORMAT, read_json_object, sha256_text, sole_writer, write_atomic, write_json, writing
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
 _ADVICE = "its result is skipped: remove it and score the run again"
@@ -40,7 +41,7 @@ class ScoringKey:
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings that change the scores, not the speed
     label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
 
-    def path(self, run: Run, suffix: str) -> Path:
+    def path(self, run: Trained, suffix: str) -> Path:
         """Return the file of this result in a run with the given suffix (``json``, ``hyp``)."""
         identity = json.dumps([self.weights.sha256, dict(self.settings)], sort_keys=True)
         digest = sha256_text([identity])[:8]
@@ -78,7 +79,7 @@ class Result:
 _ORIGIN_KEYS = tuple(field.name for field in fields(Result) if field.name not in ("path", "report", "answers"))
 
 
-def write_result(run: Run, key: ScoringKey, report: Mapping[str, Any], answers: Path | None = None) -> Path:
+def write_result(run: Trained, key: ScoringKey, report: Mapping[str, Any], answers: Path | None = None) -> Path:
     """Write a report into a run and return its file; `answers` is the file of the scored answers."""
     origin = {
         "format": FORMAT,
@@ -107,7 +108,14 @@ def write_record(path: Path, content: str | Mapping[str, Any]) -> None:
             write_json(path, content)
 
 
-def read_results(run: Run) -> list[Result]:
+def check_scorable(run: Trained) -> None:
+    """Raise OutputError, before any work, if a run's scores cannot be written into it."""
+    folder = run.results_folder if run.results_folder.exists() else run.folder
+    with writing(folder):
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def read_results(run: Trained) -> list[Result]:
     """Return the results of a run, sorted by file name; warn about damaged files and skip them."""
     results = []
     for path in sorted(run.results_folder.glob("*.json")):

@@ -18,6 +18,7 @@ import os
 import platform
 import shlex
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -81,11 +82,51 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Run:
-    """The folder of one training and its resolved recipe."""
+class Trained(ABC):
+    """The folder of a trained model and its recipe: a run, or an export of one of a run's checkpoints."""
 
     folder: Path
     recipe: Recipe
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def weights(self, checkpoint: str = "best") -> Weights:
+        """Return the identity of a checkpoint's weights. Raises RunError."""
+
+    def recipe_of(self, recipe_type: type[RecipeType]) -> RecipeType:
+        """Return the recipe; RunError if it belongs to another task."""
+        if not isinstance(self.recipe, recipe_type):
+            task = recipe_type.model_fields["task"].default
+            raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {task!r}")
+        return self.recipe
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.folder / "tokenizer"
+
+    @property
+    def text_folder(self) -> Path:
+        return self.folder / "text"
+
+    @property
+    def results_folder(self) -> Path:
+        return self.folder / "results"
+
+    def data(self) -> dict[str, Any]:
+        """Return the content of ``data.json``, the manifest of the training data. Raises RunError."""
+        return _read_record(self.folder / DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
+
+    def splits(self) -> list[str]:
+        """Return the splits whose text is in the folder."""
+        return sorted({path.stem for path in self.text_folder.glob("*.*")})
+
+
+@dataclass(frozen=True)
+class Run(Trained):
+    """The folder of one training and its resolved recipe."""
 
     @classmethod
     def create(
@@ -157,25 +198,6 @@ class Run:
         """``<recipe>/<variant>/<folder name>``, also for a moved folder."""
         return f"{self.recipe.name}/{self.recipe.variant}/{self.folder.resolve().name}"
 
-    def recipe_of(self, recipe_type: type[RecipeType]) -> RecipeType:
-        """Return the recipe; RunError if it belongs to another task."""
-        if not isinstance(self.recipe, recipe_type):
-            task = recipe_type.model_fields["task"].default
-            raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {task!r}")
-        return self.recipe
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        return self.folder / "tokenizer"
-
-    @property
-    def text_folder(self) -> Path:
-        return self.folder / "text"
-
-    @property
-    def results_folder(self) -> Path:
-        return self.folder / "results"
-
     @property
     def checkpoints_folder(self) -> Path:
         return self.folder / CHECKPOINTS
@@ -187,14 +209,6 @@ class Run:
     def environment(self) -> dict[str, Any]:
         """Return the content of ``environment.json``. Raises RunError."""
         return read_environment(self.folder)
-
-    def data(self) -> dict[str, Any]:
-        """Return the content of ``data.json``, the manifest of the training data. Raises RunError."""
-        return _read_record(self.folder / DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
-
-    def splits(self) -> list[str]:
-        """Return the splits whose text is in the run."""
-        return sorted({path.stem for path in self.text_folder.glob("*.*")})
 
     def checkpoint_names(self) -> list[str]:
         """Return the names that :meth:`checkpoint` accepts: ``last``, ``best``, ``average`` and steps, if present."""
@@ -270,9 +284,8 @@ class Run:
         elif name == "best" and self.recipe.training.average:
             note(f"{self.folder} is not trained to its end and has no average yet; best is taken, {folder.name}")
 
-    def weights(self, name: str = "best") -> Weights:
-        """Return the identity of a checkpoint's weights. Raises RunError."""
-        folder = self.checkpoint(name)
+    def weights(self, checkpoint: str = "best") -> Weights:
+        folder = self.checkpoint(checkpoint)
         if not (folder / MANIFEST).is_file():
             verify_checkpoint(folder, ())  # raises an error that suggests another checkpoint
         return Weights(folder.name, sha256(folder / MANIFEST))
@@ -328,7 +341,7 @@ class Run:
                     write_json(self.folder / ATTEMPT, {"error": failure})
 
 
-def requested_splits(runs: Sequence[Run], split: str) -> list[str]:
+def requested_splits(runs: Sequence[Trained], split: str) -> list[str]:
     """Return the splits to score for the ``--split`` option.
 
     ``all`` selects every test set of the runs; so does ``test`` if no run has a test set of that name.

@@ -38,9 +38,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from phmctl import __version__
+from phmctl.answering.classifier import Classifier
+from phmctl.answering.translator import Translator, as_json
 from phmctl.console import warn
-from phmctl.decoding.model import Model
-from phmctl.decoding.translator import as_json
 from phmctl.errors import RequestError, UserError
 
 PAGE = Path(__file__).with_name("page.html")
@@ -225,8 +225,9 @@ class Service:
     arguments of :class:`Batcher`.
     """
 
-    def __init__(self, model: Model, *, cut: bool = False, **batching: Any) -> None:
-        self.model, self.cut = model, cut
+    def __init__(self, model: Translator | Classifier, *, cut: bool = False, **batching: Any) -> None:
+        self.model: Any = model  # whose methods are named in `about`
+        self.cut = cut
         self.about = {key: value for key, value in model.about().items() if key != "folder"}  # paths stay private
         classify = Classify[tuple[Line, Line]] if self.about.get("texts") == 2 else Classify[Line]
         bodies: dict[str, Any] = {"translate": Translate, "score": Score, "classify": classify}

@@ -1,15 +1,26 @@
 """The tasks, by name. A new task is a :class:`~phmctl.tasks.base.TaskSpec` in :data:`TASKS`."""
 
-from collections.abc import Collection
+from __future__ import annotations  # torch is imported for type checking only
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from phmctl.answering.opening import Source
 from phmctl.data.card import is_card, load_card
+from phmctl.errors import UserError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
-from phmctl.tasks.base import Answering, TaskSpec, Trains
+from phmctl.runs import AUTO
+from phmctl.runs.results import check_scorable
+from phmctl.tasks.base import Answering, Report, TaskSpec, Trains, check_options
 from phmctl.tasks.classification import CLASSIFICATION, PROBING
 from phmctl.tasks.rule import RULE
 from phmctl.tasks.text import OwnText
 from phmctl.tasks.translation import TRANSLATION
+
+if TYPE_CHECKING:
+    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.translator import Translator
 
 # By the value of `task` in recipes and cards. The recipe's class is in `recipe.schema.RECIPES`.
 TASKS: dict[str, TaskSpec] = {spec.name: spec for spec in (TRANSLATION, CLASSIFICATION, PROBING, RULE)}
@@ -33,6 +44,55 @@ def answers(recipe: Recipe, command: str = "decode") -> Answering:
     if spec.answers is None:
         raise spec.lacks(command)
     return spec.answers
+
+
+def load_model(
+    run: Source,
+    checkpoint: str = AUTO,
+    device: str = "auto",
+    *,
+    threads: int = 0,
+    cleaned: bool = False,
+    **options: object,
+) -> Translator | Classifier:
+    """Load the model of a run or an export.
+
+    Args:
+        threads: CPU threads of an engine that has its own; 0: the engine's default.
+        cleaned: do not clean the lines, because they are the run's own text, which was cleaned already.
+        options: options of the task; None: not set.
+
+    Raises:
+        RunError: the checkpoint is missing, or a file is missing or damaged.
+        UserError: the task does not answer, or the task or the engine lacks an option.
+        RecipeError: this machine lacks the device.
+        MissingExtraError: the engine is not installed.
+    """
+    answering = answers(run.recipe)
+    given = {name: value for name, value in options.items() if value is not None}
+    check_options(run.recipe.task, answering.options, given)
+    return answering.load(run, checkpoint, device, threads=threads, cleaned=cleaned, **given)
+
+
+def evaluate(
+    run: Source, split: str = "test", checkpoint: str = AUTO, device: str = "auto", **options: object
+) -> Report:
+    """Score a run or an export on a split and write the scores into its folder; options of None are not set.
+
+    Raises:
+        RunError: something is missing or damaged.
+        UserError: the task or the engine lacks an option.
+        OutputError: the scores cannot be written.
+    """
+    scoring = trains(run.recipe, "eval")
+    given = {name: value for name, value in options.items() if value is not None}
+    check_options(run.recipe.task, scoring.options, given)
+    other_text = [name for name in ("source", "table") if name in given]
+    if split != "test" and other_text:
+        raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
+    if "table" not in given:  # the scores of a table are not stored
+        check_scorable(run)
+    return scoring.evaluate(run, split, checkpoint, device, **given)
 
 
 def text_of(name: str, recipe: str | None = None, options: Collection[str] = ()) -> OwnText:

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from phmctl.console import Table
-from phmctl.decoding.model import Model
 from phmctl.errors import UserError
 from phmctl.metrics.classification import Part, mcnemar
 from phmctl.metrics.text import ScoreOptions, bleu_by, length_parts, sentence_chrf, text_scorer
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.opening import Source
+    from phmctl.answering.translator import Translator
     from phmctl.metrics.significance import Difference, Scorer
     from phmctl.tasks.text import OwnText
 
@@ -172,10 +174,10 @@ class Answering:
 
     # Load a run's model: load(run, checkpoint=, device=, cleaned=, threads=) and the `options` below.
     # Raises RunError, UserError.
-    load: Callable[..., Model]
+    load: Callable[..., Translator | Classifier]
     options: Sequence[str] = ()  # names of the options of ``decode`` that only some tasks have
     # Return a split of the run's own text as lines for its model. Raises RunError.
-    split_lines: Callable[[Run, str], list[str]]
+    split_lines: Callable[[Source, str], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)

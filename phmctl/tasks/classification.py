@@ -14,16 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phmctl.answering.base import Classified
+from phmctl.answering.opening import Source, load_classifier
 from phmctl.console import Table, progress, warn
 from phmctl.data.card import RowFormat
 from phmctl.data.corpus import table_rows
-from phmctl.decoding.model import Classified
 from phmctl.errors import DataError, UserError
 from phmctl.metrics import classification as scoring
 from phmctl.metrics.text import remarks
 from phmctl.recipe.models import PairClassifierSection, ProbeSection
 from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
-from phmctl.runs import AUTO, Run, Weights
+from phmctl.runs import AUTO, Weights
 from phmctl.runs.copies import load_labels, read_text
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.tasks.base import (
@@ -44,8 +45,8 @@ from phmctl.tasks.text import LABELLED_TEXT, labelled_format
 if TYPE_CHECKING:
     from torch import nn
 
-    from phmctl.assembly import Classifier, ClassifierSection
-    from phmctl.tasks.classifier import TextClassifier
+    from phmctl.answering.classifier import Classifier
+    from phmctl.assembly import ClassifierSection
 
 _SHOWN_LABELS = 12  # more labels make the table of confusions too wide for a terminal
 _PROBED_WIDTH = 512  # width of the vectors for parameter counts of a probe, without an encoder
@@ -60,7 +61,7 @@ class Examples:
     extras: Mapping[str, list[int]]  # further numbers of each example by name, -1 if not known
 
 
-def read_examples(run: Run, split: str) -> Examples:
+def read_examples(run: Source, split: str) -> Examples:
     """Return a split of the run's own examples. Raises RunError."""
     rows = [json.loads(line) for line in read_text(run, split, "jsonl")]
     names = [key for key in rows[0] if key not in ("texts", "label")] if rows else []
@@ -71,7 +72,7 @@ def read_examples(run: Run, split: str) -> Examples:
     )
 
 
-def read_table(run: Run, path: Path, table_format: RowFormat) -> Examples:
+def read_table(run: Source, path: Path, table_format: RowFormat) -> Examples:
     """Return the examples of a table. Raises DataError if it cannot be read or has a label that the run lacks."""
     labels = load_labels(run)
     rows = list(table_rows(path, table_format))
@@ -187,7 +188,7 @@ def report_of(
 
 
 def evaluate(
-    run: Run,
+    run: Source,
     split: str = "test",
     checkpoint: str = AUTO,
     device: str = "auto",
@@ -211,7 +212,7 @@ def evaluate(
     else:
         examples, name = read_examples(run, split), split
 
-    def load_with_weights(checkpoint: str) -> tuple[Weights, TextClassifier]:
+    def load_with_weights(checkpoint: str) -> tuple[Weights, Classifier]:
         return run.weights(checkpoint), load(run, checkpoint, device, cleaned=table is None)
 
     weights, classifier = run.load_checkpoint(checkpoint, load_with_weights)
@@ -233,7 +234,7 @@ def evaluate(
     return report
 
 
-def stored_answers(run: Run, result: Result) -> Answers | None:
+def stored_answers(run: Source, result: Result) -> Answers | None:
     """Return the scored labels of a result. Raises RunError."""
     if result.answers is None:
         return None
@@ -243,14 +244,12 @@ def stored_answers(run: Run, result: Result) -> Answers | None:
 
 
 def load(
-    run: Run, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
-) -> TextClassifier:
-    from phmctl.tasks.classifier import load_classifier
-
+    run: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
+) -> Classifier:
     return load_classifier(run, checkpoint, device, cleaned=cleaned, threads=threads)
 
 
-def split_lines(run: Run, split: str) -> list[str]:
+def split_lines(run: Source, split: str) -> list[str]:
     return ["\t".join(text.replace("\t", " ") for text in texts) for texts in read_examples(run, split).texts]
 
 
@@ -260,7 +259,7 @@ def open_data(recipe: ClassificationRecipe, data: Path) -> Task:
     return ClassificationTask.open(recipe, data)
 
 
-def build(section: ClassifierSection, sizes: Mapping[str, int], device: Device = None) -> Classifier:
+def build(section: ClassifierSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
     from phmctl.assembly import build_classifier
 
     return build_classifier(section, sizes["vocabulary"], sizes["classes"], device=device)

@@ -10,19 +10,18 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from phmctl.answering.opening import load_classifier
 from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note, warn
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.prepared import PreparedData, Split
 from phmctl.errors import DataError, RunError
-from phmctl.nn.convert import to_dense
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run, copies
 from phmctl.storage import write_atomic
 from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
-from phmctl.tasks.classifier import trained_classifier
 
 
 class ClassificationTask(Task):
@@ -88,7 +87,8 @@ class ClassificationTask(Task):
             expected = f"{self.prepared.texts} texts and the labels {self.prepared.labels}"
             raise RunError(f"training.teacher: {run.folder} does not have {expected}")
         copies.check_same_vocabulary(run, self.prepared, "training.teacher")
-        return to_dense(trained_classifier(run, "auto", "cpu"), inplace=True).eval()
+        model: nn.Module = load_classifier(run, device="cpu").model
+        return model
 
     @torch.no_grad()
     def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:

@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from phmctl.answering.base import change_decoding
+from phmctl.answering.opening import Source, load_translator
+from phmctl.answering.translator import Translator
 from phmctl.console import Table, note, progress, warn
 from phmctl.data.clean import clean_line
 from phmctl.data.readers import guess_format, read_sentences
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.search import change_decoding
-from phmctl.decoding.translator import Translator
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import Part, part_name, parts
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
-from phmctl.runs import AUTO, Run
+from phmctl.runs import AUTO
 from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.storage import read_json_object, sha256_text
@@ -50,7 +50,7 @@ class Text:
     origin: Mapping[str, object] = field(default_factory=dict)  # SHA-256 of files, for the key of the result
 
 
-def text_of(run: Run, split: str) -> Text:
+def text_of(run: Source, split: str) -> Text:
     """Return a split of the run's own text. Raises RunError."""
     source = read_text(run, split, "source")
     target = read_text(run, split, "target")
@@ -64,7 +64,7 @@ def text_of(run: Run, split: str) -> Text:
     return Text(split, source, [target], extras)
 
 
-def text_of_files(run: Run, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
+def text_of_files(run: Source, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
     """Return the text of files, cleaned like the run's own text. Raises DataError."""
     if source is None or not references:
         raise DataError("your own text needs both --source FILE and --reference FILE (repeatable)")
@@ -115,7 +115,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: Run,
+    run: Source,
     split: str = "test",
     checkpoint: str = AUTO,
     device: str = "auto",
@@ -192,7 +192,7 @@ class _Translations(NamedTuple):
     seconds: float  # duration of the search
 
 
-def _translations(run: Run, text: Text, checkpoint: str, device: str, decoding: DecodingSection) -> _Translations:
+def _translations(run: Source, text: Text, checkpoint: str, device: str, decoding: DecodingSection) -> _Translations:
     """Return the stored translations of a text, or translate and store them."""
     settings: dict[str, object] = {
         "decoding": decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
@@ -221,7 +221,7 @@ def _translations(run: Run, text: Text, checkpoint: str, device: str, decoding: 
     return _Translations(key, translated, seconds)
 
 
-def stored_answers(run: Run, result: Result) -> Answers | None:
+def stored_answers(run: Source, result: Result) -> Answers | None:
     """Return the scored translations of a result. Raises RunError."""
     if result.answers is None or "source_sha256" in result.settings:  # the text of files is not in the run
         return None
@@ -235,7 +235,7 @@ def stored_answers(run: Run, result: Result) -> Answers | None:
 
 
 def load(
-    run: Run,
+    run: Source,
     checkpoint: str = AUTO,
     device: str = "auto",
     *,

@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from phmctl.answering.beam import TorchEngine
+from phmctl.answering.translator import Translator
 from phmctl.assembly import build_transformer
 from phmctl.console import silence
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
 from phmctl.data.prepared import PARALLEL, PreparedData, Split
-from phmctl.decoding.beam import TorchEngine
-from phmctl.decoding.translator import Translator
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.translator import Translator
+from phmctl.answering.opening import load_translator
+from phmctl.answering.translator import Translator
 from phmctl.errors import DataError, OutputError
 from phmctl.runs import Run
+from tests.answering.conftest import TEXT
 from tests.calls import call, start
-from tests.decoding.conftest import TEXT
 from tests.tasks.translation.runs import SOURCES, make_run
 
 INPUT = "".join(f"{line}\n" for line in SOURCES).encode()

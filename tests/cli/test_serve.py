@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from phmctl.decoding.loading import load_translator
+from phmctl.answering.opening import CTRANSLATE2, find, load_translator
 from phmctl.export.verb import export
-from phmctl.exports import CTRANSLATE2, open_run_or_export
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from tests.serving.processes import Server
@@ -57,7 +56,7 @@ def test_an_export_answers_like_decode(tiny_run: Run, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     export(tiny_run, CTRANSLATE2, tmp_path / "ct2", texts=4)
     lines = (tiny_run.text_folder / "test.source").read_text(encoding="utf-8").split("\n")[:8]
-    expected = load_translator(open_run_or_export(tmp_path / "ct2")).translate(lines)
+    expected = load_translator(find(tmp_path / "ct2")).translate(lines)
     server = Server(["-c", MAIN, "serve", str(tmp_path / "ct2"), "--port", "0", "--threads", "1"])
     try:
         answers = server.ask(*lines, cut=True).json()["answers"]

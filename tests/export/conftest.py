@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.answering.opening import CTRANSLATE2, ONNX, Export
 from phmctl.export.verb import Exported, export
-from phmctl.exports import CTRANSLATE2, ONNX, Export
 from phmctl.runs import Run
 from phmctl.storage import file_entry, write_json
 from tests.tasks.translation.runs import make_run

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.answering.beam import forced_scores
+from phmctl.answering.opening import CTRANSLATE2, MODEL
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.beam import forced_scores
 from phmctl.errors import MissingExtraError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
 from phmctl.export.verb import export
-from phmctl.exports import CTRANSLATE2, MODEL
 from phmctl.runs import Run
 from phmctl.runs.copies import load_tokenizers
 from tests.export.test_dense import TRANSFORMERS, ids, section, transformer

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import phmctl
-from phmctl import exports
+from phmctl.answering import opening as exports
 from phmctl.errors import UserError
 from phmctl.export.verb import export
 from phmctl.runs import Run

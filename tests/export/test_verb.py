@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import phmctl
-from phmctl import exports, plain
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.search import Hypothesis
+from phmctl import plain
+from phmctl.answering import opening as exports
+from phmctl.answering.base import Hypothesis
+from phmctl.answering.opening import Export, find, load_translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import verb
 from phmctl.export.verb import Exported, export
 from phmctl.export.verify import open_source, verify_translator
-from phmctl.exports import Export, open_run_or_export
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -270,7 +270,7 @@ def test_a_damaged_export_is_refused(exported: Exported, tmp_path: Path, name: s
     else:
         path.unlink()
     with pytest.raises(RunError, match=Path(name).name):
-        load_translator(open_run_or_export(folder))
+        load_translator(find(folder))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(exported: Exported, t
     write_json(folder / "export.json", manifest | {"files": entries})
     (folder / "translations.txt").touch()  # no file of the model
     with pytest.raises(RunError, match=Path(name).name):
-        load_translator(open_run_or_export(folder))
+        load_translator(find(folder))
 
 
 def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: Path) -> None:
@@ -309,10 +309,10 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     with (folder / "recipe.yaml").open("a") as handle:
         handle.write("#\n")
     with pytest.raises(RunError, match=r"recipe\.yaml"):
-        open_run_or_export(folder)
+        find(folder)
     (folder / "export.json").write_text("{}")
     with pytest.raises(RunError, match=r"export\.json"):
-        open_run_or_export(folder)
+        find(folder)
     manifest = exported.export.manifest
     entry = manifest["files"][0]
     for content, place in (
@@ -324,7 +324,7 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     ):
         write_json(folder / "export.json", content)
         with pytest.raises(RunError, match=place):
-            open_run_or_export(folder)
+            find(folder)
 
 
 def test_training_does_not_take_an_export(exported: Exported) -> None:

@@ -25,6 +25,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from phmctl.answering.opening import Export
 from phmctl.data.card import RowFormat, load_card
 from phmctl.data.fetch import extract
 from phmctl.data.prepare import labels_of, read_vectors
@@ -32,7 +33,6 @@ from phmctl.data.prepared import PreparedData, Split, prepared_folder
 from phmctl.data.readers import Format, read_sentences, tables
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.errors import PhmctlError
-from phmctl.exports import Export
 from phmctl.recipe.loading import dump_recipe, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run

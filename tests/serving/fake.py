@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from phmctl.decoding.model import Classified
-from phmctl.decoding.translator import Translation
+from phmctl.answering.base import Classified
+from phmctl.answering.translator import Translation
 from phmctl.errors import DataError
 from phmctl.serving.server import Service, listen, run_server, url_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from phmctl.answering.base import Line
 from phmctl.console import Table
-from phmctl.decoding.model import Line, Model, about_run
 from phmctl.errors import UserError
 from phmctl.recipe.models import LinearSection, Section
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
@@ -45,11 +45,10 @@ class DigitReport:
         return [Table("digits", ["accuracy"], [[f"{self.accuracy:.2f}"]])]
 
 
-class DigitReader(Model):
+class DigitReader:
     verb = "reading"
 
     def __init__(self, run: Run, checkpoint: str, device: str = "auto", **options: object) -> None:
-        super().__init__(about_run(run, checkpoint))
         self.model, folder = FakeModel().eval(), run.checkpoint(checkpoint)
         load_model(self.model, read_checkpoint(folder, ("model",)).tensors["model"], folder, torch.device("cpu"))
 

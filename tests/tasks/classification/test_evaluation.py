@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 import phmctl
-from phmctl.decoding.model import Classified
+from phmctl.answering.base import Classified
 from phmctl.errors import DataError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from phmctl.answering.opening import load_classifier
 from phmctl.export.verb import export
 from phmctl.runs import Run
-from phmctl.tasks.classifier import load_classifier
 from tests.tasks.classification.conftest import NOUNS
 
 DOCS = Path(__file__).parents[3] / "docs" / "export.md"

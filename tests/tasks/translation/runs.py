@@ -14,7 +14,7 @@ from phmctl.saving import model_tensors
 from phmctl.storage import write_atomic, write_checkpoint
 from phmctl.tasks import translation
 from phmctl.tasks.translation import Evaluation
-from tests.decoding.conftest import TEXT, sharp_model
+from tests.answering.conftest import TEXT, sharp_model
 
 SOURCES = [*TEXT[:3], "", *TEXT[1:3], TEXT[0]]
 REFERENCES = [*TEXT[3:6], "nothing .", *TEXT[4:6], TEXT[3]]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.translator import Translator
+from phmctl.answering.opening import load_translator
+from phmctl.answering.translator import Translator
 from phmctl.errors import OutputError
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run

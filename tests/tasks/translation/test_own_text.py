@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import phmctl
-from phmctl.decoding.loading import load_translator
+from phmctl.answering.opening import load_translator
 from phmctl.errors import DataError, UserError
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from phmctl.answering.beam import TorchEngine
 from phmctl.data import PAD
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
-from phmctl.decoding.beam import TorchEngine
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.text import Score
 from phmctl.recipe.schema import TranslationRecipe

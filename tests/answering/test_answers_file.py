@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.answering.lines import open_answers
 from phmctl.errors import OutputError
-from phmctl.inference.lines import open_answers
 
 
 def write(path: Path, groups: Iterable[str], *, fail: bool = False) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phmctl.answering.base import Hypothesis, length_penalty
+from phmctl.answering.beam import forced_scores
 from phmctl.data import EOS, PAD
-from phmctl.decoding.beam import forced_scores
-from phmctl.decoding.search import Hypothesis, length_penalty
 
 
 @dataclass

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from phmctl.decoding.beam import TorchEngine, _Search, beam_search
-from phmctl.decoding.translator import Translator
+from phmctl.answering.beam import TorchEngine, _Search, beam_search
+from phmctl.answering.translator import Translator
 from phmctl.recipe.schema import DecodingSection
-from tests.decoding.conftest import TEXT, Kit, sharp_model
+from tests.answering.conftest import TEXT, Kit, sharp_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -5,20 +5,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from phmctl.answering.base import (
+    TORCH,
+    Advance,
+    Engine,
+    Hypothesis,
+    Line,
+    Texts,
+    change_decoding,
+    check_texts,
+    ignore,
+    plan,
+)
 from phmctl.console import silence, warn
 from phmctl.data import EOS
 from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.model import Advance, Line, Model, Texts, check_texts, ignore
-from phmctl.decoding.search import TORCH, Engine, Hypothesis, change_decoding, plan
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import DecodingSection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from phmctl.decoding.beam import TorchEngine
+    from phmctl.answering.beam import TorchEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +44,21 @@ class Translation:
 EMPTY = Translation("", 0.0, 0.0)
 
 
-class Translator(Model):
-    """Translate texts and lines with an engine.
+class Translator:
+    """A trained translator; :func:`phmctl.load` returns one.
 
-    `max_tokens` limits the source. `n_best` and `strict` apply to :meth:`answer`; without `n_best` an answer is the
-    best translation alone.
+    The methods print nothing and change no global state. Several threads may call them at once.
+
+    Attributes:
+        name: ``<recipe>/<variant>/<version>`` of the translator's run.
+        task: ``translation``.
+        methods: names of the methods that answer texts; an engine other than torch has ``translate`` alone.
+        max_tokens: maximum length of a source in tokens, as counted by :meth:`lengths`; None: no limit.
+        n_best: number of translations of a line in :meth:`answer`; None: the best one, without number and score.
+        strict: whether :meth:`answer` raises an error for a line that is too long.
     """
 
-    verb = "translating"
+    verb = "translating"  # label of the progress bar of ``decode``
 
     def __init__(
         self,
@@ -62,12 +79,25 @@ class Translator(Model):
         self.cleaning = cleaning or Cleaning()
         self.n_best = n_best
         self.strict = strict
-        self.answers = ("translate",)
-        facts = {"engine": engine.name, "decoding": settings.model_dump(), "device": str(engine.device)}
-        if engine.name == TORCH:
-            self.answers = ("translate", "score", "encode")
-            facts["vectors"] = "the mean of the encoder's states over all positions"
-        super().__init__({**(about or {"name": "translator", "task": "translation"}), **facts})
+        self.methods = ("translate", "score", "encode") if engine.name == TORCH else ("translate",)
+        self._about = about or {"name": "translator", "task": "translation"}
+        self.name, self.task = str(self._about["name"]), str(self._about["task"])
+
+    def __repr__(self) -> str:
+        return f"<phmctl translator {self.name}: {', '.join(self.methods)}>"
+
+    def about(self) -> dict[str, Any]:
+        """Return a description as JSON values: name, task, folder, checkpoint, engine, device, settings, methods."""
+        about = {
+            **self._about,
+            "engine": self.engine.name,
+            "decoding": self.settings.model_dump(),
+            "device": str(self.engine.device),
+            "methods": list(self.methods),
+        }
+        if "encode" in self.methods:
+            about["vectors"] = "the mean of the encoder's states over all positions"
+        return about
 
     @silence()
     def translate(
@@ -79,13 +109,34 @@ class Translator(Model):
         n_best: int = 1,
         strict: bool = False,
     ) -> list[list[Translation]]:
+        """Return the translations of each text, best first, by beam search.
+
+        Args:
+            texts: N texts of one line each; they are cleaned like the training text.
+            beam: live prefixes of each sentence; 1 is greedy search; None: the recipe's value.
+            alpha: exponent of the length penalty; None: the recipe's value.
+            n_best: number of translations of each text, at most `beam`.
+            strict: raise an error if a text is longer than `max_tokens`. By default its beginning is translated, and
+                the translations have ``cut`` set.
+
+        Returns:
+            N lists of at most `n_best` translations, best first. A text without tokens has one empty translation.
+
+        Raises:
+            UserError: `texts` is not a list of strings, or `n_best` exceeds the beam.
+            RecipeError: `beam` or `alpha` is out of range.
+            DataError: a text is too long and `strict` is set, or a text is not valid Unicode.
+        """
         settings = change_decoding(self.settings, beam=beam, alpha=alpha)
         if not 1 <= n_best <= settings.beam:
             raise UserError(f"n_best = {n_best} must be between 1 and beam = {settings.beam}")
         return self._translate(check_texts(texts), settings, n_best, strict)
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
-        """Return the best translation of each line, or with `n_best` lines of number, rank, score and text."""
+        """Return the best translation of each line, or with `n_best` lines of number, rank, score and text.
+
+        Warnings and numbers count lines from `first`.
+        """
         translations = self._translate(lines, self.settings, self.n_best or 1, self.strict, first, advance)
         answers = []
         for number, candidates in enumerate(translations, first):
@@ -140,6 +191,7 @@ class Translator(Model):
 
     @silence()
     def lengths(self, texts: Texts) -> list[int]:
+        """Return the number of tokens of each text, without EOS; of a pair (source, target) that of the longer one."""
         if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
             return [len(ids) for ids in self.tokenizers.source.encode(self._clean(check_texts(texts)))]
         sources, targets = (self._clean(check_texts(side)) for side in zip(*texts, strict=True))
@@ -149,6 +201,19 @@ class Translator(Model):
 
     @silence()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+        """Return the log-probability of each target as the translation of its source (forced decoding).
+
+        It is the sum of the natural logarithms over the target's tokens and EOS, like ``log_prob`` of a translation.
+        The only translation of an empty source is the empty text: its score is 0, and any other text scores −∞.
+
+        Args:
+            sources: N texts.
+            targets: N texts. A word outside the target vocabulary is scored as the unknown word.
+
+        Raises:
+            UserError: the engine cannot score, or the lists differ in length.
+            DataError: a source is longer than `max_tokens`.
+        """
         engine = self._torch_engine("score")
         source_texts = check_texts(sources, "sources")
         target_texts = check_texts(targets, "targets")
@@ -167,13 +232,17 @@ class Translator(Model):
 
     @silence()
     def encode(self, texts: Sequence[str]) -> "Tensor":
+        """Return the mean of the encoder's states over all positions, including EOS, (N, d) float32 on the CPU.
+
+        A text without tokens gives zeros. Long texts are cut. Raises UserError if the engine has no encoder states.
+        """
         engine = self._torch_engine("encode")
         sources, _ = self.token_ids(check_texts(texts))
         return engine.encode(sources, plan([len(source) for source in sources], self.settings.batch_tokens))
 
     def _torch_engine(self, method: str) -> "TorchEngine":
-        if method not in self.answers:
-            raise self._lacks(method)
+        if method not in self.methods:
+            raise UserError(f"{self.name} cannot {method}: its engine {self.engine.name} can only translate")
         return cast("TorchEngine", self.engine)
 
     def _clean(self, lines: Sequence[str]) -> list[str]:

@@ -9,18 +9,16 @@ import pytest
 import torch
 
 import phmctl
-from phmctl import exports
+from phmctl.answering import opening as exports
+from phmctl.answering.classifier import Classifier
+from phmctl.answering.opening import find, load_classifier, load_translator
 from phmctl.data.batches import collate, encode_texts
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.model import Model
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.export.verb import export
-from phmctl.exports import open_run_or_export
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks.base import check_options
 from phmctl.tasks.classification import CLASSIFICATION, Examples, read_examples, split_lines
-from phmctl.tasks.classifier import TextClassifier, load_classifier
 from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
@@ -35,20 +33,20 @@ def test_decode_labels_the_texts_that_eval_labels(runs: dict[str, Run], monkeypa
 
 
 @pytest.fixture(scope="module")
-def classifier(runs: dict[str, Run]) -> TextClassifier:
+def classifier(runs: dict[str, Run]) -> Classifier:
     return load_classifier(runs["encoder"], device="cpu")
 
 
 @pytest.fixture(scope="module")
-def pairs(runs: dict[str, Run]) -> TextClassifier:
+def pairs(runs: dict[str, Run]) -> Classifier:
     return load_classifier(runs["lstm-pair"], device="cpu")
 
 
-def predict(model: Model, lines: list[str]) -> list[Any]:
+def predict(model: Classifier, lines: list[str]) -> list[Any]:
     return [found for _, found in model.answer(lines)]
 
 
-def test_probabilities_are_those_of_each_text_alone(classifier: TextClassifier) -> None:
+def test_probabilities_are_those_of_each_text_alone(classifier: Classifier) -> None:
     together = classifier.probabilities([(text,) for text in TEXTS[:4]])
     for row, text in enumerate(TEXTS[:4]):
         encoded = encode_texts([(text,)], classifier.tokenizer, classifier.cleaning, 64)
@@ -58,7 +56,7 @@ def test_probabilities_are_those_of_each_text_alone(classifier: TextClassifier) 
     assert together.sum(1).tolist() == pytest.approx([1.0] * 4)
 
 
-def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClassifier) -> None:
+def test_lines_of_text_and_of_pairs(classifier: Classifier, pairs: Classifier) -> None:
     (first, empty), (second, answer), (third, _) = classifier.answer(["", "the cats", "   "])
     assert (first, third) == ("", "")
     assert second == answer["label"] in ("VBP", "VBZ")
@@ -70,8 +68,6 @@ def test_lines_of_text_and_of_pairs(classifier: TextClassifier, pairs: TextClass
     for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
         with pytest.raises(UserError, match=f"example {len(examples)} has"):
             model.classify(examples)
-    with pytest.raises(UserError, match="translate"):
-        classifier.translate(["a"])
 
 
 def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_path: Path) -> None:
@@ -106,7 +102,7 @@ def test_vectors_are_what_the_model_reads(runs: dict[str, Run], kind: str) -> No
     assert (found * 2).requires_grad is False
 
 
-def test_lengths_are_those_that_the_limit_counts(classifier: TextClassifier, pairs: TextClassifier) -> None:
+def test_lengths_are_those_that_the_limit_counts(classifier: Classifier, pairs: Classifier) -> None:
     limit = classifier.max_tokens
     assert limit == 64
     assert classifier.lengths(["the cat", "", "the dogs near"]) == [2, 0, 3]
@@ -143,7 +139,7 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
     made = export(run, to, tmp_path / "out")
     assert made.verification.texts == made.verification.equal + made.verification.ties > 50
     texts = read_examples(run, "test").texts
-    found = load_classifier(open_run_or_export(tmp_path / "out"))
+    found = load_classifier(find(tmp_path / "out"))
     expected = load_classifier(run, device="cpu").probabilities(texts)
     torch.testing.assert_close(found.probabilities(texts), expected, rtol=1e-4, atol=1e-5)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

@@ -7,16 +7,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from phmctl.decoding.loading import load_translator
-from phmctl.decoding.model import Model
+from phmctl.answering.opening import load_translator
+from phmctl.answering.translator import Translator
 from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.runs import Run
-from tests.decoding.conftest import TEXT
+from tests.answering.conftest import TEXT
 
 TEXTS = [*TEXT[:2], "Zwei Kinder spielen .", "", TEXT[3]]
 
 
-def test_beam_and_alpha_are_of_one_call(translator: Model, run: Run) -> None:
+def test_beam_and_alpha_are_of_one_call(translator: Translator, run: Run) -> None:
     before = translator.translate(TEXTS, n_best=2)
     assert [len(each) for each in before] == [2, 2, 2, 1, 2]
     assert all(best.score >= other.score for best, other in (each for each in before if len(each) == 2))
@@ -29,7 +29,7 @@ def test_beam_and_alpha_are_of_one_call(translator: Model, run: Run) -> None:
     assert translator.translate(TEXTS, n_best=2) == before
 
 
-def test_scores_are_what_the_search_finds(translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_what_the_search_finds(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [ids for ids in translator.token_ids(TEXTS)[0] if ids]
     found = [best for [best] in translator.engine.search(sources, translator.settings, allowed=10**6, n_best=1)]
     # A random model's tokens are not those that its text is split into again: its own are put in for them.
@@ -39,7 +39,7 @@ def test_scores_are_what_the_search_finds(translator: Model, monkeypatch: pytest
     assert scores == pytest.approx([best.log_prob for best in found], abs=1e-4)
 
 
-def test_a_score_is_the_sum_of_the_steps(translator: Model) -> None:
+def test_a_score_is_the_sum_of_the_steps(translator: Translator) -> None:
     kept = translator
     [source], [target] = kept.token_ids(TEXTS[:1])[0], kept.tokenizers.target.encode(TEXTS[4:])
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_a_score_is_the_sum_of_the_steps(translator: Model) -> None:
     assert translator.score(["", "  ", "A"], ["", "x", ""])[:2] == [0.0, -math.inf]  # of nothing there is nothing
 
 
-def test_vectors_are_the_mean_of_the_states(translator: Model) -> None:
+def test_vectors_are_the_mean_of_the_states(translator: Translator) -> None:
     found = translator.encode(TEXTS)
     for row, ids in enumerate(translator.token_ids(TEXTS)[0]):
         with torch.no_grad():
@@ -64,7 +64,7 @@ def test_vectors_are_the_mean_of_the_states(translator: Model) -> None:
     assert translator.encode([]).shape == (0, 32)
 
 
-def test_a_text_longer_than_the_model_knows(translator: Model) -> None:
+def test_a_text_longer_than_the_model_knows(translator: Translator) -> None:
     long = TEXT[2] * 3
     [[cut], [whole]] = translator.translate([long, TEXT[0]])
     assert (cut.cut, whole.cut) == (True, False)
@@ -86,15 +86,14 @@ def test_a_text_longer_than_the_model_knows(translator: Model) -> None:
         (lambda model: model.score(["a"], []), UserError, "1 sources.* 0 targets"),
         (lambda model: model.score("a", "b"), UserError, "sources"),
         (lambda model: model.encode("a"), UserError, "texts"),
-        (lambda model: model.classify(["a"]), UserError, "classify.*translate, score, encode"),
     ],
 )
-def test_wrong_calls_are_told(translator: Model, call, error: type, message: str) -> None:
+def test_wrong_calls_are_told(translator: Translator, call, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(translator)
 
 
-def test_threads_at_once_get_equal_answers(translator: Model) -> None:
+def test_threads_at_once_get_equal_answers(translator: Translator) -> None:
     wanted = translator.translate(TEXTS, n_best=2), translator.score(TEXTS, TEXTS), translator.encode(TEXTS)
 
     def ask(number: int) -> bool:
@@ -108,7 +107,7 @@ def test_threads_at_once_get_equal_answers(translator: Model) -> None:
         assert all(pool.map(ask, range(48)))
 
 
-def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
+def test_lengths_are_those_that_the_limit_counts(translator: Translator) -> None:
     assert translator.max_tokens == 20
     found = translator.lengths([*TEXTS, TEXT[2]])
     assert found[:-1] == [max(len(ids) - 1, 0) for ids in translator.token_ids(TEXTS)[0]]
@@ -119,7 +118,7 @@ def test_lengths_are_those_that_the_limit_counts(translator: Model) -> None:
 
 
 @pytest.mark.parametrize("n_best", [None, 1, 2])
-def test_decode_prints_lines_and_json(run: Run, translator: Model, n_best: int | None) -> None:
+def test_decode_prints_lines_and_json(run: Run, translator: Translator, n_best: int | None) -> None:
     model = load_translator(run, "best", "cpu", n_best=n_best)
     found = model.answer(["", TEXTS[0]], first=8)
     expected = translator.translate(["", TEXTS[0]], n_best=n_best or 1)

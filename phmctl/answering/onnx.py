@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.answering.beam import BeamEngine
 from phmctl.data import PAD
-from phmctl.decoding.beam import BeamEngine
 from phmctl.errors import RunError, require
-from phmctl.exports import ONNX
 
 ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
 
@@ -46,7 +45,7 @@ def _finite(logits: Any) -> Tensor:
 
 
 class OnnxEngine(BeamEngine):
-    name = ONNX
+    name = "onnx"
 
     def __init__(self, folder: Path, threads: int = 0) -> None:
         model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
@@ -64,7 +63,7 @@ class _State:
         self.past = memory.new_zeros(layers, parts, sentences * beams, heads, 0, width)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Continue the prefixes of `parents`; see :class:`phmctl.decoding.beam.Seq2Seq`."""
+        """Continue the prefixes of `parents`; see :class:`phmctl.answering.beam.Seq2Seq`."""
         remaining = torch.arange(len(parents)) if sentences is None else sentences  # (B',)
         self.past = self.past[:, :, (remaining[:, None] * self.beams + parents).flatten()]
         self.beams = parents.shape[1]

@@ -3,13 +3,18 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from phmctl.answering.beam import TorchEngine
+from phmctl.answering.opening import load_translator
+from phmctl.answering.translator import Translator
 from phmctl.assembly import build_transformer
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
-from phmctl.decoding.beam import TorchEngine
-from phmctl.decoding.translator import Translator
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection
+from phmctl.runs import Run
+from tests.tasks.classification.conftest import labelled_data, runs, small
+
+__all__ = ["labelled_data", "runs", "small"]
 
 TEXT = [
     "Der Hund schläft auf dem Sofa .",
@@ -33,6 +38,20 @@ def sharp_model(vocabulary: int, seed: int = 1, **settings: object) -> Transform
             if parameter.ndim > 1:
                 parameter.mul_(1.5 if "embedding" in name else 2.0)
     return model.eval()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A translator's run. Shared: do not change it."""
+    from tests.tasks.translation.runs import make_run  # which imports this module
+
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def translator(run: Run) -> Translator:
+    """The same, loaded."""
+    return load_translator(run, device="cpu")
 
 
 @dataclass

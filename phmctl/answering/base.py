@@ -1,11 +1,10 @@
-"""Types and functions that all search engines share; torch is not needed."""
+"""Types and functions that translators, classifiers and engines share; torch is not needed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from phmctl.errors import RecipeError
-from phmctl.exports import CTRANSLATE2, ONNX
+from phmctl.errors import DataError, RecipeError, UserError
 from phmctl.recipe.documents import change
 from phmctl.recipe.schema import DecodingSection
 
@@ -13,7 +12,28 @@ if TYPE_CHECKING:
     import torch
 
 TORCH = "torch"
-ENGINES = (TORCH, CTRANSLATE2, ONNX)
+
+Texts = Sequence[str | Sequence[str]]
+Advance = Callable[[int], None]  # called with the number of lines that were answered since the last call
+Line = tuple[str, dict[str, Any]]  # an answer of ``decode``: its text, and its JSON object
+
+
+def ignore(count: int) -> None:
+    """Do not report progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """A classifier's answer to one example."""
+
+    label: str  # the most probable class; empty for an empty text
+    probabilities: Mapping[str, float]  # class -> probability, in the order of the model's labels; empty for no text
+    cut: bool = False  # True if a text exceeded the model's limit and only a part of it was read
+
+    @property
+    def probability(self) -> float:
+        """The probability of the label; 0 for an empty text."""
+        return self.probabilities.get(self.label, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +46,7 @@ class Hypothesis:
 class Engine(Protocol):
     """Find the best outputs for batches of source ids."""
 
-    name: str  # in :data:`ENGINES`
+    name: str  # torch, ctranslate2 or onnx
 
     @property
     def device(self) -> "torch.device | str": ...
@@ -76,3 +96,15 @@ def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
         else:
             batches.append([row])
     return batches
+
+
+def check_texts(texts: Texts, name: str = "texts") -> list[str]:
+    """Return `texts` as a list. Raises UserError if it is not a list of strings, DataError for invalid Unicode."""
+    strings = [text for text in texts if isinstance(text, str)]
+    if isinstance(texts, str) or len(strings) != len(texts):
+        raise UserError(f"{name} must be a list of strings; pass a single text as [text]")
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name}: a text contains a lone surrogate, which is half of a character") from error
+    return strings

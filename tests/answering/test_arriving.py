@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phmctl.answering.lines import arriving_lines, in_groups
 from phmctl.data.readers import read_lines
 from phmctl.errors import DataError
-from phmctl.inference.lines import arriving_lines, in_groups
 
 LETTERS = st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"])  # a NUL means UTF-16 in the first line
 LINES = st.lists(st.text(LETTERS, max_size=8), max_size=12)

@@ -1,6 +1,6 @@
 """Search with CTranslate2's library, without torch.
 
-CTranslate2 searches like :mod:`phmctl.decoding.beam`: a sentence ends when `beam` hypotheses have ended. This module
+CTranslate2 searches like :mod:`phmctl.answering.beam`: a sentence ends when `beam` hypotheses have ended. This module
 corrects three differences:
 
 - CTranslate2 normalises scores by length ** alpha. This affects only the order of the hypotheses, so all `beam`
@@ -20,11 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phmctl.answering.base import Hypothesis, length_penalty, longest_outputs
 from phmctl.data import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.search import Hypothesis, length_penalty, longest_outputs
 from phmctl.errors import RunError, missing
-from phmctl.exports import CTRANSLATE2
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"
@@ -45,7 +44,7 @@ class _Output(NamedTuple):
 
 
 class CTranslate2Engine:
-    name = CTRANSLATE2
+    name = "ctranslate2"
     device = "cpu"
 
     def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
@@ -63,7 +62,7 @@ class CTranslate2Engine:
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.search.Engine`. `allowed` is the whole vocabulary."""
+        """Search one batch; see :class:`~phmctl.answering.base.Engine`. `allowed` is the whole vocabulary."""
         limits = longest_outputs(sources, settings)
         outputs = self._search(sources, max(limits), settings)
         without_penalty = settings.model_copy(update={"alpha": 0.0})

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from phmctl.answering.base import TORCH, Hypothesis, length_penalty, longest_outputs
 from phmctl.data import BOS, EOS, PAD, UNK
-from phmctl.decoding.search import TORCH, Hypothesis, length_penalty, longest_outputs
 from phmctl.devices import torch_defaults
 from phmctl.errors import NonFiniteError
 from phmctl.nn.layers import mean_pool
@@ -258,7 +258,7 @@ class BeamEngine:
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.decoding.search.Engine`."""
+        """Search one batch; see :class:`~phmctl.answering.base.Engine`."""
         return beam_search(
             self.model,
             pad(sources).to(self.device),

@@ -1,68 +1,77 @@
 """Classify texts with a trained model: clean, tokenize, batch, and return labels with their probabilities."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phmctl import exports, plain
-from phmctl.assembly import Classifier, build_classifier, texts_of, trained
+from phmctl.answering.base import Advance, Classified, Line, Texts, check_texts, ignore
+from phmctl.assembly import texts_of
 from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
+from phmctl.data.card import Cleaning
 from phmctl.data.clean import clean_line
-from phmctl.decoding.model import (
-    Advance,
-    Classified,
-    Line,
-    Model,
-    Texts,
-    about_run,
-    check_export,
-    check_texts,
-    ignore,
-)
-from phmctl.decoding.onnx_engine import OnnxClassifier
-from phmctl.decoding.search import TORCH
-from phmctl.devices import pick_device, torch_defaults
+from phmctl.data.tokenizer import Tokenizer
+from phmctl.devices import torch_defaults
 from phmctl.errors import DataError, NonFiniteError, UserError
-from phmctl.exports import Export
-from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import Run, copies
 
 _VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mean over time of the LSTM's states"}
 
 
-class TextClassifier(Model):
-    """A trained model with its tokenizer and labels."""
+class Classifier:
+    """A trained classifier; :func:`phmctl.load` returns one.
 
-    verb = "labelling"
-    max_tokens: int
+    The methods print nothing and change no global state. Several threads may call them at once.
+
+    Attributes:
+        name: ``<recipe>/<variant>/<version>`` of the classifier's run.
+        task: ``classification``.
+        methods: names of the methods that answer texts; an export has ``classify`` alone.
+        max_tokens: maximum length of a text in tokens, as counted by :meth:`lengths`.
+    """
+
+    verb = "labelling"  # label of the progress bar of ``decode``
 
     def __init__(
-        self, model: nn.Module, run: Run, checkpoint: str, device: torch.device, *, cleaned: bool = False
+        self,
+        model: nn.Module,
+        device: torch.device,
+        recipe: ClassificationRecipe,
+        tokenizer: Tokenizer,
+        labels: Sequence[str],
+        cleaning: Cleaning,
+        about: Mapping[str, Any],
     ) -> None:
-        recipe = run.recipe_of(ClassificationRecipe)
         self.model: Any = model
         self.device = device
-        self.tokenizer = copies.load_tokenizers(run).source
-        self.labels = copies.load_labels(run)
-        self.cleaning = copies.load_cleaning(run)
-        if cleaned:
-            self.cleaning = self.cleaning.model_copy(update={"entities": "keep"})
+        self.tokenizer = tokenizer
+        self.labels = labels
+        self.cleaning = cleaning
         self.texts = texts_of(recipe.model)
         self.batch_size = recipe.training.batch_size
         self.max_tokens = recipe.data.max_tokens
-        about = {"labels": list(self.labels), "texts": self.texts, "device": str(device)}
-        about |= {"engine": run.engine if isinstance(run, Export) else TORCH}
-        self.answers = ("classify",)
-        if hasattr(model, "encoded_width"):  # an export lacks it
-            self.answers = ("classify", "encode")
-            about |= {"vectors": _VECTORS[self.texts]}
-        super().__init__({**about_run(run, checkpoint), **about})
+        self.methods = ("classify", "encode") if hasattr(model, "encoded_width") else ("classify",)
+        self.name, self.task = str(about["name"]), str(about["task"])
+        self._about = about
+
+    def __repr__(self) -> str:
+        return f"<phmctl classifier {self.name}: {', '.join(self.methods)}>"
+
+    def about(self) -> dict[str, Any]:
+        """Return a description as JSON values: name, task, folder, checkpoint, engine, device, labels, methods."""
+        about = {
+            **self._about,
+            "labels": list(self.labels),
+            "texts": self.texts,
+            "device": str(self.device),
+            "methods": list(self.methods),
+        }
+        if "encode" in self.methods:
+            about["vectors"] = _VECTORS[self.texts]
+        return about
 
     @torch_defaults()
     @torch.inference_mode()
@@ -80,6 +89,7 @@ class TextClassifier(Model):
         return result
 
     def label(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> list[Classified]:
+        """Return the label of each of N examples."""
         answers = []
         for row in self.probabilities(texts, advance).tolist():
             probabilities = dict(zip(self.labels, row, strict=True))
@@ -88,12 +98,24 @@ class TextClassifier(Model):
 
     @silence()
     def lengths(self, texts: Texts) -> list[int]:
+        """Return the number of tokens of each text; the longer text counts in a pair."""
         columns = zip(*self._examples(texts), strict=True)
         counts = [self.tokenizer.encode([clean_line(text, self.cleaning) for text in column]) for column in columns]
         return [max(map(len, sides)) for sides in zip(*counts, strict=True)]
 
     @silence()
     def classify(self, texts: Texts, *, strict: bool = False) -> list[Classified]:
+        """Return the label of each text, or of each pair of texts.
+
+        Args:
+            texts: N texts, or N pairs if the classifier reads pairs: ``[("one", "two"), …]``.
+            strict: raise an error if a text is longer than `max_tokens`. By default a part of it is read, and the
+                answer has ``cut`` set.
+
+        Raises:
+            UserError: an example has the wrong number of texts.
+            DataError: a text is too long and `strict` is set, or a text is not valid Unicode.
+        """
         cut = [length > self.max_tokens for length in self.lengths(texts)]
         if strict and any(cut):
             number = cut.index(True) + 1
@@ -102,7 +124,7 @@ class TextClassifier(Model):
         return [replace(answer, cut=is_cut) for answer, is_cut in zip(answers, cut, strict=True)]
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
-        """Return the label of each line; the texts of a pair are separated by a tab."""
+        """Return the label of each line; the texts of a pair are separated by a tab. Errors count from `first`."""
         examples = []
         for number, line in enumerate(lines, first):
             texts = tuple(line.split("\t")) if line.strip() else ()
@@ -120,8 +142,14 @@ class TextClassifier(Model):
     @silence()
     @torch_defaults()
     def encode(self, texts: Sequence[str]) -> Tensor:
-        if "encode" not in self.answers:
-            raise self._lacks("encode")
+        """Return a vector for each text, (N, d) float32 on the CPU.
+
+        An encoder classifier returns the input of its output layer (the recipe's ``pooling``). A pair classifier
+        concatenates the maximum and the mean of the LSTM's states over time. A text without tokens gives zeros. Of a
+        long text the part that the card keeps is read. Raises UserError if the classifier is an export.
+        """
+        if "encode" not in self.methods:
+            raise UserError(f"{self.name} cannot encode: it is an export, which can only classify")
         encoded = self._encoded([(text,) for text in check_texts(texts)])
         vectors = torch.zeros(len(texts), self.model.encoded_width)
         with torch.no_grad():
@@ -156,39 +184,3 @@ class TextClassifier(Model):
         for column in zip(*examples, strict=True):
             check_texts(column)
         return examples
-
-
-def exported_model(to: str, folder: Path, *, device: str = "auto", threads: int = 0) -> nn.Module:
-    """Return the model of a classifier's export. Raises MissingExtraError, RunError."""
-    if to == exports.ONNX:
-        return OnnxClassifier(folder, threads)
-    return plain.load(folder).to(pick_device(device))
-
-
-@torch_defaults()
-def load_classifier(
-    run: Run,
-    checkpoint: str = "best",
-    device: str = "auto",
-    *,
-    cleaned: bool = False,
-    threads: int = 0,
-) -> TextClassifier:
-    """Load a run's model, tokenizer and labels. Raises UserError, RunError."""
-    run.recipe_of(ClassificationRecipe)
-    if isinstance(run, Export):
-        check_export(run, checkpoint, device)
-        device = "cpu" if run.to == exports.ONNX else device  # onnxruntime's engine
-        model = exported_model(run.to, run.folder, device=device, threads=threads)
-    else:
-        model = to_dense(trained_classifier(run, checkpoint, device), inplace=True)
-    return TextClassifier(model, run, checkpoint, pick_device(device), cleaned=cleaned)
-
-
-@torch_defaults()
-def trained_classifier(run: Run, checkpoint: str, device: str) -> Classifier:
-    """Load a run's model in its trained form, in evaluation mode. Raises RunError."""
-    section = run.recipe_of(ClassificationRecipe).model
-    vocabulary = copies.load_tokenizers(run).source.size
-    model = build_classifier(section, vocabulary, len(copies.load_labels(run)), device="meta")
-    return trained(model, run, checkpoint, pick_device(device))

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from phmctl.inference.lines import answer
+from phmctl.answering.lines import answer
 
 
 @pytest.mark.parametrize(

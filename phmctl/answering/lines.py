@@ -13,14 +13,18 @@ from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader, FileIO
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
+from phmctl.answering.base import Advance, ignore
 from phmctl.console import emit, json_text, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
-from phmctl.decoding.model import Advance, Model, ignore
 from phmctl.errors import DataError, OutputError
 from phmctl.metrics.text import Degenerate
 from phmctl.storage import writing
+
+if TYPE_CHECKING:
+    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.translator import Translator
 
 T = TypeVar("T")
 
@@ -79,7 +83,7 @@ def _raw_groups_of_pipe(handle: BufferedReader, limit: int) -> Iterator[list[byt
 
 
 def answer(
-    model: Model,
+    model: "Translator | Classifier",
     groups: Iterable[Sequence[str]],
     *,
     output: "AnswersFile | None" = None,

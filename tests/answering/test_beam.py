@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phmctl.answering import beam as beam_module
+from phmctl.answering.beam import beam_search, best_continuations, grouped_topk, pad
 from phmctl.data import BOS, EOS, PAD, UNK
-from phmctl.decoding import beam as beam_module
-from phmctl.decoding.beam import beam_search, best_continuations, grouped_topk, pad
 from phmctl.errors import NonFiniteError
-from tests.decoding.conftest import TEXT, Kit, sharp_model
-from tests.decoding.fakes import FakeModel, forced, sources
+from tests.answering.conftest import TEXT, Kit, sharp_model
+from tests.answering.fakes import FakeModel, forced, sources
 
 SOURCE = sources([[4, 5, 6], [5], [6, 4]])
 

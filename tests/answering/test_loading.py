@@ -12,19 +12,19 @@ import pytest
 import torch
 
 import phmctl
-from phmctl.decoding.model import Model
+from phmctl.answering.translator import Translator
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import PHMLinear
 from phmctl.runs import Run
-from tests.decoding.conftest import TEXT
+from tests.answering.conftest import TEXT
 
 
-def test_a_copied_folder_loads_and_says_what_it_is(run: Run, translator: Model, tmp_path: Path) -> None:
+def test_a_copied_folder_loads_and_says_what_it_is(run: Run, translator: Translator, tmp_path: Path) -> None:
     copy = shutil.copytree(run.folder, tmp_path / "elsewhere")
     model = phmctl.load(str(copy), device="cpu")
     assert model.translate(TEXT[:2]) == translator.translate(TEXT[:2])
-    assert repr(translator) == "<phmctl model tiny/real/v001: translate, score, encode>"
+    assert repr(translator) == "<phmctl translator tiny/real/v001: translate, score, encode>"
     about = json.loads(json.dumps(translator.about()))
     assert about["name"] == translator.name == "tiny/real/v001"
     assert about["task"] == translator.task == "translation"
@@ -39,7 +39,7 @@ def test_a_copied_folder_loads_and_says_what_it_is(run: Run, translator: Model, 
     assert last.translate(TEXT[:3]) != translator.translate(TEXT[:3])
 
 
-def test_weights_in_bfloat16(run: Run, translator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_bfloat16(run: Run, translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phmctl.devices.has_bfloat16", lambda device: True)
     half = phmctl.load(run.folder, device="cpu", precision="bfloat16")
     assert {each.dtype for each in half.engine.model.parameters()} == {torch.bfloat16}

@@ -3,12 +3,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phmctl.decoding.search import Hypothesis, change_decoding, plan
-from phmctl.decoding.translator import EMPTY
+from phmctl.answering.base import Hypothesis, change_decoding, plan
+from phmctl.answering.translator import EMPTY
 from phmctl.errors import DataError
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import DecodingSection
-from tests.decoding.conftest import TEXT, Kit, sharp_model
+from tests.answering.conftest import TEXT, Kit, sharp_model
 
 WORDS = sorted({word for line in TEXT for word in line.split()})
 lines_of_text = st.lists(st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join), min_size=1, max_size=8)

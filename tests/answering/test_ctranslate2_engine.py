@@ -7,18 +7,18 @@ import torch
 
 pytest.importorskip("ctranslate2")
 
+from phmctl.answering.beam import TorchEngine, pad
+from phmctl.answering.ctranslate2 import CTranslate2Engine
+from phmctl.answering.opening import MODEL
 from phmctl.data import EOS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.decoding.beam import TorchEngine, pad
-from phmctl.decoding.ctranslate2_engine import CTranslate2Engine
 from phmctl.errors import RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.dense import dense_form
-from phmctl.exports import MODEL
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection
-from tests.decoding.conftest import TEXT, Kit, sharp_model
-from tests.decoding.fakes import forced
+from tests.answering.conftest import TEXT, Kit, sharp_model
+from tests.answering.fakes import forced
 
 SETTINGS = {"algebra": "phm", "n": 4, "generator": "dense", "generator_bias": True}
 SECTION = TransformerSection(width=32, feed_forward=64, heads=4, encoder_layers=1, decoder_layers=2, **SETTINGS)

@@ -1,0 +1,1 @@
+"""Answer texts with trained models: search, engines, translators, classifiers, and what opens them."""

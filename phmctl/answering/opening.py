@@ -1,0 +1,251 @@
+"""Open a run or an export, and load the translator or classifier in it.
+
+An export is a trained model in the format of another engine::
+
+    DIR/
+        export.json        the manifest: format, origin (run and checkpoint), verification, files with their SHA-256
+        README.md          the model card
+        recipe.yaml, data.json, tokenizer/, text/    as in a run
+        …                  the weights in the engine's format
+        results/           scores and translations of eval
+
+An export to CTranslate2 answers without torch, which the functions below import.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from phmctl.answering.base import TORCH, Engine
+from phmctl.answering.ctranslate2 import CTranslate2Engine
+from phmctl.answering.translator import Translator
+from phmctl.data.card import Cleaning
+from phmctl.data.tokenizer import TokenizerPair
+from phmctl.devices import pick_device
+from phmctl.errors import PhmctlError, RunError, UserError, lack_of_memory
+from phmctl.recipe.schema import ClassificationRecipe, DecodingSection, TranslationRecipe
+from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Trained, Weights
+from phmctl.runs.copies import load_cleaning, load_labels, load_tokenizers
+from phmctl.runs.run import Loaded, read_recipe
+from phmctl.storage import FORMAT, read_seal, sha256_text, verify
+
+if TYPE_CHECKING:
+    from phmctl.answering.classifier import Classifier
+
+CTRANSLATE2, ONNX, SAFETENSORS = FORMATS = ("ctranslate2", "onnx", "safetensors")
+EXACT = "float32"  # the quantisation that keeps the trained numbers
+MODEL = "model"  # the folder of CTranslate2's own files
+# The files that phmctl reads; the manifest has to list each of them.
+_READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "weights.bin", f"{MODEL}/*", "tokenizer/*")
+_ADVICE = "copy the export again, or export the run again"
+
+
+@dataclass(frozen=True)
+class Export(Trained):
+    """The folder of an export, its recipe and its manifest."""
+
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open an export; the files of the model are verified when they are used. Raises RunError."""
+        manifest = read_seal(folder / EXPORT, RunError, _ADVICE)
+        number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
+        if isinstance(number, int) and number != FORMAT:
+            raise RunError(
+                f"{folder} has format {number}, and this phmctl reads format {FORMAT}; export the run again, or use "
+                f"phmctl {manifest.get('phmctl', '(unknown)')}"
+            )
+        if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
+            raise RunError(f"{folder / EXPORT} is damaged: it does not describe an export; {_ADVICE}")
+        verify(folder, manifest["files"], RunError, _ADVICE, [RECIPE])
+        recipe = read_recipe(folder / RECIPE)
+        if isinstance(recipe, TranslationRecipe):  # the precision of an export cannot change
+            decoding = recipe.decoding.model_copy(update={"precision": None})
+            recipe = recipe.model_copy(update={"decoding": decoding})
+        return cls(folder, recipe, manifest)
+
+    @property
+    def to(self) -> str:
+        return str(self.manifest["to"])
+
+    @property
+    def engine(self) -> str:
+        return TORCH if self.to == SAFETENSORS else self.to
+
+    @property
+    def quantize(self) -> str | None:
+        """The type of the stored numbers; None for float32, except in CTranslate2's format."""
+        quantize: str | None = self.manifest.get("quantize")
+        return quantize
+
+    @property
+    def name(self) -> str:
+        """The run's name and the format: ``multi30k-de-en/phm-n4/v001@ctranslate2-int8``."""
+        suffix = f"-{self.quantize}" if self.quantize else ""
+        return f"{self.manifest['run']}@{self.to}{suffix}"
+
+    def verify(self) -> None:
+        """Compare the files of the model with the manifest; a text is verified when it is read. Raises RunError."""
+        entries = self.manifest["files"]
+        names = {entry["name"] for entry in entries if not entry["name"].startswith(("text/", "README.md"))}
+        names.update(path.relative_to(self.folder).as_posix() for read in _READ for path in self.folder.glob(read))
+        verify(self.folder, entries, RunError, _ADVICE, names)
+
+    def weights(self, checkpoint: str = "best") -> Weights:
+        """Return the identity of the exported checkpoint. Raises RunError for the name of another."""
+        exported = self.manifest["checkpoint"]
+        name = f"{exported} ({self.to})"
+        if checkpoint not in (AUTO, "best", exported, name):
+            raise RunError(
+                f"{self.folder} holds {exported} of {self.manifest['run']} and no checkpoint {checkpoint!r}; "
+                "leave --checkpoint out, or export that checkpoint of the run"
+            )
+        digests = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
+        return Weights(name, sha256_text([json.dumps(digests)]))
+
+    def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
+        """Call `load` with the checkpoint's name.
+
+        The libraries of the formats raise errors of any type for files that they did not write: they become RunError.
+        """
+        self.weights(name)
+        try:
+            return load(name)
+        except PhmctlError:
+            raise
+        except Exception as error:
+            if lack_of_memory(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"{self.folder} cannot be used ({reason}); {_ADVICE}") from error
+
+
+Source = Run | Export  # a folder with a model that answers
+
+
+def find(path: Path | str) -> Source:
+    """Open the export in a folder, else the run with this path, name or tag. Raises RunError."""
+    if isinstance(path, str | Path) and (Path(path) / EXPORT).is_file():
+        return Export.open(Path(path))
+    return Run.open(path)
+
+
+def load_translator(
+    source: Source,
+    checkpoint: str = AUTO,
+    device: str = "auto",
+    decoding: DecodingSection | None = None,
+    *,
+    cleaned: bool = False,
+    threads: int = 0,
+    n_best: int | None = None,
+    strict: bool = False,
+) -> Translator:
+    """Load the translator of a run or an export.
+
+    Args:
+        decoding: settings of the search; None: the recipe's.
+        cleaned: do not clean the lines, because they are prepared text of the run. Cleaning twice would change them:
+            ``&amp;lt;`` becomes ``&lt;``, and then ``<``.
+        threads: CPU threads of CTranslate2 and onnxruntime; 0: the engine's default.
+        n_best: translations of each line in :meth:`Translator.answer`.
+        strict: raise an error for over-long lines in :meth:`Translator.answer`.
+
+    Raises:
+        RunError: a file is missing or damaged.
+        MissingExtraError: the engine is not installed.
+        UserError: an option does not apply to the engine.
+    """
+    recipe = source.recipe_of(TranslationRecipe)
+    settings = decoding or recipe.decoding
+    check_options(source, device, threads, settings.precision)
+
+    def load(name: str) -> Translator:
+        tokenizers = load_tokenizers(source)
+        if isinstance(source, Export):
+            source.verify()
+            engine = open_engine(source.to, source.folder, recipe, tokenizers, source.quantize, device, threads)
+        else:
+            from phmctl.answering.torch_models import engine_of_run
+
+            engine = engine_of_run(source, name, device, tokenizers, settings.precision)
+        return Translator(
+            engine,
+            tokenizers,
+            settings,
+            max_tokens=recipe.data.max_tokens,
+            cleaning=Cleaning() if cleaned else load_cleaning(source),
+            n_best=n_best,
+            strict=strict,
+            about=_about(source, name),
+        )
+
+    return source.load_checkpoint(checkpoint, load)
+
+
+def load_classifier(
+    source: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
+) -> "Classifier":
+    """Load the classifier of a run or an export; arguments and errors are those of :func:`load_translator`."""
+    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.torch_models import dense_model, open_classifier
+
+    recipe = source.recipe_of(ClassificationRecipe)
+    check_options(source, device, threads)
+
+    def load(name: str) -> "Classifier":
+        tokenizers = load_tokenizers(source)
+        target = pick_device("cpu" if engine_of(source) == ONNX else device)
+        if isinstance(source, Export):
+            source.verify()
+            model = open_classifier(source.to, source.folder, target, threads)
+        else:
+            model = dense_model(source, name, target, tokenizers)
+        cleaning = load_cleaning(source)
+        if cleaned:
+            cleaning = cleaning.model_copy(update={"entities": "keep"})
+        about = {**_about(source, name), "engine": engine_of(source)}
+        return Classifier(model, target, recipe, tokenizers.source, load_labels(source), cleaning, about)
+
+    return source.load_checkpoint(checkpoint, load)
+
+
+def engine_of(source: Source) -> str:
+    return source.engine if isinstance(source, Export) else TORCH
+
+
+def check_options(source: Source, device: str, threads: int, precision: str | None = None) -> None:
+    """Raise UserError if an option does not apply to the engine of a run or an export."""
+    if threads and engine_of(source) == TORCH:
+        raise UserError("threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS")
+    if isinstance(source, Export):
+        if precision is not None:
+            raise UserError(f"--precision {precision}: {source.folder} has a fixed precision; leave it out")
+        if source.engine != TORCH and device not in ("auto", "cpu"):
+            raise UserError(f"--device {device}: an export to {source.to} runs on the CPU; leave it out")
+
+
+def _about(source: Source, checkpoint: str) -> dict[str, Any]:
+    """Return the part of a model's ``about()`` that describes the run or export."""
+    name = source.weights(checkpoint).name
+    return {"name": source.name, "task": source.recipe.task, "folder": str(source.folder), "checkpoint": name}
+
+
+def open_engine(
+    to: str,
+    folder: Path,
+    recipe: TranslationRecipe,
+    tokenizers: TokenizerPair,
+    quantize: str | None = None,
+    device: str = "auto",
+    threads: int = 0,
+) -> Engine:
+    """Load the engine of a translator's export. Raises MissingExtraError, RunError."""
+    if to == CTRANSLATE2:  # without loading torch
+        return CTranslate2Engine(folder / MODEL, tokenizers, quantize or EXACT, threads)
+    from phmctl.answering.torch_models import engine_of_export
+
+    return engine_of_export(to, folder, recipe.model, tokenizers, device, threads)

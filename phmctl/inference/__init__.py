@@ -1,1 +1,0 @@
-"""Open trained models, and answer lines with them."""
