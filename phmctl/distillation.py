@@ -85,7 +85,8 @@ def distil(
         DataError: the teacher's data is not prepared.
         UserError: the start is unknown, an option does not apply to the task, or a setting is one that distil sets.
     """
-    from phmctl.training import initial, train  # they import torch
+    from phmctl.training import train  # these import torch
+    from phmctl.training.start import differing_shape_key
 
     check_known("start", start, ("nearest", "random"))
     check_tag(tag)
@@ -112,7 +113,7 @@ def distil(
             keys = _prepare_taught_corpus(run, student, root, beam, references)
     else:
         keys = {"training.teacher": folder}
-    differing_key = initial.differing_shape_key(student, run.recipe)
+    differing_key = differing_shape_key(student, run.recipe)
     starts_nearest = start == "nearest" and not differing_key
     keys["training.initialise_from"] = folder if starts_nearest else None
     if start == "nearest" and differing_key and not quiet:

@@ -14,8 +14,8 @@ from phmctl.results.counting import ledger_table
 from phmctl.results.ledger import ledger_for_recipe
 from phmctl.runs.find import runs_root
 from phmctl.tasks import task_of, trains
-from phmctl.training.initial import find_start
 from phmctl.training.optimiser import seconds_per_step
+from phmctl.training.start import find_start
 from phmctl.verbs import recipe_and_run
 
 

@@ -3,8 +3,6 @@
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
 (:mod:`phmctl.nn.rates`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
 of a gradient, so A and S need no separate bounds.
-
-The run stores the rates, because a resumed training would compute them from trained weights.
 """
 
 import json
@@ -45,11 +43,11 @@ def build_optimiser(
 ) -> Adam | AdamW:
     """Return the recipe's optimiser over all trainable parameters, a shared parameter once.
 
-    `rates` has the rate of each parameter, by name, as a multiple of the recipe's; None computes them from
-    ``training.rates``. Fused kernels make one pass over the memory instead of eight, on the CPU and on CUDA.
+    `rates` has the rate of each parameter, by name, as a multiple of the recipe's; None: see :func:`choose_rates`.
+    Fused kernels make one pass over the memory instead of eight, on the CPU and on CUDA.
     """
     optimiser_class = AdamW if settings.optimizer == "adamw" else Adam
-    rates = build_rates(model, settings) if rates is None else rates
+    rates = choose_rates(model, settings) if rates is None else rates
     return optimiser_class(
         groups_by_rate(model, rates, settings.learning_rate, settings.weight_decay, one_rate=settings.rates == "one"),
         lr=settings.learning_rate,
@@ -60,11 +58,26 @@ def build_optimiser(
     )
 
 
-def build_rates(model: nn.Module, settings: TrainingSection) -> dict[str, float]:
-    """Return the rate of each trainable parameter as a multiple of the recipe's, by ``training.rates``."""
-    if settings.rates == "structured":
-        return relative_rates(model)
-    return {name: 1.0 for name, parameter in model.named_parameters() if parameter.requires_grad}
+def choose_rates(model: nn.Module, settings: TrainingSection, run: Run | None = None) -> dict[str, float]:
+    """Return the rate of each trainable parameter as a multiple of the recipe's, by ``training.rates``.
+
+    A new run stores the rates, because a resumed training would compute them from trained weights. Raises RunError if
+    the stored rates are damaged or belong to another model.
+    """
+    if settings.rates == "one":
+        return {name: 1.0 for name, parameter in model.named_parameters() if parameter.requires_grad}
+    rates = relative_rates(model)
+    if run is None:
+        return rates
+    path = run.folder / RATES
+    if not path.exists() and not saved_steps(run.checkpoints_folder):
+        write_atomic(path, json.dumps(rates, indent=2) + "\n")
+        return rates
+    stored = read_json_object(path, RunError, "copy the run again")
+    positive = all(isinstance(rate, float) and 0 < rate < math.inf for rate in stored.values())
+    if stored.keys() != rates.keys() or not positive:
+        raise RunError(f"{path} is damaged, or of another model; copy the run again, or train again")
+    return stored
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
@@ -174,22 +187,63 @@ def stepper(
     return steps
 
 
-def choose_rates(model: nn.Module, run: Run) -> dict[str, float]:
-    """Return the rate of each trainable parameter as a multiple of the recipe's, and store the rates in a new run.
+# ------------------------------------------------------------------------------------------------- NaN and infinity
 
-    Raises:
-        RunError: the stored rates are damaged or belong to another model.
+
+class Guard:
+    """Flags on the device that record the first step whose loss or gradient norm is not finite.
+
+    From that step on the fused optimiser skips its updates, so that the weights stay as they were before it.
     """
-    settings = run.recipe.training
-    rates = build_rates(model, settings)
-    if settings.rates == "one":
-        return rates
-    path = run.folder / RATES
-    if not path.exists() and not saved_steps(run.checkpoints_folder):
-        write_atomic(path, json.dumps(rates, indent=2) + "\n")
-        return rates
-    stored = read_json_object(path, RunError, "copy the run again")
-    positive = all(isinstance(rate, float) and 0 < rate < math.inf for rate in stored.values())
-    if stored.keys() != rates.keys() or not positive:
-        raise RunError(f"{path} is damaged, or of another model; copy the run again, or train again")
-    return stored
+
+    def __init__(self, device: torch.device) -> None:
+        self.flag = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
+        self._first = torch.zeros((), dtype=torch.float64, device=device)
+
+    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Update the flags with a step's loss and gradient norm, both scalars on the device, without a host sync."""
+        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
+        self._first += bad * (1 - self.flag) * step
+        self.flag.copy_(torch.maximum(self.flag, bad))
+
+    def first_bad_step(self) -> int | None:
+        """Return the first bad step, or None. Waits for the device."""
+        return int(self._first.item()) if self.flag.item() else None
+
+
+def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> tuple[int, str]:
+    """Return the first value that is not finite while `replay` runs a step again and returns its loss.
+
+    The number orders the values of several processes: 0 is a module's output, 1 the loss, 2 a gradient, 3 unknown.
+    """
+    outputs: dict[str, bool] = {}  # whether each module's output is finite, in the order of return
+
+    def is_finite(value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(map(is_finite, value))
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return bool(torch.isfinite(value).all())
+        return True
+
+    def record(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, inputs, output: outputs.update({name: outputs.get(name, True) and is_finite(output)})
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(record(name or type(module).__name__)))
+    try:
+        loss = replay()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, finite in outputs.items():
+        if not finite:
+            return 0, f"the output of {name}"
+    if not is_finite(loss):
+        return 1, "the loss (every module's output is finite)"
+    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.grad)]
+    if not bad:
+        return 3, "a value (all are finite when the step is run again)"
+    # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
+    position = {name: index for index, name in enumerate(outputs)}
+    return 2, f"the gradient of {max(bad, key=lambda name: position.get(name.rpartition('.')[0], -1))}"

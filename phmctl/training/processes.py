@@ -79,7 +79,9 @@ class Processes:
     def stopping(self) -> bool:
         """Return whether any process was asked to stop, and mark all as asked if so."""
         received = self.stop.received if self.stop else None
-        number = self.largest(received or 0)
+        largest = torch.tensor(received or 0)
+        self.exchange(dist.all_reduce, largest, op=dist.ReduceOp.MAX)
+        number = int(largest)
         if self.stop is not None and number:
             self.stop.received = received or signal.Signals(number)
         return number > 0
@@ -108,12 +110,6 @@ class Processes:
         """Sum a tensor over all processes, in place, and return it. On a GPU the host does not wait."""
         self.exchange(dist.all_reduce, tensor)
         return tensor
-
-    def largest(self, number: int) -> int:
-        """Return the largest number of all processes, without waiting for a device."""
-        tensor = torch.tensor(number)
-        self.exchange(dist.all_reduce, tensor, op=dist.ReduceOp.MAX)
-        return int(tensor)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from phmctl.console import note, people, printable
@@ -16,24 +17,35 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
+_MINUTE = 60.0  # seconds
+
+
 class Throughput:
     """Measures tokens per second between log lines; `seconds` is the training time of earlier processes."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._origin = time.perf_counter() - seconds
+        self._paused = seconds  # until now
+        self._first_minute: list[float] = []  # tokens per second of the log lines of this process's first minute
+        self._warned = False
         self._restart()
 
     def _restart(self) -> None:
         self._began = time.perf_counter()
-        self._steps = self._targets = self._tokens = 0
+        self._steps = self._tokens = 0
 
     @property
     def elapsed(self) -> float:
+        """The seconds of the training, those of earlier processes and of pauses included."""
         return time.perf_counter() - self._origin
 
-    def count(self, targets: int, tokens: int) -> None:
+    @property
+    def trained(self) -> float:
+        """The seconds of this process without pauses."""
+        return self.elapsed - self._paused
+
+    def count(self, tokens: int) -> None:
         self._steps += 1
-        self._targets += targets
         self._tokens += tokens
 
     @contextmanager
@@ -43,19 +55,28 @@ class Throughput:
         try:
             yield
         finally:
-            self._began += time.perf_counter() - before
+            pause = time.perf_counter() - before
+            self._began += pause
+            self._paused += pause
 
     def rates(self) -> dict[str, float]:
         """Return the rates of the interval and the total seconds, and start the next interval."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         rates = {
-            "target_tokens_per_second": self._targets / seconds,
             "tokens_per_second": self._tokens / seconds,
             "seconds_per_step": seconds / max(self._steps, 1),
             "seconds": self.elapsed,
         }
+        if self.trained <= _MINUTE or not self._first_minute:
+            self._first_minute.append(rates["tokens_per_second"])
         self._restart()
         return rates
+
+    def slowed(self, speed: float) -> bool:
+        """Return, once, whether a speed in tokens per second is below a third of the first minute's."""
+        slow = not self._warned and self.trained > _MINUTE and speed < fmean(self._first_minute) / 3
+        self._warned |= slow
+        return slow
 
 
 class ProgressLine:

@@ -1,42 +1,49 @@
 """``train``: from a recipe and prepared data to a run with checkpoints."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from phmctl.console import note
+from phmctl.console import note, warn
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
+from phmctl.errors import RunError
 from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.find import runs_root
 from phmctl.saving import copy_tensors, model_tensors
-from phmctl.storage import AVERAGE, Checkpoint, saved_steps
+from phmctl.storage import (
+    AVERAGE,
+    Checkpoint,
+    read_checkpoint,
+    read_manifest,
+    read_state,
+    saved_steps,
+    step_name,
+    write_checkpoint,
+)
 from phmctl.tasks import trains
-from phmctl.training.initial import Start, find_start
 from phmctl.training.optimiser import build_schedule
 from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import summary_writer
-from phmctl.training.saving import (
-    average_checkpoints,
+from phmctl.training.signals import StopRequest
+from phmctl.training.start import (
+    Start,
     averaged_steps,
     check_resumable,
-    complete_run,
-    continue_run,
-    data_of,
+    find_start,
     only_average_left,
     read_to_resume,
+    reopen,
     run_to_resume,
-    steps_to_average,
-    undamaged_steps,
 )
-from phmctl.training.signals import StopRequest
-from phmctl.training.trainer import Trainer
+from phmctl.training.trainer import Trainer, TrainingState
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -66,16 +73,6 @@ class TrainingResult:
         }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The start of a training, which rank 0 decides and sends to the other processes."""
-
-    run: Run
-    state: dict[str, Any] | None  # counters of the checkpoint to resume from; None at step 0
-    rates: Mapping[str, float]  # learning rate of each parameter as a multiple of the recipe's
-    unfinished: bool  # whether steps or the average remain
-
-
 @torch_defaults()
 def train(
     recipe: Recipe,
@@ -101,23 +98,20 @@ def train(
             check_resumable(old, recipe)
         elif resume or restarts():
             old = run_to_resume(root, recipe)
-        return old, data or (data_of(old) if old else None) or data_root()
+        if data is None and old is not None:
+            environment = old.environment()
+            for start in reversed([environment, *environment.get("resumed", [])]):
+                folder = start.get("data") if isinstance(start, dict) else None
+                if isinstance(folder, str) and Path(folder).is_dir():
+                    return old, Path(folder)
+        return old, data or data_root()
 
     with joined(recipe.training.timeout) as processes:
-        old, data_folder = processes.from_leader(find_run_and_data)
+        old, folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
-            task = trains(recipe).open(recipe, data_folder)
-        return train_task(
-            task,
-            recipe,
-            root,
-            old=old,
-            data=data_folder,
-            checkpoint=checkpoint,
-            quiet=quiet,
-            processes=processes,
-            record=record,
-        )
+            task = trains(recipe).open(recipe, folder)
+        options: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "record": record}
+        return train_task(task, recipe, root, old=old, data=folder, processes=processes, **options)
 
 
 @torch_defaults()
@@ -133,10 +127,10 @@ def train_task(
     processes: Processes | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train any task: :func:`train` after the run to resume (`old`) and the data have been found.
+    """Train a recipe's model for a task that is bound to its data, in a new run below `root` or in the run `old`.
 
-    Every process calls this function; the arguments of rank 0 count. A run that cannot be resumed, or has all its
-    steps, is not changed.
+    Every process of the training calls this function, and the arguments of rank 0 count. A run that cannot be resumed,
+    or has all its steps, is not changed.
     """
     began = time.perf_counter()
     processes = processes or Processes()
@@ -148,49 +142,46 @@ def train_task(
             if processes.leads and not quiet:
                 note(f"nothing left to train: {old.folder} is at step {last}, of which only the average is left")
             return TrainingResult(old, last, 0, time.perf_counter() - began, None, None, 0)
+    resumed: Checkpoint | None = None  # of rank 0 alone
     with ExitStack() as stack:
         with processes.agreed():  # before a run is created
             task.check_data()
             device = check_machine(settings, processes)
+            threads = settings.threads and max(settings.threads // world().local_size, 1)
+            stack.enter_context(isolated(device, threads))
             starts_at_zero = old is None or not saved_steps(old.checkpoints_folder)
             start = find_start(recipe, task, root) if processes.leads and starts_at_zero else None
-        threads = settings.threads and max(settings.threads // world().local_size, 1)
-        stack.enter_context(isolated(device, threads))
+            environment = _environment(recipe, device, processes, data, start) if processes.leads else {}
         stop = stack.enter_context(StopRequest(second_ends=not processes.many))
-        trainer: Trainer | None = None
 
-        def make_plan() -> Plan:
-            nonlocal trainer
-            environment = _environment(recipe, device, processes, data, start)
+        def open_run() -> tuple[Run, dict[str, Any] | None]:
+            nonlocal resumed
             run = old or Run.create(root, recipe, environment=environment | dict(record or {}), fill=task.furnish)
             run = replace(run, recipe=recipe)
             stack.enter_context(run.claimed())
             resumed = None if old is None else read_to_resume(task, old, checkpoint)
-            initial = start.tensors if start else None
-            trainer = Trainer(task, run, device, processes, initial=initial, checkpoint=resumed, quiet=quiet)
-            if start is not None:
-                trainer.progress.say(start.summary())
-            unfinished = not trainer.finished
-            if old is not None and unfinished:
-                continue_run(old, recipe, environment, resumed)
-            elif old is not None:
-                unfinished = complete_run(old, recipe, trainer.state.step)
-            stack.enter_context(run.attempted())
-            return Plan(Run(run.folder, recipe), resumed.state if resumed else None, trainer.rates, unfinished)
+            return Run(run.folder, recipe), None if resumed is None else resumed.state
 
-        plan = processes.from_leader(make_plan)
-        if trainer is None:
-            resumed = None if plan.state is None else Checkpoint({}, plan.state)
-            trainer = Trainer(task, plan.run, device, processes, rates=plan.rates, checkpoint=resumed, quiet=quiet)
-        trainer.join_processes()
-        first = trainer.state.step
-        if plan.unfinished:
+        run, values = processes.from_leader(open_run)
+        state = None if values is None else TrainingState(**values)
+        trainer = Trainer(task, run, device, processes, state=state, quiet=quiet)
+        trainer.begin(resumed, start.tensors if start else None)
+        if start is not None:
+            trainer.progress.say(start.summary())
+        first, finished = trainer.state.step, trainer.finished
+
+        def reopen_run() -> bool:
+            remains = True if old is None else reopen(old, recipe, environment, values, finished=finished)
+            stack.enter_context(run.attempted())
+            return remains
+
+        if processes.from_leader(reopen_run):
             _fit(trainer, stop)
         else:
             trainer.progress.say(_opening(trainer))
     state = trainer.state
     return TrainingResult(
-        run=plan.run,
+        run=run,
         steps=state.step,
         steps_now=state.step - first,
         seconds=time.perf_counter() - began,
@@ -232,31 +223,6 @@ def _environment(
     return environment
 
 
-def _fit(trainer: Trainer, stop: StopRequest) -> None:
-    with trainer.log, trainer.progress as progress:
-        progress.say(_opening(trainer))
-        for remark in _cut_schedule(trainer.settings):
-            progress.say(remark)
-        if trainer.fit(stop):
-            progress.say(f"stopped and saved at step {trainer.state.step}; continue with:")
-            progress.say(trainer.run.resume_command)
-            return
-        for remark in _cut_schedule(trainer.settings, trainer.state.step):
-            progress.say(remark)
-        _average(trainer)
-
-
-def _cut_schedule(settings: TrainingSection, last: int | None = None) -> Iterator[str]:
-    """Yield a remark if a training may end, or ended at step `last`, before its learning rate's schedule does."""
-    rate = "" if last is None else f"; the learning rate was {build_schedule(settings)(last):.2g} at the end"
-    steps = last or settings.steps
-    if steps < settings.warmup:
-        yield f"{steps:,} steps are fewer than the warm-up's {settings.warmup:,}; lower training.warmup{rate}"
-    elif settings.schedule == "linear" and settings.patience and last != settings.steps:
-        ends = "can end" if last is None else "ended"
-        yield f"training.patience {ends} the training before its linear schedule reaches 0{rate}"
-
-
 def _opening(trainer: Trainer) -> str:
     """Return the first line of a training's output."""
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -268,39 +234,82 @@ def _opening(trainer: Trainer) -> str:
         beginning = f"resuming {folder} at step {step}" if step else f"training {folder}"
         return f"{beginning} ({details})"
     advice = "raise training.steps to continue"
-    if trainer.out_of_patience:
+    if step < trainer.settings.steps:
         advice = "raise training.patience to continue"
     elif trainer.settings.schedule == "linear":
         advice = "its linear schedule ends there"
     return f"nothing left to train: {folder} is at step {step}; {advice} ({details})"
 
 
-def _average(trainer: Trainer) -> None:
-    """Average the last checkpoints and validate the average, if the recipe asks for it and it has not been done."""
-    steps = trainer.processes.from_leader(lambda: _update_average(trainer))
-    if not steps:
-        return
-    step = trainer.state.step
-    trainer.processes.broadcast_tensors(model_tensors(trainer.model).values())
-    metrics = trainer.evaluate()
-    if not trainer.log.has(AVERAGE, step):
-        trainer.log.add(AVERAGE, step, {**metrics, "checkpoints": len(steps)})
-    scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    trainer.progress.say(f"average of the checkpoints of steps {', '.join(map(str, steps))}: validation {scores}")
+def _fit(trainer: Trainer, stop: StopRequest) -> None:
+    """Train to the end, or until stopped, and average the last checkpoints if the recipe says so."""
+    settings = trainer.settings
+
+    def warn_of_cut_schedule(end: str, steps: int, rate: str = "") -> None:
+        """Say that the training may end, or ended, before the schedule of its learning rate does."""
+        if steps < settings.warmup:
+            warmup = f"the warm-up's {settings.warmup:,}"
+            progress.say(f"{steps:,} steps are fewer than {warmup}; lower training.warmup{rate}")
+        elif settings.schedule == "linear" and settings.patience and (not rate or steps != settings.steps):
+            progress.say(f"training.patience {end} the training before its linear schedule reaches 0{rate}")
+
+    with trainer.log, trainer.progress as progress:
+        progress.say(_opening(trainer))
+        warn_of_cut_schedule("can end", settings.steps)
+        stopped = trainer.fit(stop)
+        step = trainer.state.step
+        if stopped:
+            progress.say(f"stopped and saved at step {step}; continue with:")
+            progress.say(trainer.run.resume_command)
+            return
+        rate = build_schedule(settings)(step)
+        warn_of_cut_schedule("ended", step, f"; the learning rate was {rate:.2g} at the end")
+        steps = trainer.processes.from_leader(lambda: update_average(trainer)) if settings.average else []
+        if not steps:
+            return
+        trainer.processes.broadcast_tensors(model_tensors(trainer.model).values())
+        metrics = trainer.evaluate()
+        if not trainer.log.has(AVERAGE, step):
+            trainer.log.add(AVERAGE, step, {**metrics, "checkpoints": len(steps)})
+        scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        progress.say(f"average of the checkpoints of steps {', '.join(map(str, steps))}: validation {scores}")
 
 
-def _update_average(trainer: Trainer) -> list[int]:
-    """Write the average and load it into the model; return its steps, or an empty list if nothing is to be done."""
-    step, folder = trainer.state.step, trainer.run.checkpoints_folder
-    if not trainer.settings.average:
+def update_average(trainer: Trainer) -> list[int]:
+    """Average the models of the last checkpoints (Vaswani et al. 2017, §6.1) and load the average into the model.
+
+    The checkpoint ``average`` is written. Sums are float64, and integer tensors are copied from the last step. A
+    damaged checkpoint is left out, with a warning. Returns the averaged steps; an empty list if nothing is to be done.
+    Raises RunError if no checkpoint is undamaged, and OutputError.
+    """
+    settings, final, folder = trainer.settings, trainer.state.step, trainer.run.checkpoints_folder
+    earlier = range(settings.save_every, final, settings.save_every)
+    wanted = [*earlier[max(len(earlier) + 1 - settings.average, 0) :], final]
+    before = averaged_steps(folder) if trainer.log.has(AVERAGE, final) else []
+    if before == wanted:
         return []
-    steps, before = steps_to_average(trainer.settings, step), averaged_steps(folder)
-    logged = trainer.log.has(AVERAGE, step)
-    if logged and before == steps:
+    steps: list[int] = []
+    sums: dict[str, Tensor] = {}
+    newest: dict[str, Tensor] = {}
+    for step in wanted:
+        try:
+            newest = read_checkpoint(folder / step_name(step), ["model"]).tensors["model"]
+        except RunError:
+            if step == final and not steps:
+                raise
+            warn(f"{folder / step_name(step)} is missing or damaged, so the average leaves it out")
+            continue
+        steps.append(step)
+        for name, tensor in newest.items():
+            if tensor.is_floating_point():
+                sums[name] = sums[name] + tensor if name in sums else tensor.to(torch.float64)
+    if before == steps:
         return []
-    steps = undamaged_steps(folder, steps)
-    if logged and before == steps:
-        return []
-    averaged = average_checkpoints(folder, steps)
+    means = {name: (total / len(steps)).to(newest[name].dtype) for name, total in sums.items()}
+    averaged = {name: means.get(name, tensor) for name, tensor in newest.items()}
+    last = folder / step_name(steps[-1])
+    state = read_state(last)
+    state = {"steps": steps} | {key: state.get(key) for key in ("step", "stale", "best_step", "best_score")}
+    write_checkpoint(folder / AVERAGE, {"model": averaged}, state, read_manifest(last).get("model"))
     copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
     return steps

@@ -6,110 +6,137 @@ position, rank and number of processes, so that checkpoints contain no generator
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 
 from phmctl.data.batches import RandomNumbers
-from phmctl.errors import NonFiniteError, PhmctlError, lack_of_memory
+from phmctl.errors import NonFiniteError, PhmctlError, RunError, lack_of_memory
 from phmctl.nn.convert import to_dense
 from phmctl.nn.step import Leaves
+from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
 from phmctl.saving import copy_tensors, model_tensors
-from phmctl.storage import MOMENTS, Checkpoint, saved_steps, step_name, write_checkpoint
+from phmctl.storage import (
+    FORMAT,
+    MOMENTS,
+    Checkpoint,
+    prune,
+    read_state,
+    saved_steps,
+    step_name,
+    whole_steps,
+    write_checkpoint,
+)
 from phmctl.training.optimiser import (
     ATTENTION,
+    Guard,
     build_autocast,
     build_optimiser,
     build_schedule,
     choose_rates,
+    find_non_finite,
     optimiser_tensors,
     prepare_moments,
     set_learning_rate,
 )
 from phmctl.training.processes import Processes, ValidationStoppedError
 from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
-from phmctl.training.saving import TrainingState, update_pointers
 from phmctl.training.signals import StopRequest
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Rows, Task
 
 _DROPOUT = 1  # separates dropout's random numbers from the batch order's, which use the same seed
+_TIMED_STEPS = 5  # steps after which the time of the training is estimated
 
 
-class Guard:
-    """Flags on the device that record the first step whose loss or gradient norm is not finite.
+_Count = Annotated[int, Field(ge=0)]
 
-    From that step on the fused optimiser skips its updates, so that the weights stay as they were before it.
+
+class TrainingState(BaseModel):
+    """The counters of a training. They contain no clock time: equal trainings have equal checkpoints."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    step: _Count = 0  # optimiser steps done
+    epoch: _Count = 0  # of the next batch
+    position: _Count = 0  # of the next batch in its epoch
+    validated: _Count = 0  # step of the newest validation
+    best_score: float | None = None  # higher is better
+    best_loss: float | None = None  # validation loss at the best score
+    best_step: _Count | None = None
+    stale: _Count = 0  # validations since the best one
+    target_tokens: _Count = 0  # trained on since step 1
+    # Since the newest log line:
+    window_loss: float = 0.0  # sum
+    window_target_tokens: _Count = 0
+    format: _Count = FORMAT  # changes with the order of batches, on which `position` depends
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], checkpoint: Path) -> Self:
+        """Return the state that a checkpoint stores, without unknown keys. Raises RunError if it cannot be resumed."""
+        if values.get("format") != FORMAT:
+            raise RunError(
+                f"{checkpoint} has format {values.get('format')!r}, and this phmctl resumes format {FORMAT}: "
+                "decode with it, or train again"
+            )
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            key = error.errors()[0]["loc"][0]
+            raise RunError(f"{checkpoint} cannot be resumed: {key} in state.json is damaged") from None
+
+    def note_score(self, score: float, loss: float, least_score: float = -math.inf) -> bool:
+        """Count a validation and return whether it is the best so far: by score, and by loss if scores are equal.
+
+        Scores below `least_score` count as equal. NaN is never the best.
+        """
+        self.validated = self.step
+        improved = not math.isnan(score)
+        if improved and self.best_score is not None:
+            best_loss = math.inf if self.best_loss is None else self.best_loss
+            improved = (max(score, least_score), -loss) > (max(self.best_score, least_score), -best_loss)
+        if improved:
+            self.best_score, self.best_loss, self.best_step = score, loss, self.step
+            self.stale = 0
+        else:
+            self.stale += 1
+        return improved
+
+
+def update_pointers(run: Run, settings: TrainingSection) -> None:
+    """Set ``last`` and ``best`` and remove checkpoints that are not kept. Raises OutputError.
+
+    Both follow from the checkpoints alone: the newest complete one, and the one that its state names as the best. They
+    are updated after every save and whenever a run is resumed, so that a kill leaves at worst outdated pointers.
+    Checkpoints that an interruption or a new best score wrote do not count among the ``training.keep`` newest, so that
+    the kept checkpoints do not depend on interruptions.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.flag = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
-        self._first = torch.zeros((), dtype=torch.float64, device=device)
-
-    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Update the flags with a step's loss and gradient norm, both scalars on the device, without a host sync."""
-        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
-        self._first += bad * (1 - self.flag) * step
-        self.flag.copy_(torch.maximum(self.flag, bad))
-
-    def first_bad_step(self) -> int | None:
-        """Return the first bad step, or None. Waits for the device."""
-        return int(self._first.item()) if self.flag.item() else None
-
-
-@dataclass(frozen=True)
-class NonFinite:
-    """The first value of a step that is NaN or infinite."""
-
-    stage: int  # 0: forward pass, 1: loss, 2: backward pass, 3: not reproduced
-    subject: str  # of the error message
-    remark: str = ""
-
-
-def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> NonFinite:
-    """Return the first value that is not finite while `replay` runs a step again and returns its loss."""
-    outputs: list[tuple[str, bool]] = []  # name and finiteness of each module's output, in the order of return
-
-    def record(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, inputs, output: outputs.append((name, _is_finite(output)))
-
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(record(name or type(module).__name__)))
-    try:
-        loss = replay()
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, finite in outputs:
-        if not finite:
-            return NonFinite(0, f"the output of {name}")
-    if not _is_finite(loss):
-        return NonFinite(1, "the loss", "; every module's output is finite")
-    bad = [name for name, parameter in model.named_parameters() if not _is_finite(parameter.grad)]
-    if not bad:
-        return NonFinite(3, "a value", "; all values are finite when the step is run again")
-    # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
-    position = {name: index for index, (name, _) in enumerate(outputs)}
-    first_bad = max(bad, key=lambda name: position.get(name.rpartition(".")[0], -1))
-    return NonFinite(2, f"the gradient of {first_bad}")
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_finite, value))
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return bool(torch.isfinite(value).all())
-    return True
+    folder = run.checkpoints_folder
+    steps = whole_steps(folder)
+    if not steps:
+        return
+    newest = folder / step_name(steps[-1])
+    state = TrainingState.from_json(read_state(newest), newest)
+    best = state.best_step if state.best_step in steps else None
+    run.set_pointer("last", state.step)
+    run.set_pointer("best", best)
+    final = state.step if is_done(state.step, state.stale, settings.steps, settings.patience) else None
+    scheduled = [step for step in steps if step == final or (step and step % settings.save_every == 0)]
+    kept = {state.step, *scheduled[-max(settings.keep, settings.average) :]}
+    if best is not None:
+        kept.add(best)
+    prune(folder, kept)
 
 
 class BatchStream:
@@ -173,10 +200,8 @@ def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None
 class Trainer:
     """Trains a task's model into a run, as the training section of the run's recipe says.
 
-    The model starts from a `checkpoint`, or else at random, except for the tensors `initial`. Each of several processes
-    has a trainer; only rank 0 reads the checkpoint's tensors and writes files. Call :meth:`join_processes` before the
-    first step. `rates` are multiples of the recipe's learning rate, by parameter; by default those that the run stores.
-    Raises RunError if the checkpoint or the stored rates do not fit the model.
+    Each of several processes has a trainer; only rank 0 reads a checkpoint's tensors and writes files. Call
+    :meth:`begin` before the first step. `state` is that of the checkpoint that the training continues from.
     """
 
     def __init__(
@@ -186,9 +211,7 @@ class Trainer:
         device: torch.device,
         processes: Processes | None = None,
         *,
-        rates: Mapping[str, float] | None = None,
-        initial: Mapping[str, Tensor] | None = None,
-        checkpoint: Checkpoint | None = None,
+        state: TrainingState | None = None,
         quiet: bool = False,
     ) -> None:
         self.task = task
@@ -196,7 +219,8 @@ class Trainer:
         self.device = device
         self.settings = run.recipe.training
         self.processes = processes or Processes()
-        self.state = TrainingState() if checkpoint is None else TrainingState(**checkpoint.state)
+        self.state = state or TrainingState()
+        self._unsaved = state is None
         leads = self.processes.leads
         step = self.state.step
         board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
@@ -204,35 +228,46 @@ class Trainer:
         self.progress = ProgressLine(self.settings.steps, step, quiet=quiet or not leads)
         torch.manual_seed(self.settings.seed)
         self.model: nn.Module = task.build_model(device)
-        tensors = model_tensors(self.model)
-        for name, tensor in (initial or {}).items():
-            tensors[name].copy_(tensor)
-        self.rates = choose_rates(self.model, run) if rates is None else rates
-        self.optimiser = build_optimiser(self.model, self.settings, self.rates)
-        self._unsaved = checkpoint is None
-        if checkpoint is not None:
-            moments = prepare_moments(self.optimiser, self.model)
-            if leads:
-                copy_tensors(tensors, checkpoint.tensors["model"], run.checkpoints_folder)
-                copy_tensors(moments, checkpoint.tensors[MOMENTS], run.checkpoints_folder)
-        self._compiled: Any = self.model.train()  # compiled by `join_processes` if the recipe says so
+        self._compiled: Any = self.model.train()  # compiled by `begin` if the recipe says so
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._schedule = build_schedule(self.settings)
         self._autocast = build_autocast(device, self.settings.precision)
         self._leaves = Leaves(self.model)
         self._stream = BatchStream(task, self.state.epoch, self.state.position)
         self._guard = Guard(device)
-        if device.type != "cpu":  # the fused kernels read this attribute of gradient scaling and skip bad steps
-            self.optimiser.found_inf = self._guard.flag  # type: ignore[attr-defined]
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
         self._step_starts: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check
         self._throughput = Throughput(self.log.seconds)
 
-    def join_processes(self) -> None:
-        """Give all processes the model and optimiser state of rank 0, and compile the model if the recipe says so."""
-        self.processes.broadcast_tensors(model_tensors(self.model).values())
-        self.processes.broadcast_tensors(optimiser_tensors(self.optimiser, self.model).values())
+    def begin(self, checkpoint: Checkpoint | None = None, initial: Mapping[str, Tensor] | None = None) -> None:
+        """Give all processes the model and optimiser of rank 0's checkpoint, or the start of a training.
+
+        A model that starts has random tensors, except for the tensors `initial`. Raises RunError if the checkpoint or
+        the rates that the run stores do not fit the model.
+        """
+        tensors = model_tensors(self.model)
+        folder = self.run.checkpoints_folder
+
+        def load() -> dict[str, float]:
+            for name, tensor in (initial or {}).items():
+                tensors[name].copy_(tensor)
+            rates = choose_rates(self.model, self.settings, self.run)
+            if checkpoint is not None:
+                copy_tensors(tensors, checkpoint.tensors["model"], folder)
+            return rates
+
+        rates = self.processes.from_leader(load)
+        self.optimiser = build_optimiser(self.model, self.settings, rates)
+        if self.device.type != "cpu":  # the fused kernels read this attribute of gradient scaling and skip bad steps
+            self.optimiser.found_inf = self._guard.flag  # type: ignore[attr-defined]
+        if not self._unsaved:
+            moments = prepare_moments(self.optimiser, self.model)
+            with self.processes.agreed():
+                if checkpoint is not None:
+                    copy_tensors(moments, checkpoint.tensors[MOMENTS], folder)
+            self.processes.broadcast_tensors(moments.values())
+        self.processes.broadcast_tensors(tensors.values())
         if self.settings.compile:
             self._compiled = torch.compile(self.model)
 
@@ -243,10 +278,6 @@ class Trainer:
         """Whether all steps are done, or patience has run out."""
         return is_done(self.state.step, self.state.stale, self.settings.steps, self.settings.patience)
 
-    @property
-    def out_of_patience(self) -> bool:
-        return 0 < self.settings.patience <= self.state.stale
-
     @sdpa_kernel(ATTENTION)
     def fit(self, stop: StopRequest) -> bool:
         """Train until finished or asked to stop, save, and return whether the training was asked to stop.
@@ -254,6 +285,7 @@ class Trainer:
         Raises NonFiniteError, OutputError, and PhmctlError if the device's memory is too small.
         """
         self.processes.stop = stop
+        first = self.state.step
         try:
             with suppress(ValidationStoppedError):
                 if self.state.step:
@@ -261,6 +293,8 @@ class Trainer:
                 while not self.finished and not self.processes.stopping():
                     self._step()
                     self.progress.step(self.state.step)
+                    if self.state.step - first <= _TIMED_STEPS:
+                        self._estimate(self.state.step - first)
                     if self._due(self.settings.log_every):
                         self._log()
                     if not self.processes.stopping():
@@ -310,7 +344,7 @@ class Trainer:
         state.step, state.epoch, state.position = step, stream.epoch, stream.position
         state.target_tokens += items
         state.window_target_tokens += items
-        self._throughput.count(items, sum(cost.tokens for cost in costs))
+        self._throughput.count(sum(cost.tokens for cost in costs))
 
     def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, repeated: bool = False) -> Tensor:
         """Add up the gradient of the mean loss over all items of the step; return the summed loss.
@@ -334,6 +368,18 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- log, validate, save
 
+    def _estimate(self, steps: int) -> None:
+        """Say once how long the training takes: by the steps after the first, which is slower than the others."""
+        left = self.settings.steps - self.state.step
+        if steps == 1:
+            self._check()  # waits for the device
+            self._first_seconds = self._throughput.trained
+        elif steps == _TIMED_STEPS and left:
+            self._check()
+            seconds = (self._throughput.trained - self._first_seconds) / (steps - 1)
+            total = timedelta(seconds=round(seconds * left))
+            self.progress.say(f"about {total} on this machine for {left:,} steps, without validations")
+
     def _log(self) -> None:
         self._check()
         state = self.state
@@ -347,14 +393,15 @@ class Trainer:
         }
         values |= self._throughput.rates()
         self.log.add("train", state.step, values)
-        seconds_left = values["seconds_per_step"] * (self.settings.steps - state.step)
-        time_left = timedelta(seconds=round(seconds_left))
-        speed = f"{values['target_tokens_per_second']:,.0f} {self.task.unit}/s"
+        time_left = timedelta(seconds=round(values["seconds_per_step"] * (self.settings.steps - state.step)))
+        speed = f"{values['tokens_per_second']:,.0f} tok/s"
         rate = values["learning_rate"]
         self.progress.log(state.step, f"loss {loss:.4f}  lr {rate:.2e}  {speed}  {time_left} left")
-        if state.step == self.settings.log_every < self.settings.steps:
-            total = timedelta(seconds=round(values["seconds_per_step"] * self.settings.steps))
-            self.progress.say(f"about {total} on this machine for all steps, without validations")
+        if self._throughput.slowed(values["tokens_per_second"]):
+            self.progress.say(
+                "less than a third of the speed of the first minute: other processes use the cores, and threads wait "
+                "for each other; stop and continue with --threads 1"
+            )
         self._loss.zero_()
         state.window_target_tokens = 0
 
@@ -369,23 +416,18 @@ class Trainer:
         self.log.add(VALIDATION, state.step, {**metrics, "seconds": self._throughput.elapsed})
         scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.say(f"step {state.step}: validation {scores}{'  (best)' if improved else ''}")
-        if self.out_of_patience and state.step < self.settings.steps:
-            self._note_early_stop()
+        if 0 < self.settings.patience <= state.stale and state.step < self.settings.steps:
+            since = "at all: no score was a number"
+            values: dict[str, Any] = {"validations": state.stale}
+            if state.best_step is not None:
+                values |= {"best_step": state.best_step, "best_score": state.best_score}
+                since = f"since step {state.best_step}"
+            self.log.add(EARLY_STOP, state.step, {**values, "seconds": self._throughput.elapsed})
+            self.progress.say(
+                f"stopped early at step {state.step}: no better validation {since} "
+                f"(training.patience = {self.settings.patience})"
+            )
         return improved
-
-    def _note_early_stop(self) -> None:
-        state = self.state
-        values: dict[str, Any] = {"validations": state.stale}
-        since = "at all: no score was a number"
-        if state.best_step is not None:
-            values |= {"best_step": state.best_step, "best_score": state.best_score}
-            since = f"since step {state.best_step}"
-        values["seconds"] = self._throughput.elapsed
-        self.log.add(EARLY_STOP, state.step, values)
-        self.progress.say(
-            f"stopped early at step {state.step}: no better validation {since} "
-            f"(training.patience = {self.settings.patience})"
-        )
 
     def evaluate(self) -> dict[str, float]:
         """Return the validation metrics of the current model, by its dense copy. Raises ValidationStoppedError."""
@@ -396,22 +438,22 @@ class Trainer:
         self._check()
         if not self._unsaved:
             return
+
+        def write() -> None:
+            self.log.flush()
+            if self.state.step:
+                moments = optimiser_tensors(self.optimiser, self.model)
+            else:
+                moments = prepare_moments(self.optimiser, self.model)  # Adam creates them in step 1
+            tensors = {"model": model_tensors(self.model), MOMENTS: moments}
+            folder = self.run.checkpoints_folder / step_name(self.state.step)
+            write_checkpoint(folder, tensors, self.state.model_dump(), self.run.recipe.model.model_dump(mode="json"))
+            update_pointers(self.run, self.settings)
+
         with self._throughput.paused():
             self.state.window_loss = self._loss.item()
-            self.processes.from_leader(self._write_checkpoint)
+            self.processes.from_leader(write)
         self._unsaved = False
-
-    def _write_checkpoint(self) -> None:
-        self.log.flush()
-        if self.state.step:
-            moments = optimiser_tensors(self.optimiser, self.model)
-        else:
-            moments = prepare_moments(self.optimiser, self.model)  # Adam creates them in step 1
-        tensors = {"model": model_tensors(self.model), MOMENTS: moments}
-        run = self.run
-        folder = run.checkpoints_folder / step_name(self.state.step)
-        write_checkpoint(folder, tensors, self.state.model_dump(), run.recipe.model.model_dump(mode="json"))
-        update_pointers(run, self.settings)
 
     def _check(self) -> None:
         """Raise NonFiniteError if a step since the last check was not finite; run it again to name the first bad value.
@@ -430,7 +472,7 @@ class Trainer:
         values = self.processes.gather(non_finite)
         if not self.processes.leads:
             raise SystemExit(NonFiniteError.exit_code)
-        rank, value = min(enumerate(values), key=lambda item: item[1].stage)
+        rank, (_, subject) = min(enumerate(values), key=lambda item: item[1][0])
         place = f"epoch {epoch}, batch {position}"
         if self.processes.many:
             place = f"rank {rank}, {place}"
@@ -438,6 +480,6 @@ class Trainer:
         if saved_steps(self.run.checkpoints_folder):
             advice = f"the checkpoints in {self.run.checkpoints_folder} are not affected"
         raise NonFiniteError(
-            f"{value.subject} is NaN or infinite at step {bad} ({place}){value.remark}; {advice}\n"
+            f"{subject} is NaN or infinite at step {bad} ({place}); {advice}\n"
             "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
         )

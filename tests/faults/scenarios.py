@@ -31,7 +31,7 @@ decoding: {beam: 2}
 # The formats of `export` whose library is here.
 EXPORTS = {"safetensors": "safetensors", "ctranslate2": "ctranslate2"}
 EXPORTS |= {"onnx": "onnxscript"}
-CLOCK = ("seconds", "seconds_per_step", "target_tokens_per_second", "tokens_per_second")
+CLOCK = ("seconds", "seconds_per_step", "tokens_per_second")
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def translation(data: Path, runs: Path, device: str, **training: object) -> Iter
     weights = task.build_model("cpu").state_dict()
     run = Run.create(runs, recipe)
     trainer = Trainer(task, run, torch.device(device), quiet=True)
-    trainer.join_processes()
+    trainer.begin()
     with trainer.log:
         trainer.model.load_state_dict(weights)
         yield trainer

@@ -10,7 +10,7 @@ import torch
 
 from phmctl.errors import RunError
 from phmctl.storage import MANIFEST, read_checkpoint, read_manifest, seal, step_name
-from phmctl.training.saving import averaged_steps, steps_to_average
+from phmctl.training.start import averaged_steps
 from phmctl.training.train import train_task
 from tests.data.helpers import files_below, flip
 from tests.training.conftest import Fit
@@ -77,14 +77,6 @@ def test_the_advice_of_a_damaged_checkpoint_names_undamaged_ones(fit: Fit) -> No
     with pytest.raises(RunError, match=r"--checkpoint step-000015 .*undamaged: step-000005, step-000015\)"):
         fit(old=run, steps=30, keep=4)
     assert fit(old=run, checkpoint="step-000015", steps=30, keep=4).steps == 30
-
-
-@pytest.mark.parametrize(
-    ("final", "every", "count", "expected"),
-    [(20, 5, 3, [10, 15, 20]), (20, 5, 1, [20]), (18, 5, 3, [10, 15, 18]), (5, 5, 3, [5]), (3, 5, 2, [3])],
-)
-def test_steps_of_the_average(final: int, every: int, count: int, expected: list[int]) -> None:
-    assert steps_to_average(make_recipe(save_every=every, average=count).training, final) == expected
 
 
 def test_a_checkpoint_before_step_one_is_not_averaged(fit: Fit) -> None:

@@ -16,7 +16,7 @@ from phmctl.runs.results import read_metrics
 from phmctl.saving import model_tensors
 from phmctl.storage import read_checkpoint
 from phmctl.tasks import trains
-from phmctl.training.initial import Start, find_start
+from phmctl.training.start import Start, find_start
 from phmctl.training.train import train
 from tests.calls import call
 from tests.conftest import TINY

@@ -37,20 +37,36 @@ def test_one_live_line_on_a_terminal_and_others_unbroken_as_they_are(
         assert expected in shown
 
 
-def test_rates_leave_out_what_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([100.0, 100.0, 101.0, 104.0, 106.0, 106.0, 107.0])  # origin, start, pause, its end, now, elapsed, start
-    monkeypatch.setattr("phmctl.training.progress.time.perf_counter", lambda: next(now))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands at the time in this list."""
+    time = [100.0]
+    monkeypatch.setattr("phmctl.training.progress.time.perf_counter", lambda: time[0])
+    return time
+
+
+def test_rates_leave_out_what_was_paused(clock: list[float]) -> None:
     throughput = Throughput(seconds=10.0)
-    throughput.count(targets=30, tokens=60)
-    throughput.count(targets=30, tokens=60)
+    throughput.count(60)
+    throughput.count(60)
+    clock[0] += 1
     with throughput.paused():
-        pass
-    assert throughput.rates() == {
-        "target_tokens_per_second": 20.0,
-        "tokens_per_second": 40.0,
-        "seconds_per_step": 1.5,
-        "seconds": 16.0,
-    }
+        clock[0] += 3
+    clock[0] += 2
+    assert throughput.trained == 3.0
+    assert throughput.rates() == {"tokens_per_second": 40.0, "seconds_per_step": 1.5, "seconds": 16.0}
+
+
+@pytest.mark.parametrize(("late", "slowed"), [(299, [True, False]), (301, [False, False])])
+def test_a_training_below_a_third_of_its_first_speed_is_slow_once(
+    clock: list[float], late: int, slowed: list[bool]
+) -> None:
+    throughput, answers = Throughput(), []
+    for tokens in (800, 1000, 900, late, late):  # in 30 s each; the mean of the first minute is 900
+        throughput.count(tokens)
+        clock[0] += 30
+        answers.append(throughput.slowed(throughput.rates()["tokens_per_second"]))
+    assert answers == [False, False, False, *slowed]
 
 
 @pytest.fixture

@@ -3,13 +3,19 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from phmctl.errors import RunError
 from phmctl.storage import read_checkpoint, step_name, write_checkpoint
-from phmctl.training.saving import TrainingState, average_checkpoints, averaged_steps
+from phmctl.training.start import averaged_steps
+from phmctl.training.train import update_average
+from phmctl.training.trainer import TrainingState
+from tests.training.conftest import Fit
+from tests.training.fake import make_recipe
 
 NAN = math.nan
 WRONG = {"step": None, "epoch": True, "position": -2, "best_score": "x", "format": 0}
@@ -58,18 +64,40 @@ def test_a_state_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
         TrainingState.from_json(wrong, Path("here"))
 
 
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer("count", torch.tensor(0))
+
+
 def test_the_mean_is_taken_and_integers_are_the_newest(tmp_path: Path) -> None:
     assert averaged_steps(tmp_path) == []
     for step, value in ((1, 0.1), (2, 2.0), (3, 6.0)):
         tensors = {"w": torch.full((2,), value), "count": torch.tensor(10 * step)}
         write_checkpoint(tmp_path / step_name(step), {"model": tensors}, {})
-    means = average_checkpoints(tmp_path, [2, 3])
+    trainer: Any = SimpleNamespace(
+        settings=make_recipe(save_every=1, average=2).training,
+        state=TrainingState(step=3),
+        run=SimpleNamespace(checkpoints_folder=tmp_path),
+        log=SimpleNamespace(has=lambda *_: True),
+        model=Counting(),
+    )
+    assert update_average(trainer) == [2, 3]
+    means = read_checkpoint(tmp_path / "average", ["model"]).tensors["model"]
     assert (means["w"].tolist(), means["w"].dtype, means["count"].item()) == ([4.0, 4.0], torch.float32, 30)
-    read = read_checkpoint(tmp_path / "average", ["model"])
-    assert torch.equal(read.tensors["model"]["w"], means["w"])
+    assert torch.equal(trainer.model.w, means["w"])
     assert averaged_steps(tmp_path) == [2, 3]
+    assert update_average(trainer) == []
     (tmp_path / "average/model.safetensors").write_bytes(b"cut off")
     assert averaged_steps(tmp_path) == []  # so that it is made again
-    assert torch.equal(average_checkpoints(tmp_path, [1])["w"], torch.full((2,), 0.1))
-    with pytest.raises(RunError, match="step-000004"):
-        average_checkpoints(tmp_path, [1, 4])
+    assert update_average(trainer) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("final", "every", "count", "expected"),
+    [(20, 5, 3, [10, 15, 20]), (20, 5, 1, [20]), (18, 5, 3, [10, 15, 18]), (5, 5, 3, [5]), (3, 5, 2, [3])],
+)
+def test_steps_of_the_average(fit: Fit, final: int, every: int, count: int, expected: list[int]) -> None:
+    run = fit(steps=final, save_every=every, average=count).run
+    assert averaged_steps(run.checkpoints_folder) == expected

@@ -19,9 +19,9 @@ from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
 from phmctl.storage import read_checkpoint, saved_steps
 from phmctl.tasks.base import Task
-from phmctl.training.optimiser import build_optimiser
+from phmctl.training.optimiser import Guard, build_optimiser, find_non_finite
 from phmctl.training.train import train_task
-from phmctl.training.trainer import BatchStream, Guard, Part, Trainer, find_non_finite, parts_of, seed_dropout
+from phmctl.training.trainer import BatchStream, Part, Trainer, parts_of, seed_dropout
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
 from tests.training.jobs import DoubleTask
@@ -78,7 +78,7 @@ def test_dropout_depends_on_seed_step_micro_batch_and_piece_alone() -> None:
 
 def _trainer(task: Task, recipe: Recipe, root: Path) -> Trainer:
     trainer = Trainer(task, Run.create(root, recipe), CPU)
-    trainer.join_processes()
+    trainer.begin()
     return trainer
 
 
@@ -291,7 +291,7 @@ def test_the_weights_are_those_from_before_the_bad_step(fit: Fit) -> None:
             loss, tokens = super().loss(model, batch)
             return loss * (float("inf") if len(seen) >= 4 else 1.0), tokens
 
-    with pytest.raises(NonFiniteError, match=r"^the loss is .* at step 4 "):
+    with pytest.raises(NonFiniteError, match=r"^the loss .* at step 4 "):
         fit(Diverging(), steps=20, log_every=20, save_every=20, validate_every=20)
     assert len(seen) == 5  # four steps, and the fourth once more
     assert torch.equal(seen[3], seen[4])
@@ -337,10 +337,10 @@ class _Deep(nn.Module):
 
 def test_trace_names_the_innermost_first_module_or_the_loss_and_leaves_no_hooks() -> None:
     model, x = _Deep(), torch.ones(1, 2)
-    assert find_non_finite(model, lambda: model(x).sum()).stage == 3
-    assert find_non_finite(model, lambda: model(x).sum() * float("nan")).subject == "the loss"
+    assert find_non_finite(model, lambda: model(x).sum())[0] == 3
+    assert find_non_finite(model, lambda: model(x).sum() * float("nan"))[0] == 1
     model.b[0].weight.data[0, 0] = float("inf")
-    assert find_non_finite(model, lambda: model(x).sum()).subject == "the output of b.0"
+    assert find_non_finite(model, lambda: model(x).sum()) == (0, "the output of b.0")
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -355,4 +355,4 @@ def test_trace_names_the_gradient() -> None:
         loss.backward()
         return loss
 
-    assert find_non_finite(model, replay).subject == "the gradient of b.0.weight"
+    assert find_non_finite(model, replay) == (2, "the gradient of b.0.weight")
