@@ -135,13 +135,16 @@ def train_task(
     began = time.perf_counter()
     processes = processes or Processes()
     settings = recipe.training
-    if old is not None and checkpoint == "last":
-        finished_run = old
-        last = processes.from_leader(lambda: only_average_left(finished_run, recipe))
-        if last is not None:
-            if processes.leads and not quiet:
-                note(f"nothing left to train: {old.folder} is at step {last}, of which only the average is left")
-            return TrainingResult(old, last, 0, time.perf_counter() - began, None, None, 0)
+
+    def find_finished() -> tuple[Run, int] | None:
+        last = only_average_left(old, recipe) if old is not None and checkpoint == "last" else None
+        return None if old is None or last is None else (old, last)
+
+    if finished := processes.from_leader(find_finished):
+        run, last = finished
+        if processes.leads and not quiet:
+            note(f"nothing left to train: {run.folder} is at step {last}, of which only the average is left")
+        return TrainingResult(run, last, 0, time.perf_counter() - began, None, None, 0)
     resumed: Checkpoint | None = None  # of rank 0 alone
     with ExitStack() as stack:
         with processes.agreed():  # before a run is created
@@ -168,10 +171,10 @@ def train_task(
         trainer.begin(resumed, start.tensors if start else None)
         if start is not None:
             trainer.progress.say(start.summary())
-        first, finished = trainer.state.step, trainer.finished
+        first = trainer.state.step
 
         def reopen_run() -> bool:
-            remains = True if old is None else reopen(old, recipe, environment, values, finished=finished)
+            remains = old is None or reopen(old, recipe, environment, values, finished=trainer.finished)
             stack.enter_context(run.attempted())
             return remains
 
