@@ -194,14 +194,3 @@ def test_tensorboard_gets_the_same_values(tmp_path: Path, monkeypatch: pytest.Mo
     with MetricsLog(tmp_path / "m", 3, tensorboard=tmp_path / "board") as log:
         log.add("validation", 4, {"loss": 0.5})
     assert scalars == [("validation/loss", 0.5, 4), ("closed", 0, 0)]
-
-
-def test_a_log_that_is_a_link_is_replaced(path: Path, tmp_path: Path) -> None:
-    """A copied run may contain a link to any file."""
-    link = tmp_path / "metrics.jsonl"
-    link.symlink_to(path)
-    before = path.read_bytes()
-    with MetricsLog(link, step=10) as log:
-        log.add("train", 15, {"loss": 1.0})
-    assert _steps(link) == [5, 10, 15]
-    assert path.read_bytes() == before
