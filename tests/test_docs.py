@@ -110,6 +110,11 @@ def test_lines_of_pages_are_short() -> None:
     assert long == []
 
 
+def test_the_code_of_the_first_page_is_not_cut_by_a_code_host() -> None:
+    blocks = re.findall(r"^```.*?^```", PATHS[0].read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 90] == []
+
+
 @pytest.mark.parametrize("path", reference.PAGES, ids=lambda path: path.name)
 def test_the_reference_is_todays(path: Path) -> None:
     page = path.read_text(encoding="utf-8")

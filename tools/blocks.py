@@ -81,20 +81,18 @@ def share(model: str) -> str:
 
 @block
 def bullets() -> str:
-    quarter, half, four, wide = (against_dense(model) for model in (TABLES, "PHM, n = 2", "PHM, n = 4", WIDE))
+    half, four, wide = (against_dense(model) for model in ("PHM, n = 2", "PHM, n = 4", WIDE))
     taught = against_dense("PHM, n = 4, taught")
     (large, dense, _), (rounded, rounded_bleu, _), (small, small_bleu, _) = results.compared_files()
     time = duration(WIDE, "Zen 4") / duration("dense", "Zen 4")
     return "\n".join(
         [
-            f"- **{share(TABLES)} of all weights (n = 4, tables too), level**: {interval(quarter)}; "
-            f"{plateau(TABLES).text()} against {dense.text()}, {plateau(TABLES).count} and {dense.count} seeds.",
-            "  `phmctl train multi30k-de-en-tiny`",
+            f"- **{share(TABLES)} of all weights (n = 4, tables too)**: {plateau(TABLES).text()} "
+            f"({plateau(TABLES).count} seeds) against {dense.text()}. `phmctl train multi30k-de-en-tiny`",
             f"- **{share('PHM, n = 2')} (n = 2, dense tables), level**: {interval(half)}. "
             "`phmctl train multi30k-de-en --n 2`",
-            f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}; taught by a dense model "
-            f"{interval(taught)}.",
-            "  `phmctl distil multi30k-de-en/real --n 4`",
+            f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}; taught by dense "
+            f"{interval(taught)}. `phmctl distil multi30k-de-en/real --n 4`",
             f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, tables too, 4 bits): "
             f"{interval(welch(dense, small_bleu))}. The dense model in",
             f"  4 bits has {rounded:g} MB and {rounded_bleu.text()} BLEU. "
