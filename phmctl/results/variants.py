@@ -48,7 +48,7 @@ class ComparedRun:
         """The scored answers; None without a result, or if its answers were not kept."""
         if self.result is None or self.result.answers is None:
             return None
-        return trains(self.run.recipe).answers(self.run, self.result)
+        return trains(self.run.recipe).scored_answers(self.run, self.result)
 
     @cached_property
     def speed(self) -> float | None:

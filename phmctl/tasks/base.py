@@ -148,10 +148,6 @@ class Answers:
     score_options: ScoreOptions = field(default_factory=ScoreOptions)  # options of BLEU and chrF
 
 
-def no_answers(run: Run, result: Result) -> Answers | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trains:
     """How recipes of a task are trained and runs are scored: ``train``, ``eval``, ``compare``, ``bench train``."""
@@ -165,7 +161,7 @@ class Trains:
     metrics: Sequence[Metric] = ()  # for comparisons of runs, the most important first
     comparer: Comparer | None = None  # tests of differences, or None if the task has none
     # Return the scored answers of a result, or None if it has none. Raises RunError.
-    answers: Callable[[Run, Result], Answers | None] = no_answers
+    scored_answers: Callable[[Run, Result], Answers | None] = lambda run, result: None
 
 
 @dataclass(frozen=True, kw_only=True)

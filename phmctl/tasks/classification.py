@@ -234,7 +234,7 @@ def evaluate(
     return report
 
 
-def stored_answers(run: Source, result: Result) -> Answers | None:
+def scored_answers(run: Source, result: Result) -> Answers | None:
     """Return the scored labels of a result. Raises RunError."""
     if result.answers is None:
         return None
@@ -285,7 +285,7 @@ CLASSIFICATION = TaskSpec(
         options=("table", "text", "label"),
         metrics=(Metric("accuracy", scale=100, tested=True),),
         comparer=LabelComparer(),
-        answers=stored_answers,
+        scored_answers=scored_answers,
     ),
     answers=Answering(load=load, split_lines=split_lines),
     text=LABELLED_TEXT,

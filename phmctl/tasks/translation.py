@@ -221,7 +221,7 @@ def _translations(run: Source, text: Text, checkpoint: str, device: str, decodin
     return _Translations(key, translated, seconds)
 
 
-def stored_answers(run: Source, result: Result) -> Answers | None:
+def scored_answers(run: Source, result: Result) -> Answers | None:
     """Return the scored translations of a result. Raises RunError."""
     if result.answers is None or "source_sha256" in result.settings:  # the text of files is not in the run
         return None
@@ -304,7 +304,7 @@ TRANSLATION = TaskSpec(
         options=(*_SEARCH, "lowercase", "tokenize", "source", "reference"),
         metrics=(Metric("BLEU", tested=True), Metric("chrF2", tested=True), Metric("TER", higher=False)),
         comparer=TextComparer(),
-        answers=stored_answers,
+        scored_answers=scored_answers,
     ),
     answers=Answering(
         load=load,

@@ -203,7 +203,7 @@ def test_scores_of_translations_are_broken_down_by_extra_columns(
     assert [(row["value"], row["sentences"]) for row in bins] == [(2, 2), (None, 1)]
     assert "BLEU by depth" in call("eval", run.folder, "--device", "cpu").stdout
     (result,) = read_results(run)
-    answers = trains(run.recipe).answers(run, result)
+    answers = trains(run.recipe).scored_answers(run, result)
     assert answers is not None
     assert [*answers.groups] == ["depth"]
 

@@ -13,7 +13,7 @@ from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
 from phmctl.runs.results import read_results
-from phmctl.tasks.translation import stored_answers
+from phmctl.tasks.translation import scored_answers
 from tests.calls import call
 from tests.data.helpers import put
 from tests.tasks.translation.runs import REFERENCES, SOURCES, make_run
@@ -44,7 +44,7 @@ def test_files_are_translated_and_scored_against_every_reference(run: Run, tmp_p
     assert result.answers is not None
     assert result.answers.read_text(encoding="utf-8").split("\n")[:-1] == translations
     assert len(result.settings["references_sha256"]) == 2
-    assert stored_answers(run, result) is None  # no split of the run
+    assert scored_answers(run, result) is None  # no split of the run
 
 
 def test_a_file_called_as_a_split_is_not_that_split(run: Run, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     assert "tok:char" in asked["scores"][0]["signature"]
     assert len(read_results(run)) == 2
     (result,) = [each for each in read_results(run) if each.settings.get("tokenize") == "char"]
-    answers = stored_answers(run, result)
+    answers = scored_answers(run, result)
     record_copies(run, {"target_language": "zh", "settings": {"cleaning": {}}})
     assert answers is None or answers.score_options["tokenize"] == "char"
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
