@@ -29,6 +29,15 @@ Score = Annotated[
 ]
 
 
+_RECIPES = {  # the titles of the recipes' tables, and how the names of their recipes begin
+    "for your own text (name=…, data.card=…)": ("multi30k-de-en", "sentence-pairs", "text-classification"),
+    "small enough for two cores": ("miniature", "shakespeare", "snli-counterfactual", "agreement-resplit"),
+    "Zhang et al. 2021": ("table", "hamilton", "rotation-3d", "octonion"),
+    "CENG501, which reproduced them": ("ceng501",),
+    "Li et al. 2020": ("ni-", "probe"),
+}
+
+
 def recipes(
     name: Annotated[str | None, Argument(metavar="RECIPE", help="Recipe to print, with its comments.")] = None,
     json: Json = False,
@@ -43,8 +52,12 @@ def recipes(
         return Shown(document, text=text)
     loaded = [load_recipe(shipped) for shipped in shipped_names("recipes")]
     documents = [recipe.model_dump(include={"name", "task", "description"}) for recipe in loaded]
-    rows = [(recipe.name, recipe.task, recipe.description) for recipe in loaded]
-    return Shown(documents, [Table("recipes", ("name", "task", "description"), rows, text=(1, 2))])
+    groups: dict[str, list[Sequence[str]]] = {title: [] for title in _RECIPES}
+    for recipe in loaded:
+        title = next(title for title, names in _RECIPES.items() if recipe.name.startswith(names))
+        groups[title].append((recipe.name, recipe.task, recipe.description))
+    tables = [Table(title, ("name", "task", "description"), rows, text=(1, 2)) for title, rows in groups.items()]
+    return Shown(documents, tables)
 
 
 def show_runs(names: Names = None, runs: Runs = None, json: Json = False) -> Shown:
