@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from phmctl.answering.base import Hypothesis, plan
 from phmctl.answering.beam import Seq2Seq, beam_search, pad
-from phmctl.assembly import build_transformer
 from phmctl.console import Table, progress
 from phmctl.data import EOS
 from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared import PreparedData, data_root
 from phmctl.devices import pick_device, processor_name, set_threads
 from phmctl.errors import UserError, check_known
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.loading import expect

@@ -23,7 +23,6 @@ from phmctl.answering.base import change_decoding, plan
 from phmctl.answering.beam import pad
 from phmctl.answering.opening import load_translator
 from phmctl.answering.translator import Translator
-from phmctl.assembly import build_probe
 from phmctl.console import Table, progress, warn
 from phmctl.data import EOS, PAD
 from phmctl.data.prepared import PreparedData, data_root, prepare_command, trained_sizes
@@ -31,6 +30,7 @@ from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, accuracy
+from phmctl.models.assembly import build_probe
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe

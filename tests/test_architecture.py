@@ -20,7 +20,6 @@ LAYERS = (  # from the lowest: a module imports from its own layer and from thos
     {"nn", "data"},
     {"runs"},
     {"models", "saving"},
-    {"assembly"},
     {"answering"},
     {"tasks"},
     {"training", "results", "benchmarks", "export"},
@@ -111,8 +110,9 @@ def test_few_imports_of_our_own_modules_are_inside_functions():
 
 
 def test_layers_and_models_take_plain_arguments():
-    """Recipes are read by the assembly, above them."""
-    assert not [own for own, other in edges() if own in {"models", "nn", "algebra"} and other == "recipe"]
+    """Recipes are read by ``models/assembly.py`` alone."""
+    readers = {path for path, tree in TREES.items() if any(name.startswith("phmctl.recipe") for name in imports(tree))}
+    assert {path for path in readers if package(path) in {"models", "nn", "algebra"}} == {Path("models/assembly.py")}
 
 
 def test_files_and_functions_are_short():

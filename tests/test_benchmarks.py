@@ -8,7 +8,6 @@ from torch import nn
 
 from phmctl import timing
 from phmctl.answering.base import Hypothesis
-from phmctl.assembly import build_transformer
 from phmctl.benchmarks import (
     Bench,
     Spread,
@@ -20,6 +19,7 @@ from phmctl.benchmarks import (
     variants_of,
 )
 from phmctl.errors import DimensionError, UserError
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining

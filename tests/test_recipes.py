@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from phmctl.assembly import build_classifier, build_transformer
 from phmctl.data.prepare import choose_section
 from phmctl.data.prepared import prepare_command
+from phmctl.models.assembly import build_classifier, build_transformer
 from phmctl.nn.rates import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, ParallelSection, TranslationRecipe

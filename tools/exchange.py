@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from phmctl.assembly import build_transformer
 from phmctl.benchmarks import variants_of
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe

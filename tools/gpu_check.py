@@ -31,11 +31,11 @@ from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from phmctl.assembly import build_transformer
 from phmctl.benchmarks import Spread, Timing, machine, parameters_of, searcher, time_in_turns, variants_of
 from phmctl.data import EOS
 from phmctl.data.batches import Batch
 from phmctl.devices import has_bfloat16
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.answering.base import Advance, Classified, Line, Texts, check_texts, ignore
-from phmctl.assembly import texts_of
 from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning
@@ -16,6 +15,7 @@ from phmctl.data.clean import clean_line
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.devices import torch_defaults
 from phmctl.errors import DataError, NonFiniteError, UserError
+from phmctl.models.assembly import texts_of
 from phmctl.recipe.schema import ClassificationRecipe
 
 _VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mean over time of the LSTM's states"}

@@ -8,9 +8,9 @@ from torch import nn
 from phmctl import plain
 from phmctl.answering.beam import BeamEngine, TorchEngine
 from phmctl.answering.onnx import OnnxClassifier, OnnxEngine
-from phmctl.assembly import build_classifier, build_transformer, trained
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
+from phmctl.models.assembly import build_classifier, build_transformer, trained
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe

@@ -22,7 +22,6 @@ from phmctl.answering.opening import (
 )
 from phmctl.answering.torch_models import open_classifier
 from phmctl.answering.translator import Translator
-from phmctl.assembly import texts_of
 from phmctl.console import Table, note
 from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
@@ -41,6 +40,7 @@ from phmctl.export.verify import (
     verify_classifier,
     verify_translator,
 )
+from phmctl.models.assembly import texts_of
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.results.ledger import ledger_for
 from phmctl.runs import DATA, EXPORT, RECIPE, Run

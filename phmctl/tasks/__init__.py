@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # torch is imported for type checking only
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phmctl.answering.opening import Source
@@ -12,7 +12,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import AUTO
 from phmctl.runs.results import check_scorable
-from phmctl.tasks.base import Answering, Report, TaskSpec, Trains, check_options
+from phmctl.tasks.base import Answering, Report, TaskSpec, Trains, option_name
 from phmctl.tasks.classification import CLASSIFICATION, PROBING
 from phmctl.tasks.rule import RULE
 from phmctl.tasks.text import OwnText
@@ -58,9 +58,9 @@ def load_model(
     """Load the model of a run or an export.
 
     Args:
-        threads: CPU threads of an engine that has its own; 0: the engine's default.
+        threads: CPU threads of an engine other than torch. 0 is the engine's default.
         cleaned: do not clean the lines, because they are the run's own text, which was cleaned already.
-        options: options of the task; None: not set.
+        options: options of the task. None means not set.
 
     Raises:
         RunError: the checkpoint is missing, or a file is missing or damaged.
@@ -69,15 +69,14 @@ def load_model(
         MissingExtraError: the engine is not installed.
     """
     answering = answers(run.recipe)
-    given = {name: value for name, value in options.items() if value is not None}
-    check_options(run.recipe.task, answering.options, given)
-    return answering.load(run, checkpoint, device, threads=threads, cleaned=cleaned, **given)
+    task_options = set_options(run.recipe.task, answering.options, options)
+    return answering.load(run, checkpoint, device, threads=threads, cleaned=cleaned, **task_options)
 
 
 def evaluate(
     run: Source, split: str = "test", checkpoint: str = AUTO, device: str = "auto", **options: object
 ) -> Report:
-    """Score a run or an export on a split and write the scores into its folder; options of None are not set.
+    """Score a run or an export on a split and write the scores into the folder. Options of None are not set.
 
     Raises:
         RunError: something is missing or damaged.
@@ -85,14 +84,23 @@ def evaluate(
         OutputError: the scores cannot be written.
     """
     scoring = trains(run.recipe, "eval")
-    given = {name: value for name, value in options.items() if value is not None}
-    check_options(run.recipe.task, scoring.options, given)
-    other_text = [name for name in ("source", "table") if name in given]
+    task_options = set_options(run.recipe.task, scoring.options, options)
+    other_text = [name for name in ("source", "table") if name in task_options]
     if split != "test" and other_text:
         raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
-    if "table" not in given:  # the scores of a table are not stored
+    if "table" not in task_options:  # the scores of a table are not stored
         check_scorable(run)
-    return scoring.evaluate(run, split, checkpoint, device, **given)
+    return scoring.evaluate(run, split, checkpoint, device, **task_options)
+
+
+def set_options(task: str, known: Sequence[str], options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that are not None. Raises UserError for options that the task does not have."""
+    values = {name: value for name, value in options.items() if value is not None}
+    unknown = [option_name(name) for name in values if name not in known]
+    if unknown:
+        valid = ", ".join(map(option_name, known)) or "no options"
+        raise UserError(f"{', '.join(unknown)}: task {task!r} does not have this option; it has {valid}")
+    return values
 
 
 def text_of(name: str, recipe: str | None = None, options: Collection[str] = ()) -> OwnText:

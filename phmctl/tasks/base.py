@@ -74,7 +74,6 @@ class Task(Protocol):
     (:meth:`collate`) only the micro-batches that it trains on.
     """
 
-    unit: str  # short name of the items that the loss is divided by: ``tok``, ``examples``
     least_score: float  # lower scores differ by chance and count as equal, so that the loss decides
 
     def build_model(self, device: torch.device) -> nn.Module: ...
@@ -161,7 +160,7 @@ class Trains:
     metrics: Sequence[Metric] = ()  # for comparisons of runs, the most important first
     comparer: Comparer | None = None  # tests of differences, or None if the task has none
     # Return the scored answers of a result, or None if it has none. Raises RunError.
-    scored_answers: Callable[[Run, Result], Answers | None] = lambda run, result: None
+    scored_answers: Callable[[Source, Result], Answers | None] = lambda run, result: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +213,6 @@ def text_sizes(recipe: Any, data: Path | None, names: tuple[str, str], words: st
     vocabulary = recipe.data.vocabulary
     note = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
     return Sizes({names[0]: vocabulary, names[1]: classes or vocabulary}, note)
-
-
-def check_options(task: str, known: Sequence[str], options: Iterable[str]) -> None:
-    """Raise UserError for options that are not among a task's known ones."""
-    unknown = [option_name(name) for name in options if name not in known]
-    if unknown:
-        valid = ", ".join(map(option_name, known)) or "no options"
-        raise UserError(f"{', '.join(unknown)}: task {task!r} does not have this option; it has {valid}")
 
 
 def option_name(name: str) -> str:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from phmctl.answering.classifier import Classifier
-    from phmctl.assembly import ClassifierSection
+    from phmctl.models.assembly import ClassifierSection
 
 _SHOWN_LABELS = 12  # more labels make the table of confusions too wide for a terminal
 _PROBED_WIDTH = 512  # width of the vectors for parameter counts of a probe, without an encoder
@@ -260,7 +260,7 @@ def open_data(recipe: ClassificationRecipe, data: Path) -> Task:
 
 
 def build(section: ClassifierSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
-    from phmctl.assembly import build_classifier
+    from phmctl.models.assembly import build_classifier
 
     return build_classifier(section, sizes["vocabulary"], sizes["classes"], device=device)
 
@@ -301,7 +301,7 @@ def probe_sizes(recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
 
 
 def build_untrained_probe(section: ProbeSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
-    from phmctl.assembly import build_probe
+    from phmctl.models.assembly import build_probe
 
     return build_probe(section, sizes["width"], sizes["classes"], device)
 

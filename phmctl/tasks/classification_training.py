@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.answering.opening import load_classifier
-from phmctl.assembly import Classifier, build_classifier, texts_of
 from phmctl.console import note, warn
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.prepared import PreparedData, Split
 from phmctl.errors import DataError, RunError
+from phmctl.models.assembly import Classifier, build_classifier, texts_of
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
@@ -27,7 +27,6 @@ from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
 class ClassificationTask(Task):
     """A recipe's model on prepared labelled text."""
 
-    unit = "examples"
     least_score = -math.inf
 
     def __init__(self, recipe: ClassificationRecipe, prepared: PreparedData) -> None:

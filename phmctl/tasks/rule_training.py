@@ -25,11 +25,11 @@ from torch.nn import functional as F
 
 from phmctl.algebra.alignment import align_rules, change_basis, determined_terms
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
-from phmctl.assembly import builder_for, trained
 from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, check_known
+from phmctl.models.assembly import builder_for, trained
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
@@ -123,7 +123,6 @@ def read_truth(run: Run) -> Truth:
 class RuleTask(Task):
     """A recipe's layer, and examples of the true map that it learns."""
 
-    unit = "numbers"
     least_score = -math.inf
 
     def __init__(self, recipe: RuleRecipe) -> None:

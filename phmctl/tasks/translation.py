@@ -263,7 +263,7 @@ def load(
 
 
 def build(section: TransformerSection, sizes: Mapping[str, int], device: Device = None) -> Transformer:
-    from phmctl.assembly import build_transformer
+    from phmctl.models.assembly import build_transformer
 
     return build_transformer(section, sizes["source"], sizes["target"], device)
 

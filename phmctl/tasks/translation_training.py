@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from phmctl.answering.beam import TorchEngine
 from phmctl.answering.translator import Translator
-from phmctl.assembly import build_transformer
 from phmctl.console import silence
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
 from phmctl.data.prepared import PARALLEL, PreparedData, Split
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
+from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -28,8 +28,6 @@ _LINES = 256  # validation lines that are translated between two checks for a si
 
 class TranslationTask(Task):
     """A recipe's model on prepared parallel text."""
-
-    unit = "tok"
 
     def __init__(self, recipe: TranslationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe

@@ -6,8 +6,8 @@ import torch
 from phmctl.answering.beam import TorchEngine
 from phmctl.answering.opening import load_translator
 from phmctl.answering.translator import Translator
-from phmctl.assembly import build_transformer
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
+from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection

@@ -17,8 +17,8 @@ from phmctl.errors import DataError, RunError, UserError
 from phmctl.export.verb import export
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
-from phmctl.tasks.base import check_options
-from phmctl.tasks.classification import CLASSIFICATION, Examples, read_examples, split_lines
+from phmctl.tasks import load_model
+from phmctl.tasks.classification import Examples, read_examples, split_lines
 from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
@@ -76,7 +76,7 @@ def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_
     with pytest.raises(RunError, match="translation"):
         load_translator(runs["encoder"])
     with pytest.raises(UserError, match="beam"):
-        check_options("classification", CLASSIFICATION.answers.options, ["beam"])
+        load_model(runs["encoder"], beam=4)
     with pytest.raises(UserError, match="precision"):
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
     copy = shutil.copytree(runs["encoder"].folder, tmp_path / "v001")

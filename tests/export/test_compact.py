@@ -18,13 +18,13 @@ import phmctl
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.answering.opening import ONNX, SAFETENSORS, Export
-from phmctl.assembly import build_classifier
 from phmctl.errors import RunError, UserError
 from phmctl.export.compact import CompactForm, compact_form
 from phmctl.export.dense import DenseForm, dense_form
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verb import export
 from phmctl.export.verify import open_source
+from phmctl.models.assembly import build_classifier
 from phmctl.runs import Run
 from tests.export.conftest import reseal
 from tests.export.test_dense import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer

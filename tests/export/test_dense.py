@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from phmctl.assembly import build_classifier, build_transformer
 from phmctl.errors import UserError
 from phmctl.export.dense import dense_form
+from phmctl.models.assembly import build_classifier, build_transformer
 from phmctl.plain import MODELS
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phmctl.assembly import build_transformer
+from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.nn.layers import MultiHeadAttention
 from phmctl.recipe.models import TransformerSection

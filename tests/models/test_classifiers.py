@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.assembly import Classifier, build_classifier
 from phmctl.data import PAD
 from phmctl.errors import DimensionError
+from phmctl.models.assembly import Classifier, build_classifier
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.transformer import embed
 from phmctl.nn.linear import PHMLinear

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from phmctl.assembly import build_classifier
+from phmctl.models.assembly import build_classifier
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.assembly import build_transformer
 from phmctl.data import BOS, PAD
 from phmctl.models import transformer
+from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import phmctl
 from phmctl import PHMLSTM, PHMLinear
-from phmctl.assembly import build_transformer
+from phmctl.models.assembly import build_transformer
 from phmctl.recipe.models import TransformerSection
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl import PHMEmbedding
-from phmctl.assembly import build_transformer
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
 from phmctl.nn.linear import LowRankLinear

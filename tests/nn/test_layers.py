@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phmctl.assembly import build_transformer
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.layers import POOLINGS, FeedForward, LinearBuilder, Residual, _attention, sinusoids
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection

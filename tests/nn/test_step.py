@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import phmctl
 from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear
-from phmctl.assembly import build_transformer
 from phmctl.errors import UserError
+from phmctl.models.assembly import build_transformer
 from phmctl.nn import step as implementation
 from phmctl.nn.structures import LEAF
 from phmctl.recipe.loading import load_recipe

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.assembly import build_transformer
+from phmctl.models.assembly import build_transformer
 from phmctl.nn.convolution import PHMConv2d
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection

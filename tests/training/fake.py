@@ -72,7 +72,6 @@ class FakeTask(Task):
     Row 100·(1000·epoch + position) + i is the i-th of a batch.
     """
 
-    unit = "tok"
     least_score = -math.inf
 
     def __init__(self, rows: int = 8, poison: tuple[int, int] | None = None, dropout: float = 0.3) -> None:
