@@ -1,7 +1,9 @@
 """The dimension n of a layer: the n of each algebra, and the n that divide a layer's sizes."""
 
 import math
+import operator
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 from phmctl.errors import DimensionError
 
@@ -10,23 +12,27 @@ LOW_RANK = "low-rank"  # two thin maps in sequence, for comparison; not an algeb
 FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 
-def check_channels(n: int, inputs: int, outputs: int, kernel: Sequence[int], groups: int = 1) -> None:
+def check_channels(n: int, inputs: int, outputs: int, kernel: Sequence[int], groups: int = 1) -> int:
     """Check that n divides the inputs and outputs of each group of a weight, as :func:`check_divides`."""
     unit = "channels" if kernel else "features"
     of_group = f" / {groups} groups" if groups > 1 else ""
-    check_divides(n, **{f"in_{unit}{of_group}": inputs, f"out_{unit}{of_group}": outputs})
+    return check_divides(n, **{f"in_{unit}{of_group}": inputs, f"out_{unit}{of_group}": outputs})
 
 
-def check_divides(n: int, **dimensions: int) -> None:
-    """Raise DimensionError, naming the nearest valid n, if n does not divide every dimension (name=size)."""
+def check_divides(n: int, **dimensions: int) -> int:
+    """Return n, which may be an integer of numpy, as an int.
+
+    Raises DimensionError, which names the nearest valid n, if n does not divide every dimension (name=size).
+    """
     for name, size in dimensions.items():
         if size < 1:
             raise DimensionError(f"{name} = {size} must be at least 1")
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+    if not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 1:
         raise DimensionError(f"n = {n!r} must be an integer of at least 1")
+    n = operator.index(n)
     indivisible = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
     if not indivisible:
-        return
+        return n
     common = math.gcd(*dimensions.values())
     divisors = [candidate for candidate in range(1, common + 1) if common % candidate == 0]
     smaller = [divisor for divisor in divisors if divisor < n]

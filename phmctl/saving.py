@@ -9,14 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.errors import OutputError, PhmctlError, RunError, UserError, check_known, require
-from phmctl.nn.convert import conversions, describe_in_configs
+from phmctl.nn.convert import conversions, describe_in_configs, plain_name
+from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.parametrization import Kronecker, attach, restore
-from phmctl.nn.structures import RULE_NAMES
+from phmctl.nn.rates import parameters_behind
 from phmctl.storage import (
     FORMAT,
     QUANTIZATIONS,
@@ -44,7 +47,7 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
     """Write the tensors of a model and the arguments of its conversion into a folder, for :func:`load_into`.
 
     Args:
-        model: a converted model, or any module with PHM layers.
+        model: a converted model, or any module with PHM layers. ``torch.compile`` or ``DataParallel`` may wrap it.
         folder: a new or existing folder. Files of an earlier call are replaced, and all others stay.
         quantize: ``float32`` keeps every value; ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
 
@@ -53,20 +56,21 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
             or cannot store an entry.
         OutputError: the folder cannot be written, or a file that this function did not write has the name of a new one.
     """
-    for name, value in model.state_dict(keep_vars=True).items():
+    model = _unwrapped(model)
+    state = _state(model)
+    for name, value in state.items():
         if not isinstance(value, Tensor) or value.is_meta or is_lazy(value):
             raise UserError(f"{name} of the model is not a tensor with values, and cannot be saved")
     check_known("quantisation", quantize, QUANTIZATIONS)
     # Clones, because safetensors refuses tensors that share memory.
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-    rounded = {}
-    for name, tensor in list(tensors.items()):
-        is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
-        key = name.rpartition(".")[2]
-        is_rule = key in RULE_NAMES or (key == "original0" and name[:-1] + "1" in tensors)  # else original0 is S
-        if quantize != "float32" and is_matrix and not is_rule:
-            rounded[name] = [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
-            tensors[name], scale = quantise(_rows(tensor.float()), quantize, name)
+    rounded, rules = {}, _rules(model)
+    for name in list(tensors) if quantize != "float32" else ():
+        value = state[name]
+        is_matrix = isinstance(value, nn.Parameter) and value.dim() > 1 and value.is_floating_point()
+        if is_matrix and value not in rules:
+            rounded[name] = [str(value.dtype).removeprefix("torch."), *value.shape]
+            tensors[name], scale = quantise(_rows(tensors[name].float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
     target = Path(folder).resolve()
     with writing(target):
@@ -81,6 +85,30 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
             config.save_pretrained(temporary)
         seal(temporary, MANIFEST, {"format": FORMAT, "weights": conversions(model), "rounded": rounded})
         _move(temporary, target)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model that ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` wraps, or the model."""
+    while True:
+        if isinstance(model, (nn.DataParallel, DistributedDataParallel)):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def _rules(model: nn.Module) -> set[Tensor]:
+    """Return the parameters of the learned rules of a model."""
+    rules: set[Tensor] = set()
+    for module in model.modules():
+        names: Sequence[str] = ()
+        if isinstance(module, StructuredWeight):
+            names = module.structure.rule_names
+        elif isinstance(module, ParametrizationList) and isinstance(kronecker := module[0], Kronecker):
+            names = ["original0"] if kronecker.structure.rule_names else []
+        rules.update(parameter for name in names for parameter in parameters_behind(module, name))
+    return rules
 
 
 def _move(complete: Path, folder: Path) -> None:
@@ -119,7 +147,8 @@ def load_into(model: Model, folder: Path | str) -> Model:
         RunError: a file is missing, damaged or of another model; the model is unchanged.
         UserError: the model is on the meta device, or converted in another way.
     """
-    folder = Path(folder)
+    folder, wrapper = Path(folder), model
+    model = _unwrapped(model)  # type: ignore[assignment]
     records, stored = _read(folder)
     if any(map(is_lazy, model.state_dict().values())):
         raise UserError("the model has layers whose shape is not known before their first input; call it once")
@@ -129,7 +158,7 @@ def load_into(model: Model, folder: Path | str) -> Model:
     if present and present != records:
         raise UserError(f"the model is already converted, but not as in {folder}; load into a fresh dense model")
     dense_weights = {} if present else _parametrize(model, records, stored)
-    first = first_names(model.state_dict(keep_vars=True))
+    first = first_names(_state(model))
     for name in [name for name in stored if first.get(name, name) not in stored]:
         stored[first[name]] = stored.pop(name)  # save_pretrained keeps one name of a tied tensor, not always the first
     tensors = model_tensors(model)
@@ -143,7 +172,7 @@ def load_into(model: Model, folder: Path | str) -> Model:
     for name, tensor in tensors.items():
         tensor.copy_(stored[name])
     describe_in_configs(model)
-    return model
+    return wrapper
 
 
 def from_pretrained(cls: type[Any], folder: Path | str) -> Any:
@@ -196,7 +225,8 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         rounded = {name: _dtype_and_shape(entry) for name, entry in description.get("rounded", {}).items()}
     except (AttributeError, KeyError, PhmctlError, TypeError, ValueError) as error:
         raise RunError(f"{source} is damaged ({error}); {_ADVICE}") from error
-    tensors = {name: tensor for file in files for name, tensor in read_tensors(folder / file, _ADVICE).items()}
+    stored = (read_tensors(folder / file, _ADVICE) for file in files)
+    tensors = {plain_name(name): tensor for file_tensors in stored for name, tensor in file_tensors.items()}
     for name, (dtype, shape) in rounded.items():
         columns = shape[-1]
         for size in reversed(shape[:-1]):  # as in _rows
@@ -227,11 +257,10 @@ def _checked_record(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises AttributeError, KeyError, PhmctlError, TypeError or ValueError if it is damaged.
     """
     arguments = {name: value for name, value in record.items() if name != "weights"}
-    sizes = [arguments["n"], arguments["parts"], arguments["groups"], arguments["zero_row"] or 1]
-    if (
-        not all(type(size) is int and 0 < size < _LARGEST_SIZE for size in sizes)
-        or type(arguments["transposed"]) is not bool
-    ):
+    sizes = [arguments[name] for name in ("n", "parts", "groups")]
+    sizes += [arguments.get(name) or 1 for name in ("zero_row", "rows")]
+    sizes_are_valid = all(type(size) is int and 0 < size < _LARGEST_SIZE for size in sizes)
+    if not sizes_are_valid or type(arguments["transposed"]) is not bool:
         raise ValueError(f"arguments {arguments}")
     names = record["weights"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
@@ -258,9 +287,13 @@ def _rows(tensor: Tensor) -> Tensor:
 def _parametrize(
     model: nn.Module, records: Sequence[Mapping[str, Any]], stored: Mapping[str, Tensor]
 ) -> dict[tuple[nn.Module, str], nn.Parameter]:
-    """Parametrize the weights of the records by the stored A and S, and return the dense weights.
+    """Replace the weights that the records name by the stored A and S.
 
-    A weight that does not fit stays dense: the names of the tensors then differ from the stored ones.
+    A weight that the record does not fit stays dense. The names of the model's tensors then differ from the stored
+    names, which :func:`load_into` reports.
+
+    Returns:
+        each dense weight that was replaced, by its module and its attribute's name.
     """
     dense_weights = {}
     chains: dict[int, nn.Module] = {}
@@ -273,17 +306,20 @@ def _parametrize(
                 owner = model.get_submodule(module)
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})
                 weight = owner.get_parameter(key)
-                kronecker.right_inverse = lambda weight, tensors=originals: tuple(t.to(weight) for t in tensors)
-                attach(owner, key, kronecker, chains)
-                del kronecker.right_inverse
+                attach(owner, key, kronecker, chains, originals)
                 dense_weights[owner, key] = weight
     return dense_weights
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's parameters and persistent buffers by name; a shared tensor once, under its first name."""
-    tensors = model.state_dict(keep_vars=True)
+    tensors = _state(model)
     return {name: tensors[name].detach() for name, first in first_names(tensors).items() if name == first}
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a model by name, a shared one under each of its names."""
+    return {plain_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -102,6 +102,45 @@ def test_matrices_but_not_rules_are_rounded(form: str, share: float, distance: f
         phmctl.save(model, tmp_path / "rounded", quantize=8)  # type: ignore[arg-type]
 
 
+class Buffers(nn.Module):
+    """Buffers that no form of weights can store, and parameters with the names of factors of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((16, 16), -torch.inf).triu(1))
+        self.register_buffer("positions", torch.arange(5000.0)[None])
+        self.register_buffer("counts", torch.tensor([[1234567.0, 3.0]]))
+        self.A, self.W = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(64, 64))
+        self.ours = PHMLinear(16, 16, n=4, rank=4)
+
+
+@pytest.mark.parametrize("form", ["float16", "int8", "int4"])
+def test_parameters_are_rounded_and_buffers_stay_exact(form: str, tmp_path: Path) -> None:
+    model = Buffers()
+    phmctl.save(model, tmp_path, quantize=form)
+    loaded = phmctl.load_into(Buffers(), tmp_path)
+    for name, tensor in loaded.state_dict().items():
+        exact = name in {"mask", "positions", "counts", "ours.W", "ours.U", "ours.V", "ours.bias"}
+        assert torch.equal(tensor, model.state_dict()[name]) == exact, name
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda model: nn.Sequential(torch.compile(model))])
+def test_a_wrapped_model_is_saved_as_the_model_within(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    model, _ = phmctl.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 4)
+    wrapped = wrap(model)
+    phmctl.save(wrapped, tmp_path)
+
+    def fresh() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    plain = nn.Sequential(fresh()) if isinstance(wrapped, nn.Sequential) else fresh()
+    loaded = phmctl.load_into(plain, tmp_path)
+    assert_equal_states(loaded[0] if isinstance(wrapped, nn.Sequential) else loaded, model)
+    other = wrap(fresh())
+    assert phmctl.load_into(other, tmp_path) is other
+    torch.testing.assert_close([*other.parameters()], [*model.parameters()])
+
+
 def test_rounded_models_keep_their_dtype(tmp_path: Path) -> None:
     layer, _ = phmctl.convert(nn.Linear(8, 8).bfloat16(), algebra="quaternion")
     phmctl.save(layer, tmp_path, quantize="float16")

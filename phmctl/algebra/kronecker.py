@@ -16,13 +16,17 @@ from phmctl.errors import DimensionError, UserError, check_known
 ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 
 
-def check_algebra(algebra: str, n: int) -> None:
-    """Raise UserError if no algebra has this name, DimensionError if n is not a positive integer or its dimension."""
+def check_algebra(algebra: str, n: int) -> int:
+    """Return n as an int.
+
+    Raises UserError if no algebra has this name, DimensionError if n is not a positive integer or its dimension.
+    """
     check_known("algebra", algebra, ALGEBRAS)
-    check_divides(n)
+    n = check_divides(n)
     implied = FIXED_DIMENSION.get(algebra, n)
     if n != implied:
         raise DimensionError(f"algebra {algebra!r} has n = {implied}, not {n}; use n = {implied} or 'phm'")
+    return n
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -86,7 +90,11 @@ def kronecker_sums(A: Tensor, S: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def kronecker_gradients(A: Tensor, S: Tensor, dH: Tensor, learned: bool) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of A (None unless `learned`) and S of :func:`kronecker_sums` from the gradient of H."""
+    """Return the gradients of A (None unless `learned`) and S of :func:`kronecker_sums` from the gradient of H.
+
+    They have the dtype of `dH`, which may be wider than the dtype of A and S.
+    """
+    A, S = A.to(dH.dtype), S.to(dH.dtype)
     m, n, rows, columns = S.shape
     blocks = dH.view(m, n, rows, n, columns)  # (m, a, s, b, t)
     if torch.compiler.is_compiling():

@@ -88,8 +88,9 @@ def convert(
 
     The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
     each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization; classes, hooks and forwards stay.
-    Shared weights stay shared. A module that cannot be converted stays unchanged. The report names every module that
-    has a weight, with the reason if it is unchanged.
+    Shared weights stay shared. A module that cannot be converted stays unchanged, and without `select` one whose weight
+    has no gradient, such as a table of sinusoids. The report names every module that has a weight, with the reason if
+    it is unchanged. n need not divide the rows of a table: H is then the first rows of a larger sum.
 
     Args:
         model: any module, also a single layer.
@@ -107,8 +108,7 @@ def convert(
         UserError: neither n of at least 2 nor a fixed algebra; no module that is selected can be converted; the model
             cannot be copied.
     """
-    order = FIXED_DIMENSION.get(algebra, 1) if n is None else n
-    check_algebra(algebra, order)
+    order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if n is None else n)
     if order == 1:
         raise UserError(f"n = {n}: convert needs n of at least 2, or a fixed algebra that implies it")
     model = _checked_copy(model, inplace)
@@ -117,9 +117,13 @@ def convert(
         name: module for name, module in found.items() if _is_convertible(module) and _matches(select, name, module)
     }
     before = _parameter_count(model)
-    converter = _Converter(model, list(selected.values()), order, algebra)
-    # Tables with a padding row come first, so that maps that share their weight keep its row of zeros.
-    names = sorted(selected, key=lambda name: getattr(selected[name], "padding_idx", None) is None)
+    converter = _Converter(model, list(selected.values()), order, algebra, takes_frozen=select is not None)
+    # Tables come first, those with a padding row before the others, so that maps that share their weight keep its rows.
+    ranks = {
+        name: (not isinstance(part, _TABLES), getattr(part, "padding_idx", None) is None)
+        for name, part in selected.items()
+    }
+    names = sorted(selected, key=ranks.__getitem__)
     rows = {name: converter.convert(name, selected[name]) for name in names}
     others = [_unchanged(name, module) for name, module in found.items() if name not in selected]
     if all(row.skipped for row in rows.values()):
@@ -165,8 +169,13 @@ def conversions(model: nn.Module) -> list[dict[str, Any]]:
         for key, chain in parametrizations.items():
             if isinstance(chain[0], Kronecker) and len(chain) == 1:
                 record = records.setdefault(id(chain), chain[0].arguments | {"weights": []})
-                record["weights"].append(f"{name}.{key}".removeprefix("."))
+                record["weights"].append(plain_name(f"{name}.{key}".removeprefix(".")))
     return list(records.values())
+
+
+def plain_name(name: str) -> str:
+    """Return a name without the prefixes that ``torch.compile`` adds to the names of what it wraps."""
+    return name.replace("_orig_mod.", "")
 
 
 def describe_in_configs(model: nn.Module) -> None:
@@ -210,8 +219,10 @@ def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
 class _Converter:
     """Converts the modules of one model; modules that share a weight share its parametrization."""
 
-    def __init__(self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str) -> None:
-        self.n, self.algebra = n, algebra
+    def __init__(
+        self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str, *, takes_frozen: bool
+    ) -> None:
+        self.n, self.algebra, self.takes_frozen = n, algebra, takes_frozen
         self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
         converting = {owner for module in modules for owner, _ in _weight_attributes(module)}
         others = [(name, module) for name, module in model.named_modules() if module not in converting]
@@ -243,13 +254,15 @@ class _Converter:
                 return f"its weight is a {type(weight).__name__}, not a plain nn.Parameter"
             if id(weight) in self.dense:
                 return f"it shares its weight with {self.dense[id(weight)] or 'the model'}, which stays dense"
+        if not self.takes_frozen and not all(weight.requires_grad for weight in weights.values()):
+            return "its weight has no gradient, so that training would not repair the error; name it in select"
         return None
 
     def _parametrize(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
         """Register a parametrization for each weight; if one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                kronecker = Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight))
+                kronecker = Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight, self.n))
                 attach(owner, key, kronecker, self.chains)
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
@@ -259,16 +272,18 @@ class _Converter:
         return None
 
 
-def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
+def _layout(module: nn.Module, key: str, weight: Tensor, n: int) -> dict[str, Any]:
     """Return the arguments of :class:`Kronecker` for the axes of a module's weight."""
     if isinstance(module, _ConvNd):
         return {"groups": module.groups, "transposed": module.transposed}
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and not key.startswith("weight_hr"):  # a projection
         return {"parts": len(weight) // module.hidden_size}
-    padding = getattr(module, "padding_idx", None)
+    if not isinstance(module, _TABLES):
+        return {}
+    padding = module.padding_idx
     if padding is not None and (weight.is_meta or weight[padding].any()):
         padding = None
-    return {"zero_row": padding}
+    return {"zero_row": padding, "rows": len(weight) if len(weight) % n else None}
 
 
 def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:

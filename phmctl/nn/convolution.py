@@ -64,7 +64,7 @@ class PHMConv(KroneckerWeight):
             raise UserError(f"{type(self).__name__}: {problem}") from None
         check_divides(1, kernel_size=min(dense.kernel_size))
         columns, kernel = in_channels // groups, dense.kernel_size
-        check_channels(n, columns, out_channels // groups, kernel, groups)
+        n = check_channels(n, columns, out_channels // groups, kernel, groups)
         placement: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(out_channels, columns, n, algebra, kernel=kernel, groups=groups, **placement)
         self.settings = settings

@@ -53,7 +53,7 @@ class PHMEmbedding(KroneckerWeight):
             DimensionError: n does not divide V and d, or is not the algebra's dimension; or `padding_idx` is not a row.
             UserError: unknown algebra or initialization.
         """
-        check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        n = check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         super().__init__(num_embeddings, embedding_dim, n, algebra, device=device, dtype=dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim

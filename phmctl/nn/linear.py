@@ -231,7 +231,7 @@ class PHMLinear(KroneckerWeight):
             UserError: unknown algebra, initialization or execution; a rank of a rule that is not learned; or execution
                 ``rank`` without a rank.
         """
-        check_divides(n, in_features=in_features, out_features=out_features)
+        n = check_divides(n, in_features=in_features, out_features=out_features)
         super().__init__(out_features, in_features, n, algebra, rank, device=device, dtype=dtype)
         self.in_features = in_features
         self.out_features = out_features

@@ -1,8 +1,10 @@
 """A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and its removal."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -29,6 +31,7 @@ class Kronecker(nn.Module):
         groups: the groups of a convolution. They share the rule, and n divides the channels of each.
         transposed: the weight is (d, k, ...), as in ``nn.ConvTranspose2d``.
         zero_row: a row of H that is zero, such as the padding row of a table.
+        rows: k, if n does not divide it. A and S then make a weight with more rows, and H is the first k of them.
 
     Raises:
         DimensionError: n is not the algebra's dimension; or, at registration, does not divide the weight.
@@ -47,12 +50,13 @@ class Kronecker(nn.Module):
         groups: int = 1,
         transposed: bool = False,
         zero_row: int | None = None,
+        rows: int | None = None,
     ) -> None:
         super().__init__()
-        check_algebra(algebra, n)
+        n = check_algebra(algebra, n)
         self.structure = KroneckerSum(n, algebra, groups=groups)
-        self.parts, self.transposed, self.zero_row = parts, transposed, zero_row
-        layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row}
+        self.parts, self.transposed, self.zero_row, self.rows = parts, transposed, zero_row, rows
+        layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row, "rows": rows}
         self.arguments = {"n": n, "algebra": algebra, **layout}
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -63,6 +67,8 @@ class Kronecker(nn.Module):
             H = self.compute(named) if leaf is None else leaf
         if self.transposed:
             H = self._swapped(H)
+        if self.rows is not None:
+            H = H[: self.rows]
         if self.zero_row is not None:
             H = H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
         return computed(H)
@@ -71,6 +77,8 @@ class Kronecker(nn.Module):
         """Return the A and S nearest to a weight (k, d, ...), or the nearest S under a fixed rule."""
         # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
         weight = self._swapped(weight) if self.transposed else weight
+        if self.rows is not None:
+            weight = F.pad(weight, (0, 0, 0, -self.rows % self.structure.n))
         nearest = [self.structure.nearest(part) or {} for part in weight.chunk(self.parts)]
         if self.parts == 1:
             return tuple(nearest[0].values())
@@ -98,8 +106,14 @@ class Kronecker(nn.Module):
         return weight.reshape(self.structure.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
-def attach(module: nn.Module, key: str, kronecker: Kronecker, chains: dict[int, nn.Module]) -> None:
-    """Replace a weight by the nearest A and S.
+def attach(
+    module: nn.Module,
+    key: str,
+    kronecker: Kronecker,
+    chains: dict[int, nn.Module],
+    tensors: Sequence[Tensor] | None = None,
+) -> None:
+    """Replace a weight by `tensors`, the A and S of a parametrization; by default by the nearest ones.
 
     `chains` holds the A and S of each weight by its id, for other modules that have the same weight.
 
@@ -108,10 +122,18 @@ def attach(module: nn.Module, key: str, kronecker: Kronecker, chains: dict[int, 
         UserError: the weight is on the meta device, or its values are not real and finite.
     """
     weight, order = module._parameters[key], list(module._parameters)
-    parametrize.register_parametrization(module, key, kronecker)
+    known: Any = chains.get(id(weight))
+    if known is not None:
+        kronecker, tensors = known[0], [getattr(known, f"original{index}") for index in range(known.ntensors)]
+    if tensors is not None:
+        kronecker.right_inverse = lambda weight: tuple(t.to(weight) for t in tensors)  # type: ignore[method-assign]
+    try:
+        parametrize.register_parametrization(module, key, kronecker)
+    finally:
+        vars(kronecker).pop("right_inverse", None)
     parametrizations: Any = module.parametrizations
     if not hasattr(parametrizations, "order"):
-        parametrizations.order = order  # of the module's parameters, for restore()
+        parametrizations.order = order  # of the parameters of the module, for restore()
     parametrizations[key] = chains.setdefault(id(weight), parametrizations[key])
     if isinstance(module, nn.RNNBase):
         _compute_flat_weights(module)

@@ -198,13 +198,13 @@ def _product(
     scales: Mapping[str, float],
 ) -> _Weight:
     """Return the weight that a module computes from tensors, by the names of the module's attributes."""
-    behind = {name: _parameters_behind(module, name) for name in tensors}
+    behind = {name: parameters_behind(module, name) for name in tensors}
     factors = [(name, part) for name in tensors for part in behind[name] if part.shape == tensors[name].shape]
     undecayed = [parameter for name in [*tensors][:-1] for parameter in behind[name]]
     return _Weight(kind, rate, gain, scales, factors, undecayed)
 
 
-def _parameters_behind(module: nn.Module, name: str) -> list[nn.Parameter]:
+def parameters_behind(module: nn.Module, name: str) -> list[nn.Parameter]:
     """Return the parameter of this name, or those from which a parametrization, a norm or a pruning computes it."""
     parameter, chains = module._parameters.get(name), getattr(module, "parametrizations", {})
     if parameter is not None:

@@ -6,7 +6,7 @@ one product builds all their H, slices of one tensor. On a CPU each map is its o
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -87,8 +87,8 @@ class Leaves:
                         if not entry.is_table:  # a compiled lookup builds its rows only
                             entry.leaf(entry.tensors)
             yield
-            for built in reversed([built for built in sums if built.used]):
-                built.pull_back()
+            hook.remove()  # from here on A and S get their gradients; hooks of theirs may step an optimiser
+            _pull_back(sums)
         finally:
             hook.remove()
             for S, entry in self._maps.items():
@@ -96,6 +96,17 @@ class Leaves:
                 entry.leaves.clear()
             while sums:
                 sums.pop().roots = []
+
+
+def _pull_back(sums: "Sequence[_Sums]") -> None:
+    """Give the parameters their gradients, in one pass, so that a parameter of several maps gets one gradient."""
+    pairs = [pair for built in reversed(sums) if built.used for pair in built.gradients()]
+    with ExitStack() as stack:
+        for device_type in {root.device.type for root, _ in pairs}:
+            stack.enter_context(without_autocast(device_type))
+        if pairs:
+            roots, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(roots, gradients)
 
 
 class _Map:
@@ -176,21 +187,19 @@ class _Sums:
             self.gradient[index] = gradient.detach()
             self.used.add(index)
 
-    def pull_back(self) -> None:
-        """Give the parameters their gradients."""
+    def gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the tensors from which autograd continues to the parameters, with their gradients."""
         *_, last = self.roots
-        with without_autocast(last.device.type):
-            if len(self.roots) == 1:
-                gradients: Sequence[Tensor | None] = [self.gradient[0].to(last.dtype)]
-            else:
-                for index in set(range(len(self.gradient))) - self.used:
-                    self.gradient[index] = 0.0
-                A, S = (root.detach() for root in self.roots)
-                learned = self.roots[0].requires_grad
+        gradients: Sequence[Tensor | None] = [self.gradient[0]]
+        if len(self.roots) > 1:
+            for index in set(range(len(self.gradient))) - self.used:
+                self.gradient[index] = 0.0
+            A, S = (root.detach() for root in self.roots)
+            learned = self.roots[0].requires_grad
+            with without_autocast(last.device.type):
                 gradients = fused(kronecker_gradients, S.device, A, S, self.gradient, learned)
-            pairs = [pair for pair in zip(self.roots, gradients, strict=True) if pair[0].requires_grad]
-            roots, values = zip(*pairs, strict=True)
-            torch.autograd.backward(roots, values)
+        pairs = zip(self.roots, gradients, strict=True)
+        return [(root, value.to(root.dtype)) for root, value in pairs if root.requires_grad and value is not None]
 
 
 class _Stack(torch.autograd.Function):

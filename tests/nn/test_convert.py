@@ -420,11 +420,67 @@ def test_subclasses_keep_their_forward_and_their_hooks() -> None:
 def test_frozen_parameters_stay_frozen_there_and_back(layer: nn.Module, frozen: list[str]) -> None:
     for name in frozen:
         layer.get_parameter(name).requires_grad_(False)
-    converted, _ = phmctl.convert(layer, 4)
+    converted, _ = phmctl.convert(layer, 4, select="*")
     assert not all(part.requires_grad for part in converted.parameters())
     dense = phmctl.to_dense(converted)
     assert type(dense) is type(layer)
     assert [name for name, part in dense.named_parameters() if not part.requires_grad] == frozen
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers' own
+def test_constants_are_left_unless_select_names_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {f"{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
+    sizes |= {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 16}
+    config = transformers.MarianConfig(vocab_size=41, pad_token_id=40, decoder_start_token_id=40, **sizes)
+    model, ids = transformers.MarianMTModel(config).eval(), torch.tensor([[4, 5, 6, 7]])
+    converted, report = phmctl.convert(model, 4)
+    reasons = {row.name: row.skipped for row in report.rows if row.skipped}
+    assert reasons.keys() == {"model.encoder.embed_positions", "model.decoder.embed_positions"}
+    positions = converted.model.encoder.embed_positions.weight
+    assert torch.equal(positions, model.model.encoder.embed_positions.weight)
+    dense = phmctl.to_dense(converted)
+    dense.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(ids, decoder_input_ids=ids).logits, dense(ids, decoder_input_ids=ids).logits)
+    named, _ = phmctl.convert(model, 4, select="model.encoder.embed_positions")
+    assert named.model.encoder.embed_positions.weight.grad_fn is None
+    assert not torch.equal(named.model.encoder.embed_positions.weight, positions)
+    with pytest.raises(UserError, match="no gradient"):
+        phmctl.convert(nn.Linear(8, 8).requires_grad_(False), 4)
+
+
+@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("rows", [41, 43, 5])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_n_need_not_divide_the_rows_of_a_table(kind: type[nn.Embedding], rows: int, n: int) -> None:
+    net = nn.Sequential(kind(rows, 16, padding_idx=3), nn.Linear(16, rows))
+    net[1].weight = net[0].weight
+    converted, report = phmctl.convert(net, n)
+    assert not any(row.skipped for row in report.rows)
+    assert converted[0].num_embeddings == converted[1].out_features == len(converted[0].weight) == rows
+    assert converted[1].weight is not None
+    assert torch.equal(converted[0].weight, converted[1].weight)
+    ids = torch.arange(rows)[None]
+    dense = phmctl.to_dense(converted)
+    assert [part.shape for part in dense.parameters()] == [part.shape for part in net.parameters()]
+    assert dense[0].weight is dense[1].weight
+    torch.testing.assert_close(dense(ids), converted(ids))
+    assert not converted[0].weight[3].any()
+    before = converted(ids).detach()
+    with phmctl.step(converted):
+        converted(ids).square().sum().backward()
+    torch.optim.SGD(phmctl.parameter_groups(converted, 1e-3)).step()
+    assert not torch.equal(converted(ids), before)
+    assert len(list(converted.parameters())) == 3  # A, S and the bias
+
+
+def test_a_whole_row_of_zeros_costs_little() -> None:
+    """The nearest sum of a padded table is about as near as that of a table whose rows n divides."""
+    torch.manual_seed(0)
+    table = nn.Embedding(240, 32)
+    errors = [phmctl.convert(nn.Embedding.from_pretrained(table.weight[:rows], False), 4)[1] for rows in (237, 240)]
+    assert errors[0].rows[0].error == pytest.approx(errors[1].rows[0].error, rel=0.02)
 
 
 @pytest.mark.parametrize("algebra", ["phm", "quaternion"])
@@ -442,13 +498,13 @@ def tiny(architecture: str) -> tuple[nn.Module, torch.Tensor]:
     transformers = pytest.importorskip("transformers")
     if architecture == "bert":
         sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-        model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=40, **sizes))
+        model = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=41, **sizes))
     elif architecture == "bart":
         layers = {f"{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
         sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 16, **layers}
-        model = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=40, **sizes))
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=41, **sizes))
     else:
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2))
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=41, n_embd=16, n_layer=1, n_head=2))
     return model.eval(), torch.tensor([[4, 5, 6, 7]])
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -194,6 +195,13 @@ def test_n_is_an_integer_in_every_layer(n: Any) -> None:
             layer(8, 8, n=n)
     with pytest.raises(DimensionError, match=f"n = {n!r} must"):
         Kronecker(n)
+
+
+def test_n_may_be_an_integer_of_numpy() -> None:
+    n = numpy.int64(4)
+    layers = [PHMLinear(8, 8, n=n), PHMEmbedding(8, 8, n=n), PHMLSTM(8, 8, n=n), PHMConv2d(8, 8, 3, n=n)]
+    assert all(type(layer.n) is int for layer in layers if hasattr(layer, "n"))
+    assert type(convert(nn.Linear(8, 8), n)[0].parametrizations.weight[0].arguments["n"]) is int
 
 
 def test_a_dense_weight_of_another_shape_or_for_a_shared_rule_is_refused_by_torch() -> None:

@@ -316,6 +316,48 @@ def test_mistakes_are_refused(grouped: bool) -> None:
     optimiser.step()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"rank": 4, "execution": "dense"}, {"algebra": "quaternion"}])
+def test_parameters_of_16_bits(options: dict[str, Any], dtype: torch.dtype, grouped: bool) -> None:
+    exact, model = (chain(**options).to(kind) for kind in (torch.float32, dtype))
+    x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    with phmctl.step(model):
+        model(x.to(dtype)).float().square().sum().backward()
+    exact(x).square().sum().backward()
+    for parameter, expected in zip(model.parameters(), exact.parameters(), strict=True):
+        assert parameter.grad.dtype == dtype
+        assert (parameter.grad.float() - expected.grad).norm() < 0.05 * expected.grad.norm()
+
+
+@pytest.mark.parametrize("rules", ["separate", "model"])
+def test_an_optimiser_that_steps_in_the_backward_pass(rules: str, grouped: bool) -> None:
+    """Each parameter has an optimiser, which steps once, as soon as the gradient is there."""
+
+    def build() -> nn.Module:
+        model = chain()
+        if rules == "model":
+            model[1].share_rule(model[0])
+        return model
+
+    expected, model, x, steps = build(), build(), torch.ones(5, 16), []
+    optimiser = torch.optim.SGD(expected.parameters(), lr=0.1)
+    expected(x).square().sum().backward()
+    optimiser.step()
+    optimisers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def update(parameter: Tensor) -> None:
+        optimisers[parameter].step()
+        steps.append(parameter)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    with phmctl.step(model):
+        model(x).square().sum().backward()
+    assert len(steps) == len(optimisers)
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other)
+
+
 @pytest.mark.parametrize(("micro_batches", "most"), [(1, 1.08), (4, 1.03)])
 def test_operations_of_a_step_that_reach_the_device(
     micro_batches: int, most: float, monkeypatch: pytest.MonkeyPatch
