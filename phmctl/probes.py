@@ -65,7 +65,7 @@ def probe(
     recipes = _prepared(root, [f"training.device={device}", *settings])
     codes = {recipe.data.language for recipe in recipes.values()} - {None}
     code = encoder.run.data().get("source_language")
-    other_languages = {language(code) or code for code in codes} - {language(code) or code}
+    other_languages = {language(other) for other in codes} - {language(code)}
     if code not in (None, "source") and other_languages:  # "source": own files without a language
         warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
     tasks = {}

@@ -13,11 +13,11 @@ from phmctl.console import silence
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.loading import RecipeLike, common_overrides, resolve, unmodified
 from phmctl.runs import AUTO, Run
+from phmctl.runs.copies import vocabulary_of as read_vocabulary
 from phmctl.runs.find import check_tag
 from phmctl.shipped import shipped_names
 from phmctl.tasks import evaluate as evaluate_model
-from phmctl.tasks import load_model, text_of
-from phmctl.tasks.text import prepare_text
+from phmctl.tasks import load_model
 
 if TYPE_CHECKING:
     from phmctl.answering.classifier import Classifier
@@ -138,21 +138,19 @@ def prepare(
         split=split,
         vectors=_path(vectors),
     )
-    if refetch and (source or files or table):
-        raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
-    recipe_name = None if recipe is None else str(recipe)
+    from phmctl.data.prepare import prepare_named
+
     with silence(quiet):
-        return prepare_text(
-            text_of(name, recipe_name, [*groups, *reading]),
+        return prepare_named(
             name,
-            recipe=recipe_name,
+            data=_path(data),
+            recipe=None if recipe is None else str(recipe),
             settings=section,
             files=groups,
-            vocabulary_of=_path(vocabulary_of),
             options=reading,
-            data=_path(data),
-            source=_path(source),
             cleaning=cleaning,
+            vocabulary=None if vocabulary_of is None else read_vocabulary(Path(vocabulary_of)),
+            source=_path(source),
             force=force,
             refetch=refetch,
         )

@@ -100,8 +100,8 @@ def test_a_recipe_names_the_command_that_prepares_its_data(name):
         r"^# Prepare its data: (phmctl prepare-data (\S+)(?: --recipe (\S+))?)$", text, re.MULTILINE
     )
     data = load_recipe(name).data
-    assert choose_section(command[1], command[2] or None, {}, type(data)) == data
-    assert prepare_command(data).startswith(command[0])
+    assert choose_section(command[1], load_recipe(command[2]) if command[2] else None, {}, type(data)) == data
+    assert command[2] or prepare_command(data).startswith(command[0])
 
 
 # Neuron interaction.

@@ -11,7 +11,7 @@ from phmctl.answering.base import Advance, Classified, Line, Texts, check_texts,
 from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning
-from phmctl.data.clean import clean_line
+from phmctl.data.rows import clean_line
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.devices import torch_defaults
 from phmctl.errors import DataError, NonFiniteError, UserError

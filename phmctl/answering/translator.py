@@ -20,7 +20,7 @@ from phmctl.answering.base import (
 from phmctl.console import silence, warn
 from phmctl.data import EOS
 from phmctl.data.card import Cleaning
-from phmctl.data.clean import clean_line
+from phmctl.data.rows import clean_line
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.schema import DecodingSection

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from phmctl.data import BOS, EOS, PAD
 from phmctl.data.card import Cleaning
-from phmctl.data.clean import clean_line, truncate
 from phmctl.data.prepared import Ints, Ragged, Split
+from phmctl.data.rows import clean_line, truncate
 from phmctl.data.tokenizer import Tokenizer
 from phmctl.errors import DataError
 

@@ -5,12 +5,14 @@ A card describes parallel text (``task: translation``), or labelled texts and pa
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from phmctl.errors import DataError, nearest
+from phmctl.languages import is_code
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
@@ -63,11 +65,10 @@ class RowFormat(Section):
     names: dict[str, str] = Field(default_factory=dict)  # labels of the files → labels of the card
     unlabelled: tuple[str, ...] = ()  # values that mean "no label"; these rows are dropped and counted
     odd_rows: Literal["refuse", "drop"] = "refuse"  # malformed rows: an error, or dropped and counted
-    header_has: tuple[str, ...] = ()  # columns that distinguish this layout from another with the same file names
 
     @model_validator(mode="after")
     def _check_header(self) -> Self:
-        has_names = self.header_has or any(isinstance(column, str) for column in self.columns)
+        has_names = any(isinstance(column, str) for column in self.columns)
         if has_names and not self.header and self.format != "jsonl":
             raise ValueError("without a header columns are numbers, counted from 0")
         return self
@@ -82,16 +83,73 @@ class RowFormat(Section):
         return [*self.texts, *self.extras.values(), *optional]
 
 
+def parallel_format(options: Mapping[str, Any]) -> tuple[RowFormat | None, tuple[str, str] | None]:
+    """Return the format of tables with both sides, None for the default, and the languages. Raises DataError."""
+    pairs = {}
+    for option, default in (("columns", "0,1"), ("languages", None)):
+        value = options.get(option, default)
+        names = [name.strip() for name in (value or "").split(",")]
+        if value and (len(names) != 2 or "" in names):
+            raise DataError(f"--{option} {value}: expected two names, SOURCE,TARGET")
+        pairs[option] = (names[0], names[-1]) if value else None
+    languages = pairs["languages"]
+    if languages and not all(map(is_code, languages)):
+        raise DataError(f"--languages {options['languages']}: expected two codes, SOURCE,TARGET, as de,en")
+    if {"columns", "header", "quoting", "extra"}.isdisjoint(options):
+        return None, languages
+    return _row_format("--columns", pairs["columns"] or (), None, options), languages
+
+
+def labelled_format(options: Mapping[str, Any]) -> RowFormat:
+    """Return the format of labelled tables. Raises DataError if a column is missing or named twice."""
+    texts = options.get("text") or ()
+    label = options.get("label")
+    if not 1 <= len(texts) <= 2 or label is None:
+        raise DataError("tables need --text COLUMN (once, or twice for pairs) and --label COLUMN")
+    return _row_format("--text and --label", texts, label, options)
+
+
+def _row_format(option: str, texts: Sequence[str], label: str | None, options: Mapping[str, Any]) -> RowFormat:
+    """Return the format of tables whose text and label columns were named with `option`.
+
+    Columns are numbers, counted from 0, if all of them are; then the table has no header unless the user says so.
+
+    Raises DataError.
+    """
+    columns = list(texts) if label is None else [*texts, label]
+    extras = options.get("extra") or ()
+    repeated = [column for column in columns if columns.count(column) > 1]
+    if repeated:
+        raise DataError(f"{option}: column {repeated[0]!r} is named twice; name different columns")
+    reserved = [column for column in extras if column in (*columns, *RESERVED)]
+    if reserved:
+        raise DataError(f"--extra {reserved[0]}: the name is taken; rename the column of whole numbers")
+    all_columns = (*columns, *extras)
+    numbers = all(column.isdecimal() for column in all_columns)
+    header = options.get("header", not numbers)
+    if not header and not numbers:
+        raise DataError(f"with --no-header, {option} and --extra must be numbers of columns, counted from 0")
+    places = {column: int(column) if numbers else column for column in all_columns}
+    return RowFormat(
+        texts=tuple(places[column] for column in texts),
+        label=None if label is None else places[label],
+        extras={column: places[column] for column in extras},
+        header=header,
+        quoting=options.get("quoting"),
+    )
+
+
 class SplitFiles(Section):
     """The files of a split: one or more for each side, or tables. Each may also end in ``.gz``.
 
-    A plain list of names means tables, whose format is the layout's ``rows``.
+    A plain list of names means tables. Names may contain folders: ``original/test.tsv``.
     """
 
     format: Format = "text"
     source: FileNames = ()  # read one after another, in this order
     target: FileNames = ()
     tables: FileNames = ()
+    rows: RowFormat | None = None  # the format of these tables; None: the layout's
 
     @model_validator(mode="before")
     @classmethod
@@ -105,11 +163,6 @@ class SplitFiles(Section):
         return self
 
     @property
-    def sides(self) -> dict[str, FileNames]:
-        """File names by content: ``source``, ``target``, or ``rows`` for tables."""
-        return {"source": self.source, "target": self.target, "rows": self.tables}
-
-    @property
     def names(self) -> FileNames:
         return (*self.source, *self.target, *self.tables)
 
@@ -118,11 +171,9 @@ class Layout(Section):
     """File names and formats of one distribution of a corpus."""
 
     name: str
-    scattered: bool = False  # from several archives: each file may be in a different subfolder
     rows: RowFormat = RowFormat(header=False, texts=(0, 1))  # the format of tables
     splits: dict[SplitName, SplitFiles]  # splits other than train, valid and test are optional
     parts: dict[SplitName, str] = Field(default_factory=dict)  # split → its value in the column `rows.split`
-    odd: Literal["agreement", "agreement_resplit", "agreement_table"] | None = None  # function in `phmctl.data.rows`
 
     @property
     def required(self) -> list[str]:
@@ -204,7 +255,6 @@ class Card(Section):
     symmetric: bool = False  # the order of a pair's texts does not matter
     train_text: bool = False  # also store the text of train, for models with their own tokenizers
     labels: tuple[str, ...] = ()  # classes in the order of their numbers; empty: the labels of train, sorted
-    borrowed: dict[SplitName, str] = Field(default_factory=dict)  # split → card whose test set it is
     sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows per split, if known
     divide: Divide | None = None
     defaults: dict[DefaultKey, str | bool | PositiveInt] = Field(default_factory=dict)  # used without recipe or option
@@ -260,42 +310,44 @@ def is_card(name: str) -> bool:
 
 
 def load_card(name_or_path: str) -> Card:
-    return read_document(_find_card(name_or_path), DataError).validate(Card, DataError)
+    """Return a shipped card, or the card in a YAML file. Raises DataError."""
+    path = Path(name_or_path)
+    if path.suffix not in {".yaml", ".yml"} or not path.is_file():
+        names = shipped_names("cards")
+        if name_or_path not in names:
+            raise DataError(
+                f"no dataset card {name_or_path!r}{nearest(name_or_path, names)}; "
+                "phmctl prepare-data --list shows all\n"
+                "for your own parallel text: phmctl prepare-data NAME --train SRC --train TGT --valid SRC --valid TGT\n"
+                "for labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN "
+                "--label COLUMN"
+            )
+        path = shipped("cards") / f"{name_or_path}.yaml"
+    return read_document(path, DataError).validate(Card, DataError)
 
 
 def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
     """Return a summary of each shipped card, sorted by task and name, or of one card.
 
     ``origins`` are listed in the order in which they are tried. ``prepared`` lists the card's prepared folders below
-    the data folder `root`, one for each tokenizer setting; ``fetched`` says whether the download cache has its files.
+    the data folder `root`, one for each tokenizer setting; ``fetched`` says whether all files of an origin are there.
     """
     cards = [load_card(card) for card in ([name] if name else shipped_names("cards"))]
-    return [_summary(card, root) for card in sorted(cards, key=lambda card: (card.task, card.id))]
-
-
-def _summary(card: Card, root: Path) -> dict[str, Any]:
-    manifests = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # names of incomplete folders begin with "."
-    return {
-        "name": card.id,
-        **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
-        "languages": [] if card.labelled else [card.source_language, card.target_language],
-        "texts": card.texts or 0,
-        "origins": ["built in"] if card.built_in else card.download_origins or ["local"],
-        "divided": list(card.divide.first_rows if card.divide else ()),
-        "fetched": any((root / "raw" / card.id).glob("[!.]*")),
-        "prepared": sorted(path.parent.name for path in manifests),
-    }
-
-
-def _find_card(name_or_path: str) -> Path:
-    path = Path(name_or_path)
-    if path.suffix in {".yaml", ".yml"} and path.is_file():
-        return path
-    names = shipped_names("cards")
-    if name_or_path in names:
-        return shipped("cards") / f"{name_or_path}.yaml"
-    raise DataError(
-        f"no dataset card {name_or_path!r}{nearest(name_or_path, names)}; phmctl prepare-data --list shows all\n"
-        "for your own parallel text: phmctl prepare-data NAME --train SRC --train TGT --valid SRC --valid TGT\n"
-        "for labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
-    )
+    summaries = []
+    for card in sorted(cards, key=lambda card: (card.task, card.id)):
+        cache = root / "raw" / card.id
+        from_urls = bool(card.urls) and all(any(cache.glob(f"urls-*/{url.file}")) for url in card.urls)
+        prepared = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # incomplete folders begin with "."
+        summaries.append(
+            {
+                "name": card.id,
+                **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
+                "languages": [] if card.labelled else [card.source_language, card.target_language],
+                "texts": card.texts or 0,
+                "origins": ["built in"] if card.built_in else card.download_origins or ["local"],
+                "divided": list(card.divide.first_rows if card.divide else ()),
+                "fetched": from_urls or any(cache.glob("hub/**/dataset_info.json")),
+                "prepared": sorted(path.parent.name for path in prepared),
+            }
+        )
+    return summaries

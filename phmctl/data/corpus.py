@@ -1,33 +1,49 @@
-"""Corpora of cards, from a folder, URLs or the hub, and corpora of a user's own files."""
+"""Corpora: the text of a card, from a folder, from URLs or from the hub, and the text of a user's own files."""
 
+import http.client
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from phmctl.console import note
-from phmctl.data.card import Card, Divide, Layout, RowFormat, SplitFiles, check_split, corpus_name, load_card
-from phmctl.data.readers import check_columns, first_record, parallel_files, tables
-from phmctl.data.rows import (
-    DIVISIONS,
-    HoldOut,
-    Row,
-    RowSource,
-    SourceFile,
-    Splits,
-    append_copies,
-    concatenate,
-    select_periodic,
-    swap_sides,
+from phmctl.console import note, warn
+from phmctl.data import Location, Row, RowSource, Splits, repeatable
+from phmctl.data.card import Card, Hub, Layout, RowFormat, SplitFiles, Url, check_split, corpus_name
+from phmctl.data.readers import (
+    check_columns,
+    first_record,
+    is_translation_memory,
+    parallel_files,
+    parse_row,
+    tables,
+    translation_memory,
 )
-from phmctl.data.tmx import is_translation_memory, translation_memory
+from phmctl.data.rows import SPECIAL_CARDS, append_copies, concatenate, divide_train, hold_out, swap_sides
 from phmctl.errors import DataError, DownloadError
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
-from phmctl.storage import lock, sha256_text
+from phmctl.storage import lock, replacing, seal, sha256, sha256_text, writing
 
-_DEPTH = 3  # levels of subfolders that are searched
-_MOST_FOLDERS = 500  # folders that are searched, so that a wrong --source does not search the disk
+EXTRACTED = ".extracted-by-phmctl"  # the manifest of a folder of extracted files
+_TIMEOUT = 20.0  # seconds without data
+_SAMPLE = 1000  # rows of train in which a side must differ
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a corpus, the split it belongs to, and its content: ``source``, ``target``, or ``rows`` for a table."""
+
+    path: Path
+    split: str
+    side: str
 
 
 @dataclass(frozen=True)
@@ -50,11 +66,47 @@ class Corpus:
     def labelled(self) -> bool:
         return self.languages is None
 
+    def with_splits(self, splits: Mapping[str, RowSource], held_out: Mapping[str, str]) -> "Corpus":
+        """Return the corpus with other splits, train and valid first."""
+        names = dict.fromkeys(("train", "valid", *splits))
+        return replace(self, splits={name: splits[name] for name in names if name in splits}, held_out=held_out)
+
+    def with_held_out(self, shares: str) -> "Corpus":
+        """Return the corpus with valid, and test if `shares` has two sizes, taken from train. Raises DataError."""
+        if "train" not in self.splits:
+            return self
+        divided = hold_out(self.splits["train"], shares)
+        names = [name for name in divided if name != "train"]
+        for name in names:
+            if name in self.splits:
+                raise DataError(f"--split {shares} takes {name} from train; leave the option or the {name} files out")
+        rows = f"{shares} of train, by the SHA-256 of the first text"
+        return self.with_splits({**self.splits, **divided}, dict.fromkeys(names, rows))
+
+    def reversed(self) -> "Corpus":
+        """Return the corpus with source and target exchanged."""
+        sides = {"source": "target", "target": "source"}
+        languages = self.languages
+        if languages and languages != tuple(sides):  # the placeholders of own files without languages stay
+            languages = languages[::-1]
+        return replace(
+            self,
+            languages=languages,
+            splits={name: swap_sides(pairs) for name, pairs in self.splits.items()},
+            files=[replace(file, side=sides.get(file.side, file.side)) for file in self.files],
+            origin=f"{self.origin}, turned round",
+        )
+
+    def with_copies(self) -> "Corpus":
+        """Return the corpus with each target of train added as a pair with itself."""
+        splits = {**self.splits, "train": append_copies(self.splits["train"])}
+        return replace(self, splits=splits, origin=f"{self.origin}, train with copies of its targets")
+
 
 def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:
     """Open a card's corpus from a folder (``--source``), or from its URLs or the hub, whose downloads stay in `cache`.
 
-    Only table headers are read. Test sets of other cards are added if the folder has their files.
+    Only table headers are read.
     """
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
@@ -64,53 +116,16 @@ def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool =
         corpus = _corpus_of(card, splits, files, "generated, seed 1")
     else:
         corpus = _from_network(card, cache, refetch)
-    if card.divide is not None:
-        corpus = divide_train(corpus, card.divide)
-    if source is None:
-        return corpus
-    for split, lender in card.borrowed.items():
-        match = _find_test_set(load_card(lender), source)
-        if match is not None:
-            files = [*corpus.files, *(replace(file, split=split) for file in match.files)]
-            corpus = replace(corpus, splits={**corpus.splits, split: match.read("test")}, files=files)
+    missing = card.divide.first_rows.keys() - corpus.splits.keys() if card.divide else ()
+    if card.divide and missing and "train" in corpus.splits:
+        corpus = corpus.with_splits(*divide_train(corpus.splits, card.divide))
     return corpus
 
 
-def divide_train(corpus: Corpus, divide: Divide) -> Corpus:
-    """Return the corpus with its missing splits taken from train: from a first row on, one row in each period."""
-    first_rows = {split: row for split, row in divide.first_rows.items() if split not in corpus.splits}
-    if not first_rows or "train" not in corpus.splits:
-        return corpus
-    train = corpus.splits["train"]
-    period = divide.period
-    splits = {**corpus.splits, "train": select_periodic(train, period, [*first_rows.values()], complement=True)}
-    held_out = {}
-    for split, row in first_rows.items():
-        splits[split] = select_periodic(train, period, [row])
-        held_out[split] = f"rows {row:,}, {row + period:,}, {row + 2 * period:,}, ..."
-    return replace(corpus, splits=_ordered(splits), held_out=held_out)
-
-
-def hold_out(corpus: Corpus, shares: HoldOut) -> Corpus:
-    """Return the corpus with valid, and test if `shares` has two sizes, taken from train. Raises DataError."""
-    if "train" not in corpus.splits:
-        return corpus
-    divided = shares.divide(corpus.splits["train"])
-    given = [name for name in divided if name != "train" and name in corpus.splits]
-    if given:
-        raise DataError(
-            f"--split {shares.text} takes {given[0]} from train; leave the option or the {given[0]} files out"
-        )
-    held_out = {
-        name: f"{shares.text} of train, by the SHA-256 of the first text" for name in divided if name != "train"
-    }
-    return replace(corpus, splits=_ordered({**corpus.splits, **divided}), held_out=held_out)
-
-
 def _corpus_of(card: Card, splits: Mapping[str, RowSource], files: Sequence[SourceFile], origin: str) -> Corpus:
-    return Corpus(
+    corpus = Corpus(
         card.id,
-        _ordered(splits),
+        splits,
         languages=None if card.labelled else (card.source_language, card.target_language),
         texts=card.texts or 2,
         labels=card.labels,
@@ -120,152 +135,89 @@ def _corpus_of(card: Card, splits: Mapping[str, RowSource], files: Sequence[Sour
         origin=origin,
         card=card.digest,
     )
+    return corpus.with_splits(splits, {})
 
 
-def _ordered(splits: Mapping[str, RowSource]) -> Splits:
-    """Return the splits with train and valid first."""
-    return {name: splits[name] for name in dict.fromkeys(("train", "valid", *splits)) if name in splits}
+# ------------------------------------------------------------------------------------------- a card's files in a folder
 
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
-    match = find_files(card, folder)
-    splits = {split: match.read(split) for split in match.splits}
-    corpus = _corpus_of(card, splits, match.files, f"{origin} ({match.layout.name})")
-    if match.layout.odd is None:
-        return corpus
-    divided, held_out = DIVISIONS[match.layout.odd](splits)
-    return replace(corpus, splits=_ordered({**splits, **divided}), held_out=held_out)
+    layout, paths = find_files(card, folder)
+    splits: Splits = {}
+    files: list[SourceFile] = []
+    for split, group in layout.splits.items():
+        if not all(name in paths for name in group.names):
+            continue
+        sides = {"source": group.source, "target": group.target, "rows": group.tables}
+        located = {side: [paths[name] for name in names] for side, names in sides.items()}
+        files += [SourceFile(path, split, side) for side, found in located.items() for path in found]
+        if group.tables:
+            splits[split] = tables(located["rows"], group.rows or layout.rows, layout.parts.get(split))
+        else:
+            splits[split] = parallel_files(located["source"], located["target"], group.format)
+    corpus = _corpus_of(card, splits, files, f"{origin} ({layout.name})")
+    if card.id in SPECIAL_CARDS:
+        corpus = corpus.with_splits(*SPECIAL_CARDS[card.id](splits))
+    return corpus
 
 
-def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
-    """Return the corpus from the first of the card's origins, URLs or hub, that has it. Raises DownloadError.
-
-    Only one process fetches at a time; others wait for its files.
-    """
-    from phmctl.data.fetch import fetch_all  # imports ssl, which is slow
-    from phmctl.data.hub import load_rows
-
-    urls = [url.model_dump(mode="json") for url in card.urls]
-    digest = sha256_text([json.dumps(urls, sort_keys=True)])
-    folder = cache / f"urls-{digest[:12]}"
-    reasons = []
-    with lock(cache / ".lock"):
-        for origin in card.download_origins:
-            try:
-                if origin == "hub" and card.hub is not None:
-                    return _corpus_of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
-                fetch_all(card.urls, folder, refetch=refetch)
-                return _from_folder(card, folder, "the card's URLs")
-            except DataError as error:  # also if a server answers with a page, or an archive's files have changed
-                reasons.append(str(error).replace("\n", "; "))
-    reason = "; ".join(reasons) or "the card has neither a hub nor URLs"
-    raise DownloadError(
-        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
-    )
-
-
-def reversed_corpus(corpus: Corpus) -> Corpus:
-    """Return the corpus with source and target exchanged."""
-    sides = {"source": "target", "target": "source"}
-    languages = corpus.languages
-    if languages and languages != tuple(sides):  # the placeholders of own files without languages stay
-        languages = languages[::-1]
-    return replace(
-        corpus,
-        languages=languages,
-        splits={name: swap_sides(pairs) for name, pairs in corpus.splits.items()},
-        files=[replace(file, side=sides.get(file.side, file.side)) for file in corpus.files],
-        origin=f"{corpus.origin}, turned round",
-    )
-
-
-def copied_corpus(corpus: Corpus) -> Corpus:
-    """Return the corpus with each target of train added as a pair with itself."""
-    splits = {**corpus.splits, "train": append_copies(corpus.splits["train"])}
-    return replace(corpus, splits=splits, origin=f"{corpus.origin}, train with copies of its targets")
-
-
-# ------------------------------------------------------------------------------------------- finding a card's files
-
-
-@dataclass(frozen=True)
-class Match:
-    """The files of a layout that a folder contains."""
-
-    layout: Layout
-    folder: Path
-    paths: Mapping[str, Path]  # by the layout's file names
-    splits: Sequence[str]  # splits of which all files exist
-    missing: Sequence[str]  # the layout's names of missing files of train, valid and test
-
-    @property
-    def files(self) -> list[SourceFile]:
-        """The files of each split and side; a file that contains two splits is listed for both."""
-        return [
-            SourceFile(self.paths[name], split, side)
-            for split in self.splits
-            for side, names in self.layout.splits[split].sides.items()
-            for name in names
-        ]
-
-    def read(self, split: str) -> RowSource:
-        files = self.layout.splits[split]
-        paths = {side: [self.paths[name] for name in names] for side, names in files.sides.items()}
-        if paths["rows"]:
-            return tables(paths["rows"], self.layout.rows, self.layout.parts.get(split))
-        return parallel_files(paths["source"], paths["target"], files.format)
-
-    def column_error(self) -> DataError | None:
-        """Return the error if a table lacks the layout's columns, because it has another layout; otherwise None."""
-        try:
-            for file in self.files:
-                if file.side == "rows":
-                    check_columns(file.path, self.layout.rows)
-        except DataError as error:
-            return error
-        return None
-
-
-def find_files(card: Card, folder: Path) -> Match:
-    """Return the first layout of a card of which `folder`, or a subfolder, contains all files.
+def find_files(card: Card, folder: Path) -> tuple[Layout, dict[str, Path]]:
+    """Return the first layout of a card of which `folder` has all files, and the files that it has, by their names.
 
     Raises DataError otherwise; the message lists the missing files of the most complete layout.
     """
     if not folder.is_dir():
         raise DataError(f"--source {folder} is not a folder; give the folder with the files of {card.id!r}")
-    partial: Match | None = None
+    visible = (path for path in folder.rglob("[!.]*") if not re.search(r"/\.", f"/{path.relative_to(folder)}"))
+    below = sorted(visible, key=lambda path: (len(path.parts), str(path)))
+    best: tuple[Layout, dict[str, Path]] | None = None
     column_error: DataError | None = None
-    for match in _matches([*card.local, *_generic_layouts(card)], folder):
-        if match.missing:
-            if match.paths and (partial is None or len(match.paths) > len(partial.paths)):
-                partial = match
+    generic = _generic_layouts(card)
+    for layout in [*card.local, *generic]:
+        paths = _locate(layout, below)
+        if any(name not in paths for name in layout.required):
+            best = max(best or (layout, paths), (layout, paths), key=lambda found: len(found[1]))
             continue
-        error = match.column_error()
-        if error is None:
-            return match
-        column_error = column_error or error
+        try:
+            for group in layout.splits.values():
+                for name in group.tables:
+                    if name in paths:
+                        check_columns(paths[name], group.rows or layout.rows)
+        except DataError as error:  # another layout with the same file names
+            column_error = column_error or error
+        else:
+            return layout, paths
     if column_error is not None:
         raise column_error
-    layouts = [f"{layout.name}: {' '.join(layout.required)}" for layout in [*card.local, *_generic_layouts(card)[:2]]]
-    searched = f"searched {folder} and its subfolders for all files of one line (each may also end in .gz):"
-    searched = "\n  ".join([searched, *layouts])
-    if partial is None:
+    layouts = "\n  ".join(f"{layout.name}: {' '.join(layout.required)}" for layout in [*card.local, *generic[:2]])
+    searched = f"searched {folder} and below for all files of one line (each may also end in .gz):\n  {layouts}"
+    if best is None or not best[1]:
         raise DataError(f"{folder} holds no files of {card.id!r}\n{searched}")
-    missing = ", ".join(dict.fromkeys(partial.missing))
-    raise DataError(
-        f"{partial.folder} holds {card.id!r} ({partial.layout.name}) in part\nmissing: {missing}\n{searched}"
-    )
+    lacking = [name for name in best[0].required if name not in best[1]]
+    for index, name in enumerate(lacking):
+        if any(path.as_posix().removesuffix(".gz").endswith(f"/{name}") for path in below):
+            lacking[index] += " (it is in several folders)"
+    missing = ", ".join(lacking)
+    raise DataError(f"{folder} holds {card.id!r} ({best[0].name}) in part\nmissing: {missing}\n{searched}")
 
 
-def _find_test_set(card: Card, folder: Path) -> Match | None:
-    """Return the files of a card's test set in the shallowest folder that contains them."""
-    layouts = [
-        layout.model_copy(update={"splits": {"test": layout.splits["test"]}})
-        for layout in card.local
-        if "test" in layout.splits
-    ]
-    matches = [match for match in _matches(layouts, folder) if not match.missing and match.column_error() is None]
-    return min(matches, key=lambda match: len(match.folder.parts), default=None)
+def _locate(layout: Layout, below: Sequence[Path]) -> dict[str, Path]:
+    """Return the files of a layout, plain or compressed: all required ones in the shallowest folder that has them.
+
+    Without such a folder, as with several archives, a file may be anywhere, but in one place.
+    """
+    names = [name for files in layout.splits.values() for name in files.names]
+    places: dict[str, dict[Path, Path]] = {}  # by name: the file in each folder
+    for name in names:
+        for path in below:
+            if path.as_posix().endswith((f"/{name}", f"/{name}.gz")) and path.is_file():
+                places.setdefault(name, {}).setdefault(path.parents[name.count("/")], path)
+    unique = {name: next(iter(found.values())) for name, found in places.items() if len(found) == 1}
+    for folder in places.get(names[0], ()):
+        inside = {name: found[folder] for name, found in places.items() if folder in found}
+        if all(name in inside for name in layout.required):
+            return {**{name: path for name, path in unique.items() if "/" in name}, **inside}
+    return unique
 
 
 def _generic_layouts(card: Card) -> list[Layout]:
@@ -283,46 +235,132 @@ def _generic_layouts(card: Card) -> list[Layout]:
     return layouts
 
 
-def _matches(layouts: Iterable[Layout], top: Path) -> Iterator[Match]:
-    """Yield the match of each layout with each folder or, if its files are scattered, with all folders together."""
-    folders = _folders_below(top)
-    for layout in layouts:
-        if layout.scattered:
-            yield _match(layout, folders)
-        else:
-            yield from (_match(layout, [folder]) for folder in folders)
+# ---------------------------------------------------------------------------------------------------------- downloads
 
 
-def _folders_below(top: Path) -> list[Path]:
-    """Return a folder and its subfolders, sorted by depth, without hidden and unreadable ones."""
-    folders = []
-    for path, subfolders, _ in os.walk(top, followlinks=True):
-        depth = len(Path(path).relative_to(top).parts)
-        # os.walk enters the subfolders that are left in its list
-        subfolders[:] = [name for name in subfolders if depth < _DEPTH and not name.startswith(".")]
-        folders.append((depth, Path(path)))
-    return [folder for _, folder in sorted(folders)[:_MOST_FOLDERS]]
+def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
+    """Return the corpus from the first of the card's origins, URLs or hub, that has it. Raises DownloadError.
+
+    Only one process fetches at a time; others wait for its files.
+    """
+    urls = [url.model_dump(mode="json") for url in card.urls]
+    folder = cache / f"urls-{sha256_text([json.dumps(urls, sort_keys=True)])[:12]}"
+    reasons = []
+    with lock(cache / ".lock"):
+        for origin in card.download_origins:
+            try:
+                if origin == "hub" and card.hub is not None:
+                    return _corpus_of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
+                fetch_all(card, folder, refetch=refetch)
+                return _from_folder(card, folder, "the card's URLs")
+            except DataError as error:  # also if a server answers with a page, or an archive's files have changed
+                reasons.append(str(error).replace("\n", "; "))
+    reason = "; ".join(reasons) or "the card has neither a hub nor URLs"
+    raise DownloadError(
+        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
+    )
 
 
-def _match(layout: Layout, folders: Sequence[Path]) -> Match:
-    """Return the files of a layout, plain or compressed, each from the first folder that contains it."""
-    paths: dict[str, Path] = {}
-    missing: list[str] = []
-    splits = []
-    for split, files in layout.splits.items():
-        lacking = []
-        for name in files.names:
-            candidates = [folder / variant for variant in (name, f"{name}.gz") for folder in folders]
-            path = next(filter(Path.is_file, candidates), None)
-            if path is None:
-                lacking.append(name)
+def fetch_all(card: Card, folder: Path, *, refetch: bool = False) -> None:
+    """Download a card's files into a folder and unpack its archives. Raises DownloadError, DataError."""
+    for item in card.urls:
+        target = folder / item.file
+        if refetch or not target.is_file() or (item.sha256 and sha256(target) != item.sha256):
+            _download(item, target)
+        content = folder / f"{item.file}.extracted"
+        if item.extract and (refetch or not content.is_dir()):
+            extract(target, content)
+
+
+def _download(item: Url, target: Path) -> None:
+    part = target.with_name(f".{target.name}.part")
+    note(f"fetching {item.url} ...")
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with urllib.request.urlopen(item.url, timeout=_TIMEOUT) as response, part.open("wb") as file:
+                shutil.copyfileobj(response, file)
+                expected = int(response.headers.get("Content-Length") or file.tell())
+                if file.tell() < expected:
+                    raise ConnectionError(f"the connection ended after {file.tell():,} of {expected:,} bytes")
+        except (http.client.HTTPException, urllib.error.URLError, ConnectionError, TimeoutError, ValueError) as error:
+            raise DownloadError(f"cannot fetch {item.url}: {_reason(error)}") from error
+        if item.sha256 and (actual := sha256(part)) != item.sha256:
+            raise DownloadError(
+                f"{item.url} has SHA-256 {actual[:12]}..., but {item.sha256[:12]}... was expected: the publisher has "
+                "changed it, or the transfer damaged it"
+            )
+        part.replace(target)
+
+
+def extract(archive: Path, folder: Path) -> None:
+    """Unpack a tar (plain or compressed) or zip archive into a new folder, completely or not at all."""
+    with replacing(folder, EXTRACTED, "files") as content:
+        try:
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(archive) as zipped:
+                    zipped.extractall(content)
             else:
-                paths[name] = path
-        if not lacking:
-            splits.append(split)
-        elif split in ("train", "valid", "test"):
-            missing += lacking
-    return Match(layout, folders[0], paths, splits, missing)
+                with tarfile.open(archive) as tar:
+                    tar.extractall(content, filter="data")
+                    while tar.fileobj and tar.fileobj.read(1 << 20):
+                        pass  # to the end, so that the compressed stream's checksum is verified
+        except Exception as error:  # tarfile, zipfile and the decompressors raise a dozen types
+            if isinstance(error, OSError) and error.errno is not None:  # raised by the operating system
+                with writing(folder):
+                    raise
+            raise DataError(
+                f"{archive} cannot be unpacked ({_reason(error)}); use --refetch, or unpack it yourself and use "
+                "--source DIR"
+            ) from error
+        seal(content, EXTRACTED, {})
+
+
+def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, list[SourceFile], str]:
+    """Load a dataset of the hub with the ``datasets`` library, which keeps it in the cache.
+
+    Returns the splits by the card's names, their files, and a description of the origin with the commit, which the
+    library records in the addresses of its downloads, or with the revision.
+    """
+    import datasets
+
+    if Path(hub.id).exists():  # `datasets` would read it instead of the hub's dataset
+        raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset; read it with --source DIR")
+    note(f"loading {hub.id} through datasets ...")
+    try:
+        dataset: Any = datasets.load_dataset(
+            hub.id,
+            hub.config,
+            data_dir=hub.folder,
+            revision=hub.revision,
+            cache_dir=str(cache),
+            download_mode="force_redownload" if refetch else None,
+        )
+    except Exception as error:  # the library and its dependencies raise dozens of types
+        raise DownloadError(f"the hub does not give {hub.id!r}: {_reason(error)}") from error
+    splits: Splits = {}
+    files: list[SourceFile] = []
+    for split, name in hub.splits.items():
+        if name not in dataset:
+            raise DataError(f"{hub.id} lacks the split {name!r}; it has {', '.join(sorted(dataset))}")
+        splits[split] = hub_rows(dataset[name], hub, f"{hub.id} ({name})")
+        files += [SourceFile(Path(file["filename"]), split, "rows") for file in dataset[name].cache_files]
+    addresses = " ".join(next(iter(dataset.values())).info.download_checksums or {})
+    commit = re.search(r"@([0-9a-f]{40})/", addresses)
+    version = commit[1] if commit else hub.revision
+    return splits, files, f"hub {hub.id} at {version}" if version else f"hub {hub.id}"
+
+
+@repeatable
+def hub_rows(dataset: Any, hub: Hub, name: str) -> Iterator[Row]:
+    """Yield the rows of a split, a ``datasets.Dataset``; error messages contain `name`."""
+    row_format = hub.row_format
+    for number, record in enumerate(dataset, start=1):
+        yield parse_row(record, [], row_format, Location(name, number))
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 # -------------------------------------------------------------------------------------------- a user's own files
@@ -361,36 +399,42 @@ def own_corpus(
             raise DataError(f"a split cannot be called {split!r} ({error})") from error
         parts: list[RowSource] = []
         for paths in groups:
-            _check_own_files(paths, option)
+            if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
+                named = " ".join(map(str, paths))
+                raise DataError(f"{option} {named}: give a source file and a target file, or one table with both sides")
+            missing = next((path for path in paths if not path.is_file()), None)
+            if missing is not None:
+                raise DataError(f"{option}: {missing} is not a file")
+            sides = ("rows",) if len(paths) == 1 else ("source", "target")
+            source_files += [SourceFile(path, split, side) for path, side in zip(paths, sides, strict=True)]
             if len(paths) == 1 and is_translation_memory(paths[0]):
                 parts.append(translation_memory(paths[0], languages))
-                source_files.append(SourceFile(paths[0], split, "rows"))
             elif len(paths) == 1:
                 parts.append(table_rows(paths[0], row_format, skip, columns_given))
-                source_files.append(SourceFile(paths[0], split, "rows"))
             elif row_format is not None:
                 raise DataError(f"{paths[0]} {paths[1]}: --columns, --header, --quoting and --extra are for tables")
             else:
                 parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
-                source_files += [SourceFile(paths[0], split, "source"), SourceFile(paths[1], split, "target")]
         splits[split] = concatenate(parts)
-    return Corpus(
+    _warn_of_constant_sides(splits.get("train", ()))
+    corpus = Corpus(
         corpus_name(name),
-        _ordered(splits),
+        splits,
         languages=None if labelled else languages,
         texts=len(row_format.texts) if row_format else 2,
         files=source_files,
         origin="files given by the user",
     )
+    return corpus.with_splits(splits, {})
 
 
-def _check_own_files(paths: Sequence[Path], option: str) -> None:
-    if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
-        names = " ".join(map(str, paths))
-        raise DataError(f"{option} {names}: give a source file and a target file, or one table with both sides")
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"{option}: {path} is not a file")
+def _warn_of_constant_sides(train: RowSource) -> None:
+    """Warn if a text is the same in most rows, as a column with a licence or a language is."""
+    sample = [row.texts for row in islice(train, _SAMPLE) if row.readable]
+    for side, texts in enumerate(zip(*sample, strict=True)):
+        text, count = Counter(texts).most_common(1)[0]
+        if len(sample) >= 10 and 2 * count > len(sample):
+            warn(f"text {side + 1} is {text[:60]!r} in {count} of the first {len(sample)} rows; check the columns")
 
 
 def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, columns_given: bool = True) -> RowSource:
@@ -406,7 +450,13 @@ def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, col
         columns_given = False
     row_format = row_format.model_copy(update={"format": file_type, "odd_rows": "drop" if skip else "refuse"})
     if not columns_given:
-        _check_two_columns(path, row_format)
+        cells = first_record(path, row_format)
+        if cells and (file_type == "jsonl" or len(cells) != 2):  # ids or scores could be learned as text
+            columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
+            raise DataError(
+                f"{path} has {len(cells)} columns, but a single file must be a table of both sides; name two files, "
+                f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthe columns are {columns}"
+            )
     check_columns(path, row_format)
     rows = tables([path], row_format)
     if row_format.label is None:
@@ -416,14 +466,3 @@ def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, col
             hint = "" if row_format.header else " (if that is a header: --header)"
             note(f"the first pair of {path.name} is {source!r} → {target!r}{hint}")
     return rows
-
-
-def _check_two_columns(path: Path, row_format: RowFormat) -> None:
-    """Raise DataError unless a table has two columns: with more, ids or scores could be learned as text."""
-    cells = first_record(path, row_format)
-    if cells and (row_format.format == "jsonl" or len(cells) != 2):
-        columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
-        raise DataError(
-            f"{path} has {len(cells)} columns, but a single file must be a table of both sides; name two files, "
-            f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthe columns are {columns}"
-        )

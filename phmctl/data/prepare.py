@@ -7,75 +7,179 @@ with the text, a vocabulary is learned from at most a million rows, spread evenl
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from phmctl.console import note, progress, warn
-from phmctl.data import PAD, SPECIAL_TOKENS, UNK
-from phmctl.data.card import Card, Cleaning, load_card
-from phmctl.data.clean import HELD_OUT, CleanRows, HeldOut, clean_line, describe_counts
-from phmctl.data.corpus import Corpus, copied_corpus, open_corpus, reversed_corpus
+from phmctl.data import UNK, UNKNOWN, Row, RowSource
+from phmctl.data.card import Card, Cleaning, RowFormat, is_card, labelled_format, load_card, parallel_format
+from phmctl.data.corpus import Corpus, open_corpus, own_corpus
 from phmctl.data.prepared import (
     LABELLED,
+    MANIFEST,
     PARALLEL,
     TASK,
-    VECTORS_FILE,
     PreparedData,
     Section,
     SectionT,
-    Split,
     card_section,
+    data_root,
     prepare_command,
     prepared_folder,
     read_manifest,
     write_manifest,
     write_split,
+    write_vectors,
 )
-from phmctl.data.provenance import CARD, OF_VOCABULARY, Vocabulary, build, changes, provenance
-from phmctl.data.readers import read_lines
-from phmctl.data.rows import UNKNOWN, Row, RowSource
-from phmctl.data.tokenizer import Tokenizer, TokenizerPair, train_pair
+from phmctl.data.rows import HELD_OUT, CleanRows, HeldOut, clean_line, describe_counts
+from phmctl.data.tokenizer import OF_VOCABULARY, TokenizerPair, Vocabulary, train_pair
 from phmctl.errors import DataError
 from phmctl.recipe.documents import change
 from phmctl.recipe.loading import expect, load_recipe
-from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection
-from phmctl.storage import write_atomic
+from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection, Recipe
+from phmctl.storage import clear, damage, file_entry, leftovers, lock, replacing
 
 MAX_LEARNED_ROWS = 1_000_000  # a vocabulary of more train rows is learned from every k-th row
 CHUNK_ROWS = 4096  # rows that are tokenized at a time
 _MIN_SHARE = 0.5  # share of the published rows below which a warning says that the source may be incomplete
-# A word can end in a space and an integer ("sept 11"); a number of this form belongs to the vector instead.
-_REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
+_VECTORS = "vectors"  # split and side of word vectors in a manifest's sources
+# Options of ``prepare-data``, and keys of the data section, that one kind of text has, and how to give own files.
+_LABELLED_ONLY = {"table", "text", "label", "vectors"}
+_PARALLEL_ONLY = {"columns", "languages", "joint", "direction", "copies"}
+_FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}
+_OWN_FILES = {
+    True: "--table SPLIT=FILE --text COLUMN --label COLUMN",
+    False: "--train FILE [--train FILE] --valid FILE [--valid FILE]",
+}
 
-Floats = npt.NDArray[np.float32]
+
+def prepare_named(
+    name: str,
+    *,
+    data: Path | None,
+    recipe: str | None,
+    settings: Mapping[str, Any],
+    files: Mapping[str, Any],
+    options: Mapping[str, Any],
+    cleaning: Mapping[str, Any],
+    vocabulary: Vocabulary | None,
+    source: Path | None,
+    force: bool,
+    refetch: bool,
+) -> PreparedData:
+    """Prepare a card's corpus or the user's own; see :func:`phmctl.prepare`.
+
+    Args:
+        settings: keys of the data section.
+        files: own parallel files by split.
+        options: options for reading own files and word vectors.
+        cleaning: fields of the cleaning that replace the card's.
+
+    Raises DataError, RecipeError, OutputError.
+    """
+    if refetch and (source or files or "table" in options):
+        raise DataError("--refetch downloads a card's files again; leave it out with --source or your own files")
+    base_recipe = None if recipe is None else load_recipe(recipe)
+    if files or "table" in options:
+        labelled = "table" in options
+    elif base_recipe is not None and not is_card(name):
+        labelled = isinstance(getattr(base_recipe, "data", None), LabelledSection)
+    else:
+        labelled = load_card(name).labelled
+    others = _PARALLEL_ONLY if labelled else _LABELLED_ONLY
+    wrong = [_FLAGS.get(key, _option(key)) for key in (*options, *settings) if key in others]
+    if wrong or (labelled and files):
+        own_type, other_type = ("labelled", "parallel") if labelled else ("parallel", "labelled")
+        named = ", ".join([*wrong, *(f"--{split}" for split in files if labelled)])
+        raise DataError(f"{named} is for {other_type} text; {name} is {own_type} text: {_OWN_FILES[labelled]}")
+    reading = {key: value for key, value in options.items() if key != "vectors"}
+    corpus: Corpus | None = None
+    own_settings: dict[str, Any] = {}
+    if files or "table" in options:
+        corpus, own_settings = _own(name, labelled, files, reading)
+        if base_recipe is not None and base_recipe.task == "probing":
+            corpus = replace(corpus, train_text=True)  # the probed encoder's tokenizer reads the text
+    elif reading:
+        named = ", ".join(map(_option, reading))
+        raise DataError(f"{named} is for your own files: give those with {_OWN_FILES[labelled]}")
+    section = choose_section(name, base_recipe, settings, LabelledSection if labelled else ParallelSection, vocabulary)
+    return prepare(
+        section,
+        corpus,
+        cleaning,
+        root=data_root(data),
+        source=source,
+        settings=own_settings,
+        vocabulary=vocabulary,
+        vectors=options.get("vectors"),
+        force=force,
+        refetch=refetch,
+    )
 
 
 def choose_section(
     name: str,
-    recipe: str | None,
+    recipe: Recipe | None,
     options: Mapping[str, Any],
     section: type[SectionT],
     vocabulary: Vocabulary | None = None,
 ) -> SectionT:
     """Return the data section of a recipe, or else the defaults of the card and the vocabulary, changed by options."""
-    if recipe is not None:
-        loaded = load_recipe(recipe)
-        if not isinstance(loaded.data, section):
-            recipe_type = next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section)
-            expect(loaded, recipe_type)  # raises RecipeError
-        data: Any = loaded.data.model_copy(update={"card": name})
+    if recipe is None:
+        learned = vocabulary.settings_for(section) if vocabulary else {}
+        defaults: Any = card_section(name, section)
+        chosen: SectionT = change(defaults, {**learned, **options}, DataError)
+        return chosen
+    if not isinstance(recipe.data, section):
+        recipe_type = next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section)
+        expect(recipe, recipe_type)  # raises RecipeError
+    changed: SectionT = change(recipe.data.model_copy(update={"card": name}), options, DataError)
+    return changed
+
+
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _own(
+    name: str, labelled: bool, files: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Corpus, dict[str, Any]]:
+    """Return the corpus of a user's files, and the settings that say how they are read."""
+    languages = None
+    if labelled:
+        files = {}
+        for value in options["table"]:
+            split, _, path = value.partition("=")
+            if not split or not path or split in files:
+                raise DataError(f"--table {value}: expected SPLIT=FILE, each split once")
+            files[split] = [[Path(path)]]
+        row_format: RowFormat | None = labelled_format(options)
     else:
-        data = card_section(name, section)
-        if vocabulary is not None:
-            data = change(data, vocabulary.settings_for(section), DataError)
-    chosen: SectionT = change(data, options, DataError)
-    return chosen
+        row_format, languages = parallel_format(options)
+    skip = bool(options.get("skip_bad_lines"))
+    corpus = own_corpus(
+        name,
+        files,
+        row_format,
+        skip=skip,
+        languages=languages or ("source", "target"),
+        columns_given=labelled or "columns" in options,
+    )
+    settings: dict[str, Any] = {}
+    if "split" in options:
+        corpus = corpus.with_held_out(options["split"])
+        settings["split"] = options["split"]
+    if row_format:
+        settings["rows"] = row_format.model_dump(mode="json")
+    if skip:
+        settings["skip_bad_lines"] = True
+    if languages:
+        settings["languages"] = list(languages)
+    return corpus, settings
 
 
 def prepare(
@@ -102,61 +206,113 @@ def prepare(
     if vectors is not None and data.tokenizer != "word":
         raise DataError(f"--vectors: word vectors need --tokenizer word, not {data.tokenizer}")
     base = corpus or load_card(data.card)
-    cleaning_settings = _choose_cleaning(base, vocabulary, cleaning or {})
+    card = base if isinstance(base, Card) else None
+    cleaned = card.cleaning if card else Cleaning()
     if vocabulary is not None:
-        vocabulary.check(data, cleaning_settings)
+        vocabulary_cleaning = {key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY}
+        cleaned = cleaned.model_copy(update=vocabulary_cleaning) if card else vocabulary.cleaning
+    cleaned = change(cleaned, cleaning or {}, DataError)
+    all_settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaned.model_dump()}
+    if isinstance(data, LabelledSection):
+        all_settings["labels"] = list(base.labels)
+        all_settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(base, flag)}
+    if vocabulary is not None:
+        vocabulary.check(data, cleaned)
+        all_settings["vocabulary_of"] = vocabulary.sha256
+    content: dict[str, Any] = {"settings": {**all_settings, **(settings or {})}}
+    if isinstance(base, Card):
+        content["card_sha256"] = base.digest
     folder = prepared_folder(data, root)
-    all_settings = {**_settings(data, cleaning_settings, base, vocabulary), **(settings or {})}
-    reopen = source or vectors or force or refetch or (isinstance(base, Card) and base.built_in)
-    if isinstance(base, Card) and not reopen and not changes(folder, all_settings, {CARD: base.digest}):
-        note(f"{folder} is up to date")  # published text does not change, so the network is not needed
-    else:
-        corpus = _open(base, data, source, root / "raw", refetch=refetch)
-        origin = provenance(corpus, vectors)
+    reopen = card is None or card.built_in or source or vectors or force or refetch
+    if reopen or not _is_up_to_date(folder, content):  # published text does not change: the network is not needed
+        opened = open_corpus(base, source, root / "raw" / base.id, refetch=refetch) if isinstance(base, Card) else base
+        opened = _in_direction(opened, data)
+        content |= _provenance(opened, vectors)
 
         def write(temporary: Path) -> None:
-            if vectors is None:
-                _warn_of_lost_vectors(folder)
-            content = {"settings": all_settings, **origin}
-            _write(temporary, data, corpus, cleaning_settings, vectors, vocabulary, content)
+            _write(temporary, data, opened, cleaned, vectors, vocabulary, content)
 
-        build(folder, all_settings, origin, write, force=force)
+        _build(folder, content, write, force=force)
+    else:
+        note(f"{folder} is up to date")
     prepared = PreparedData(folder, prepare_command(data, root))
-    if isinstance(base, Card):
-        _report_differences(prepared.manifest, base)
+    if card is not None:
+        _report_differences(prepared.manifest, card)
     return prepared
 
 
-def _open(base: Card | Corpus, data: Section, source: Path | None, cache: Path, *, refetch: bool) -> Corpus:
+def _build(folder: Path, content: Mapping[str, Any], write: Callable[[Path], None], *, force: bool) -> None:
+    """Let `write` fill a new folder unless the folder has this content; rename it when it is complete."""
+    folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stays there
+    lock_path = folder.with_name(f".{folder.name}.lock")
+    killed = lock_path.exists() or leftovers(folder)  # of a process that was killed
+    if force or killed or not _is_up_to_date(folder, content):
+        with lock(lock_path, remove=True):  # a second process waits
+            clear(folder)  # removes incomplete folders; restores a replaced one without successor
+            if force or not _is_up_to_date(folder, content):
+                with suppress(DataError):  # there is no folder, or it is damaged
+                    before = read_manifest(folder).get("vectors")
+                    note(f"{folder} is out of date: preparing again")
+                    if before and all(entry["side"] != _VECTORS for entry in content["sources"]):
+                        warn(f"it loses the word vectors of {before['file']}; give --vectors to keep them")
+                with replacing(folder, MANIFEST, "settings") as temporary:
+                    write(temporary)
+                note(f"prepared in {folder}")
+                return
+    note(f"{folder} is up to date")
+
+
+def _is_up_to_date(folder: Path, content: Mapping[str, Any]) -> bool:
+    """Return whether a folder is complete and undamaged, and its manifest has this content."""
+    try:
+        manifest = read_manifest(folder)
+    except DataError:  # missing or damaged
+        return False
+    sources = content.get("sources", ())
+    if not any(entry["side"] == _VECTORS for entry in sources):  # a folder with vectors can be up to date without them
+        manifest["sources"] = [entry for entry in manifest["sources"] if entry.get("side") != _VECTORS]
+    if any(manifest.get(key) != value for key, value in content.items()):
+        return False
+    return not any(damage(folder, entry) for entry in manifest["files"])
+
+
+def _provenance(corpus: Corpus, vectors: Path | None) -> dict[str, Any]:
+    """Return the manifest's keys about a corpus' origin, with the SHA-256 of its files.
+
+    The entry of a file contains its split and side, so that exchanged files are noticed.
+    """
+    content: dict[str, Any] = {"corpus": corpus.name}
+    if corpus.languages:
+        content["source_language"], content["target_language"] = corpus.languages
+    else:
+        content["texts"] = corpus.texts
+    content["origin"] = corpus.origin
+    if corpus.held_out:
+        content["held_out"] = dict(corpus.held_out)
+    files = [(file.path, file.split, file.side) for file in corpus.files]
+    if vectors is not None:
+        files.append((vectors, _VECTORS, _VECTORS))
+    content["sources"] = []
+    for path, split, side in files:
+        try:
+            content["sources"].append({**file_entry(path.parent, path.name), "split": split, "side": side})
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return content
+
+
+def _in_direction(corpus: Corpus, data: Section) -> Corpus:
     """Return the corpus in the section's direction and with its copies. Raises DataError without train or valid."""
-    corpus = open_corpus(base, source, cache / base.id, refetch=refetch) if isinstance(base, Card) else base
     if [*corpus.splits][:2] != ["train", "valid"]:
         names = ", ".join(corpus.splits) or "no split"
         remedy = "; or take valid and test out of train: --split 1000,1000" if "train" in corpus.splits else ""
         raise DataError(f"{corpus.name!r} has {names}; --train and --valid, or --table of both, are needed{remedy}")
     if isinstance(data, ParallelSection):
         if data.direction == "reverse":
-            corpus = reversed_corpus(corpus)
+            corpus = corpus.reversed()
         if data.copies:
-            corpus = copied_corpus(corpus)
+            corpus = corpus.with_copies()
     return corpus
-
-
-def _choose_cleaning(base: Card | Corpus, vocabulary: Vocabulary | None, options: Mapping[str, Any]) -> Cleaning:
-    if isinstance(base, Card):
-        cleaning = base.cleaning
-        if vocabulary is not None:
-            cleaning = cleaning.model_copy(update={key: getattr(vocabulary.cleaning, key) for key in OF_VOCABULARY})
-    else:
-        cleaning = Cleaning() if vocabulary is None else vocabulary.cleaning
-    return change(cleaning, options, DataError)
-
-
-def _warn_of_lost_vectors(folder: Path) -> None:
-    with suppress(DataError):  # the earlier folder can be missing or damaged
-        vectors = read_manifest(folder).get("vectors")
-        if vectors:
-            warn(f"prepared again without the vectors of {vectors['file']}; give --vectors to keep them")
 
 
 def _report_differences(manifest: Mapping[str, Any], card: Card) -> None:
@@ -172,17 +328,6 @@ def _report_differences(manifest: Mapping[str, Any], card: Card) -> None:
                 f"{split} of {card.id} has {counts['read']:,} rows, but {published:,} were published; "
                 "check that the source is complete"
             )
-
-
-def _settings(data: Section, cleaning: Cleaning, base: Card | Corpus, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return the settings that, with the sources, determine a folder's content."""
-    settings = {**data.model_dump(exclude={"card"}), "cleaning": cleaning.model_dump()}
-    if isinstance(data, LabelledSection):
-        settings["labels"] = list(base.labels)
-        settings |= {flag: True for flag in ("symmetric", "train_text") if getattr(base, flag)}
-    if vocabulary is not None:
-        settings["vocabulary_of"] = vocabulary.sha256
-    return settings
 
 
 # ------------------------------------------------------------------------------------------------ writing a folder
@@ -237,7 +382,7 @@ def _write(
             manifest["extras"] = extras
     manifest |= {**source, "token_types": types, "splits": counts}
     if vectors:
-        manifest["vectors"] = _write_vectors(folder, vectors, tokenizers.source, [*splits])
+        manifest["vectors"] = write_vectors(folder, vectors, tokenizers.source.vocabulary, [*splits])
     write_manifest(folder, manifest)
 
 
@@ -347,77 +492,3 @@ def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, M
         if splits or not corpus.labels:
             raise DataError(f"{problem}; remove the label's rows, or add examples to train")
         warn(f"{problem}: it is not learned")
-
-
-# ---------------------------------------------------------------------------------------------------- word vectors
-
-
-def _write_vectors(folder: Path, path: Path, tokenizer: Tokenizer, splits: Sequence[str]) -> dict[str, Any]:
-    """Write the word vectors of the vocabulary; return their entry of the manifest."""
-    import torch
-    from safetensors.torch import save
-
-    note(f"reading {path} ...")
-    table, covered = read_vectors(path, tokenizer.vocabulary)
-    write_atomic(folder / VECTORS_FILE, save({"vectors": torch.from_numpy(table)}))
-    shares = {}
-    for name in splits:
-        sides = [side.values for side in Split(folder / f"{name}.arrow").sides]
-        total = sum(map(len, sides))
-        shares[name] = round(sum(int(covered[side].sum()) for side in sides) / total, 6) if total else 0.0
-    return {
-        "file": path.name,
-        "width": table.shape[1],
-        "covered": int(covered.sum()),
-        "types": tokenizer.size - len(SPECIAL_TOKENS),
-        "tokens": shares,
-    }
-
-
-def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Return the vectors of a word tokenizer's vocabulary, (V, d), and whether the file has each token type, (V,).
-
-    If the file lacks a word, its lower-case form is used, or else the mean of the other vectors; PAD is zero. The
-    format is GloVe's: on each line a word and its numbers, plain or ``.gz``. A first line of two integers (word2vec's
-    header) is skipped.
-    """
-    words = [token.strip() for token in vocabulary[len(SPECIAL_TOKENS) :]]
-    by_word: dict[str, Floats] = {}
-    for word, numbers in _rows_of_words(path, {*words, *map(str.lower, words)}):
-        by_word.setdefault(word, numbers)
-    vectors: list[Floats | None] = [None] * len(SPECIAL_TOKENS)
-    vectors += [by_word.get(word, by_word.get(word.lower())) for word in words]
-    known = [vector for vector in vectors if vector is not None]
-    if not known:
-        raise DataError(f"{path} lacks all {len(vocabulary):,} words of the vocabulary; is it a file of word vectors?")
-    mean = np.stack(known).mean(axis=0, dtype=np.float64).astype(np.float32)
-    table = np.stack([mean if vector is None else vector for vector in vectors])  # (V, d)
-    table[PAD] = 0
-    covered = np.array([vector is not None for vector in vectors])
-    return table, covered
-
-
-def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
-    """Yield the vectors of these words in the order of the file; the width of all rows is checked."""
-    width = 0
-    for number, line in enumerate(read_lines(path), start=1):
-        text = line.rstrip(" ")
-        if number == 1 and re.fullmatch(r"[0-9]+ [0-9]+", text):
-            continue
-        width = width or text.count(" ")
-        word, *numbers = text.rsplit(" ", width)  # words of GloVe's 840B release contain spaces
-        if len(numbers) < max(width, 1) or (" " in word and _REAL.fullmatch(word.rpartition(" ")[2])):
-            raise DataError(
-                f"{path}, line {number}: {text.count(' ')} numbers after the word, but the first row has {width}; "
-                "check that the file is complete and all vectors have one width"
-            )
-        if word not in words:
-            continue
-        try:
-            with np.errstate(over="ignore"):
-                values = np.array(numbers, np.float32)
-        except ValueError:
-            values = np.full(1, np.nan, np.float32)  # refused below
-        if not np.isfinite(values).all():
-            raise DataError(f"{path}, line {number}: not all fields after the word are finite numbers")
-        yield word, values

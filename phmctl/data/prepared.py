@@ -8,6 +8,7 @@ SHA-256 of each file, which is verified before the file is used.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,21 +20,24 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phmctl.console import Table
+from phmctl.console import Table, note
+from phmctl.data import PAD, SPECIAL_TOKENS
 from phmctl.data.card import corpus_name, is_card, load_card
+from phmctl.data.readers import read_lines
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.recipe.documents import change
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import PositiveInt
 from phmctl.recipe.schema import LabelledSection, ParallelSection
-from phmctl.shipped import shipped, shipped_names
-from phmctl.storage import FORMAT, read_seal, seal, verify, writing
+from phmctl.shipped import shipped_names
+from phmctl.storage import FORMAT, read_seal, seal, verify, write_atomic, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
+# A word can end in a space and an integer ("sept 11"); a number of this form belongs to the vector instead.
+_REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 
 class _Manifest(BaseModel):
@@ -101,18 +105,18 @@ def prepared_folder(data: Section, root: Path) -> Path:
 
 
 def prepare_command(data: Section, root: Path | None = None) -> str:
-    """Return the command that prepares data with these settings in the data folder `root`.
-
-    The settings are the card's, those of a shipped recipe, or options.
-    """
+    """Return the command that prepares data with these settings in the data folder `root`."""
     parts = ["phmctl prepare-data", shlex.quote(data.card)]
     if not is_card(data.card) or data != card_section(data.card, type(data)):
-        recipe = _recipe_with(data)
-        parts += _options(data) if recipe is None else [f"--recipe {recipe}"]
+        parts.append(f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary} --max-tokens {data.max_tokens}")
+        if isinstance(data, ParallelSection):
+            flags = {"--joint": data.joint, "--separate": not data.joint, "--copies": data.copies}
+            parts += [flag for flag, given in flags.items() if given]
+            parts += ["--reverse"] if data.direction == "reverse" else []
     if not is_card(data.card):
-        parallel = isinstance(data, ParallelSection)
         tables = "--table train=FILE --table valid=FILE --text COLUMN --label COLUMN"
-        parts.append("--train SRC --train TGT --valid SRC --valid TGT --test SRC --test TGT" if parallel else tables)
+        files = "--train SRC --train TGT --valid SRC --valid TGT --test SRC --test TGT"
+        parts.append(files if isinstance(data, ParallelSection) else tables)
     if root is not None and root != data_root():
         parts.append(f"--data {shlex.quote(str(root))}")
     return " ".join(parts)
@@ -122,26 +126,6 @@ def card_section(card: str, section: type[SectionT]) -> SectionT:
     """Return the data section with a card's settings, and the defaults for all others."""
     defaults = load_card(card).defaults if is_card(card) else {}
     return change(section(card=card), {str(key): value for key, value in defaults.items()}, DataError)
-
-
-def _recipe_with(data: Section) -> str | None:
-    """Return the first shipped recipe with this data section."""
-    for name in shipped_names("recipes"):
-        text = (shipped("recipes") / f"{name}.yaml").read_text(encoding="utf-8")
-        if data.card in text and getattr(load_recipe(name), "data", None) == data:
-            return name
-    return None
-
-
-def _options(data: Section) -> Iterator[str]:
-    yield f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary}"
-    if isinstance(data, ParallelSection):
-        yield "--joint" if data.joint else "--separate"
-    yield f"--max-tokens {data.max_tokens}"
-    if isinstance(data, ParallelSection) and data.direction == "reverse":
-        yield "--reverse"
-    if isinstance(data, ParallelSection) and data.copies:
-        yield "--copies"
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
@@ -157,6 +141,7 @@ def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
 # ------------------------------------------------------------------------------------------------- Arrow files
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 ROWS = 1 << 18  # rows of a record batch
 PARALLEL, LABELLED = ("source", "target"), ("first", "second")  # columns of token ids
 Tokens = npt.NDArray[np.int32]
@@ -377,6 +362,80 @@ class PreparedData:
             f"{vectors['width']}-dimensional vectors of {vectors['file']} for {vectors['covered']:,} of "
             f"{vectors['types']:,} token types; of the tokens {tokens}"
         )
+
+
+# ---------------------------------------------------------------------------------------------------- word vectors
+
+
+def write_vectors(folder: Path, path: Path, vocabulary: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
+    """Write the word vectors of the vocabulary; return their entry of the manifest."""
+    import torch
+    from safetensors.torch import save
+
+    note(f"reading {path} ...")
+    table, covered = read_vectors(path, vocabulary)
+    write_atomic(folder / VECTORS_FILE, save({"vectors": torch.from_numpy(table)}))
+    shares = {}
+    for name in splits:
+        sides = [side.values for side in Split(folder / f"{name}.arrow").sides]
+        total = sum(map(len, sides))
+        shares[name] = round(sum(int(covered[side].sum()) for side in sides) / total, 6) if total else 0.0
+    return {
+        "file": path.name,
+        "width": table.shape[1],
+        "covered": int(covered.sum()),
+        "types": len(vocabulary) - len(SPECIAL_TOKENS),
+        "tokens": shares,
+    }
+
+
+def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return the vectors of a word tokenizer's vocabulary, (V, d), and whether the file has each token type, (V,).
+
+    If the file lacks a word, its lower-case form is used, or else the mean of the other vectors; PAD is zero. The
+    format is GloVe's: on each line a word and its numbers, plain or ``.gz``. A first line of two integers (word2vec's
+    header) is skipped.
+    """
+    words = [token.strip() for token in vocabulary[len(SPECIAL_TOKENS) :]]
+    by_word: dict[str, Floats] = {}
+    for word, numbers in _rows_of_words(path, {*words, *map(str.lower, words)}):
+        by_word.setdefault(word, numbers)
+    vectors: list[Floats | None] = [None] * len(SPECIAL_TOKENS)
+    vectors += [by_word.get(word, by_word.get(word.lower())) for word in words]
+    known = [vector for vector in vectors if vector is not None]
+    if not known:
+        raise DataError(f"{path} lacks all {len(vocabulary):,} words of the vocabulary; is it a file of word vectors?")
+    mean = np.stack(known).mean(axis=0, dtype=np.float64).astype(np.float32)
+    table = np.stack([mean if vector is None else vector for vector in vectors])  # (V, d)
+    table[PAD] = 0
+    covered = np.array([vector is not None for vector in vectors])
+    return table, covered
+
+
+def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
+    """Yield the vectors of these words in the order of the file; the width of all rows is checked."""
+    width = 0
+    for number, line in enumerate(read_lines(path), start=1):
+        text = line.rstrip(" ")
+        if number == 1 and re.fullmatch(r"[0-9]+ [0-9]+", text):
+            continue
+        width = width or text.count(" ")
+        word, *numbers = text.rsplit(" ", width)  # words of GloVe's 840B release contain spaces
+        if len(numbers) < max(width, 1) or (" " in word and _REAL.fullmatch(word.rpartition(" ")[2])):
+            raise DataError(
+                f"{path}, line {number}: {text.count(' ')} numbers after the word, but the first row has {width}; "
+                "check that the file is complete and all vectors have one width"
+            )
+        if word not in words:
+            continue
+        try:
+            with np.errstate(over="ignore"):
+                values = np.array(numbers, np.float32)
+        except ValueError:
+            values = np.full(1, np.nan, np.float32)  # refused below
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}, line {number}: not all fields after the word are finite numbers")
+        yield word, values
 
 
 # ------------------------------------------------------------------------------------- the table of prepare-data

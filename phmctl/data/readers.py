@@ -1,7 +1,7 @@
-r"""Readers of text files, tables and JSON lines.
+r"""Readers of lines, tables, JSON lines and translation memories: the rows of a corpus, one after another.
 
-Readers stream their file and can be iterated any number of times. Only ``\n`` ends a line: U+2028, NBSP and ZWSP are
-characters of a sentence. Files whose name ends in ``.gz`` are decompressed.
+Readers stream their file and can be iterated any number of times. Text is UTF-8. Only ``\n`` ends a line: U+2028, NBSP
+and ZWSP are characters of a sentence. Files whose name ends in ``.gz`` are decompressed.
 
 Whether quotes enclose cells differs from table to table, and with the wrong setting rows merge or fall apart. The
 setting therefore comes from the :class:`~phmctl.data.card.RowFormat` and is never guessed, and a row with more or fewer
@@ -14,36 +14,32 @@ import html
 import json
 import re
 import shlex
+import unicodedata
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
+from xml.parsers import expat
 
+from phmctl.data import UNKNOWN, Location, Row, repeatable
 from phmctl.data.card import Column, Format, RowFormat
-from phmctl.data.rows import UNKNOWN, Location, Row, repeatable
 from phmctl.errors import DataError, nearest
+from phmctl.languages import language
 
 UNREADABLE = "\0"  # replaces a line that cannot be read
 LONGEST_LINE = 1 << 24  # bytes; a small .gz can unpack to an endless line
-# UTF-32's marks come first, because they begin with UTF-16's.
-_ENCODINGS = {BOM_UTF32_LE: "utf-32", BOM_UTF32_BE: "utf-32", BOM_UTF16_LE: "utf-16", BOM_UTF16_BE: "utf-16"}
+BLANKS = " \t"  # str.strip() would also remove NBSP, which belongs to the sentence
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
 # Elements of IWSLT's train.tags.* that describe a talk; sentences can contain other tags.
 _TALK_ELEMENT = re.compile(
     r"\s*</?(?:doc|url|videourl|keywords|speaker|talkid|title|description|reviewer|translator|transcript|content)\b[^>]*>"
 )
-BLANKS = " \t"  # str.strip() would also remove NBSP, which belongs to the sentence
-
-_SEPARATORS = {"tsv": "\t", "csv": ","}
-_LONGEST_FILE = 1 << 28  # characters of a file that is read at once
-_PEEKED_BYTES = 1 << 12  # enough to distinguish a JSON array from JSON lines
-_BEFORE_JSON = BOM_UTF8 + BOM_UTF32_LE + BOM_UTF32_BE + b" \t\r\n"
 _EXTRA_VALUES = range(UNKNOWN, 2**31)
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
@@ -56,53 +52,41 @@ Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON obj
 # ------------------------------------------------------------------------------------------------- lines
 
 
-def read_lines(path: Path, longest: int = LONGEST_LINE, *, skip: bool = False) -> Iterator[str]:
+def read_lines(path: Path, *, skip: bool = False) -> Iterator[str]:
     """Yield the lines of a text file without line ends and byte order mark.
 
-    The encoding is UTF-8 unless a byte order mark says UTF-16 or UTF-32. Raises DataError if the file cannot be read,
-    if it has carriage returns and no line feed, or if a line is too long, is not UTF-8 or contains NUL; with `skip`,
-    such a line is read as :data:`UNREADABLE`.
+    Raises DataError if the file cannot be read, if it has carriage returns and no line feed, or if a line is too long,
+    is not UTF-8 or contains NUL; with `skip`, such a line is read as :data:`UNREADABLE`.
     """
     with reading(path), open_bytes(path) as handle:
         number = 0
         continues = False  # whether the next part belongs to the same over-long line
-        for part in raw_lines(handle, longest):
+        for part in raw_lines(handle):
             if not continues:
                 number += 1
-                if number == 1 and b"\r" in part[:-1] and not part.endswith(b"\n") and len(part) <= longest:
+                if number == 1 and b"\r" in part[:-1] and not part.endswith(b"\n") and len(part) <= LONGEST_LINE:
                     raise DataError(
                         f"{path}: its lines end in carriage returns without line feeds\n"
                         f"convert them: tr '\\r' '\\n' < {shlex.quote(str(path))}"
                     )
                 try:
-                    yield _checked_line(part, path, number, longest)
+                    line = decode_line(part, path, number)
+                    if "\0" in line:
+                        raise DataError(
+                            f"{path}, line {number}: NUL characters; the file is binary, or UTF-16\n"
+                            "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
+                        )
+                    yield line
                 except DataError:
                     if not skip:
                         raise
                     yield UNREADABLE
-            continues = len(part) > longest and not part.endswith(b"\n")
+            continues = len(part) > LONGEST_LINE and not part.endswith(b"\n")
 
 
-def _checked_line(raw: bytes, path: Path, number: int, longest: int) -> str:
-    line = decode_line(raw, path, number, longest)
-    if "\0" in line:
-        raise DataError(
-            f"{path}, line {number}: NUL characters; the file is binary, or UTF-16 without a byte order mark\n"
-            "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
-        )
-    return line
-
-
-def raw_lines(handle: BufferedReader, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Yield a file's lines in UTF-8 with their line ends, for :func:`decode_line`; an over-long line comes in parts."""
-    beginning = handle.peek(4)
-    encoding = next((name for mark, name in _ENCODINGS.items() if beginning.startswith(mark)), None)
-    if encoding is None:
-        yield from iter(partial(handle.readline, longest + 1), b"")
-        return
-    with TextIOWrapper(handle, encoding, newline="\n") as text:
-        while line := text.readline(longest + 1):
-            yield line.encode("utf-8")
+def raw_lines(handle: BinaryIO) -> Iterator[bytes]:
+    """Yield a file's lines with their line ends, for :func:`decode_line`; an over-long line comes in parts."""
+    return iter(partial(handle.readline, LONGEST_LINE + 1), b"")
 
 
 @contextmanager
@@ -121,10 +105,10 @@ def open_bytes(path: Path) -> BufferedReader:
     return path.open("rb")
 
 
-def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGEST_LINE) -> str:
+def decode_line(raw: bytes, name: Path | str, number: int) -> str:
     """Return a line's text without its line end; raises DataError if it is too long or not UTF-8."""
-    if len(raw) > longest:
-        raise DataError(f"{name}, line {number}: longer than {longest:,} bytes; is it a text file with line ends?")
+    if len(raw) > LONGEST_LINE:
+        raise DataError(f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes; is it a text file with line ends?")
     if number == 1:
         raw = raw.removeprefix(BOM_UTF8)
     line = raw.removesuffix(b"\n").removesuffix(b"\r")
@@ -141,16 +125,6 @@ def decode_line(raw: bytes, name: Path | str, number: int, longest: int = LONGES
 def join_lines(text: str) -> str:
     """Return a cell's text as one line; elsewhere a sentence is always a line."""
     return text.replace("\r\n", " ").replace("\n", " ")
-
-
-def _read_file(path: Path) -> str:
-    lines, size = [], 0
-    for line in read_lines(path, _LONGEST_FILE):
-        lines.append(line)
-        size += len(line) + 1
-        if size > _LONGEST_FILE:
-            raise DataError(f"{path} has over {_LONGEST_FILE:,} characters and cannot be streamed; divide it")
-    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------- parallel files
@@ -171,7 +145,7 @@ def read_sentences(path: Path, form: Format = "text", *, skip: bool = False) -> 
 
 def _segments(path: Path) -> Iterator[str]:
     """Yield the texts of the ``<seg>`` elements of an IWSLT or WMT file, with XML's entities decoded."""
-    before, *parts = re.split(r"<seg\b", _read_file(path))
+    before, *parts = re.split(r"<seg\b", "\n".join(read_lines(path)))
     number = 1 + before.count("\n")
     for part in parts:
         segment, end_tag, _ = part.partition(">")[2].partition("</seg>")
@@ -223,17 +197,16 @@ def parallel_files(
 @repeatable
 def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None) -> Iterator[Row]:
     """Yield the rows of tables or JSON lines; with `part`, only the rows with this value in the column ``split``."""
-    split_column = None if part is None else row_format.split
+    split = None if part is None else row_format.split
     for path in paths:
         records = _records(path, row_format)
-        header: list[str] = []
-        if row_format.header and row_format.format != "jsonl":
-            header = check_columns(path, row_format)
+        header = check_columns(path, row_format)
+        if header:
             next(record for _, record in records if record != [UNREADABLE])
         for number, record in records:
             location = Location(str(path), number)
             try:
-                if split_column is None or _text(record, header, split_column, location) == part:
+                if split is None or part == _text(record, header, split, location):
                     yield parse_row(record, header, row_format, location)
             except DataError:
                 if row_format.odd_rows == "refuse":
@@ -255,7 +228,8 @@ def parse_row(record: Record, header: list[str], row_format: RowFormat, location
     label = "" if row_format.label is None else _text(record, header, row_format.label, location).strip()
     if not label or label in row_format.unlabelled:
         return Row(texts, None, extras, location)
-    return Row(texts, row_format.names.get(label, label), extras, location)
+    name = unicodedata.normalize("NFC", row_format.names.get(label, label))  # one label for both encodings of é
+    return Row(texts, name, extras, location)
 
 
 def _text(record: Record, header: list[str], column: Column, location: Location) -> str:
@@ -284,8 +258,7 @@ def _text(record: Record, header: list[str], column: Column, location: Location)
 def _extra(record: Record, header: list[str], column: Column, location: Location) -> int:
     text = _text(record, header, column, location)
     with suppress(ValueError):
-        number = int(text)
-        if number in _EXTRA_VALUES:
+        if (number := int(text)) in _EXTRA_VALUES:
             return number
     raise DataError(
         f"{location}: column {column!r} holds {text[:40]!r}, not a 32-bit integer of at least {UNKNOWN} (unknown)"
@@ -295,37 +268,33 @@ def _extra(record: Record, header: list[str], column: Column, location: Location
 def first_record(path: Path, row_format: RowFormat) -> list[str]:
     """Return the cells of a table's first row, header or not, or the field names of the first JSON object."""
     for _, record in _records(path, row_format):
-        if record in ([UNREADABLE], {}):
-            continue
-        if isinstance(record, list):
+        if isinstance(record, list) and record != [UNREADABLE]:
             return record
-        columns = dict.fromkeys(map(str, row_format.columns))
-        nested = [name for name in columns if name not in record and field_of(record, name) is not None]
-        return [*record, *nested]
+        if isinstance(record, dict) and record:
+            columns = dict.fromkeys(map(str, row_format.columns))
+            return [*record, *(name for name in columns if name not in record and field_of(record, name) is not None)]
     return []
 
 
 def check_columns(path: Path, row_format: RowFormat) -> list[str]:
-    """Return the column names of a table, or [] for a table without a header.
+    """Return the header of a table; [] for a table without one, and for JSON lines.
 
     Raises DataError if the file is empty, if a column is missing, or if a name is not unique.
     """
-    if not row_format.header and row_format.format != "jsonl":
+    is_json = row_format.format == "jsonl"
+    if not row_format.header and not is_json:
         return []
     names = first_record(path, row_format)
     if not names:
         raise DataError(f"{path} is empty; check that the download or copy is complete")
-    required = [name for name in (*row_format.columns, *row_format.header_has) if isinstance(name, str)]
-    missing = [name for name in required if name not in names]
-    if missing:
-        raise DataError(
-            f"{path} lacks the column {', '.join(map(repr, missing))}{nearest(missing[0], names)}; "
-            f"it has {', '.join(names)} (without a header, columns are numbers from 0)"
-        )
     for column in row_format.columns:
-        if isinstance(column, str) and names.count(column) > 1:
-            raise DataError(f"{path} has {names.count(column)} columns {column!r}; rename all but one")
-    return names
+        if isinstance(column, str) and names.count(column) != 1:
+            count = names.count(column)
+            problem = f"has {count} columns {column!r}; rename all but one"
+            if count == 0:
+                problem = f"lacks the column {column!r}{nearest(column, names)}; it has {', '.join(names)}"
+            raise DataError(f"{path} {problem} (without a header, columns are numbers from 0)")
+    return [] if is_json else names
 
 
 def field_of(record: dict[str, Any], name: str) -> Any:
@@ -347,7 +316,7 @@ def _records(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Record]]:
     if row_format.format == "jsonl":
         yield from _json_records(path, skip)
         return
-    separator = _SEPARATORS[row_format.format]
+    separator = "," if row_format.format == "csv" else "\t"
     if row_format.quoted:
         yield from _quoted_records(path, separator, skip)
         return
@@ -379,41 +348,149 @@ def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[in
 
 
 def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of JSON lines with their line numbers, or the objects of a JSON array with their positions.
+    """Yield the objects of JSON lines with their line numbers; with `skip`, other lines are read as ``{}``."""
+    for number, line in enumerate(read_lines(path, skip=skip), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            problem = f"expected a JSON object, found {str(value)[:40]!r}"
+        except (ValueError, RecursionError) as error:
+            value, problem = None, f"invalid JSON ({error})"
+        if not isinstance(value, dict):
+            if not skip:
+                hint = "\nconvert an array to one object a line: jq -c '.[]'" if line.lstrip().startswith("[") else ""
+                raise DataError(f"{path}, line {number}: {problem}{hint}")
+            value = {}
+        yield number, value
 
-    With `skip`, malformed lines and values that are not objects are read as ``{}``.
+
+# ------------------------------------------------------------------------------------------------- translation memories
+
+_CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a segment that hold a tool's codes instead of text
+_CHUNK = 1 << 20  # bytes that the parser gets at a time
+_LONGEST_UNIT = 1 << 24  # characters of a unit's text, and bytes of a tag, a comment or an attribute
+
+
+def is_translation_memory(path: Path) -> bool:
+    """Return whether a file's name says TMX; raises DataError for a format that has to be converted first."""
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix in {".po", ".xlf", ".xliff"}:
+        raise DataError(
+            f"{path}: phmctl does not read {suffix[1:].upper()}; convert it with the Translate Toolkit (xliff2po, "
+            "po2tmx --language TARGET), then: --train FILE.tmx --languages SOURCE,TARGET"
+        )
+    return suffix == ".tmx"
+
+
+@repeatable
+def translation_memory(path: Path, languages: tuple[str, str]) -> Iterator[Row]:
+    """Yield the units of a translation memory that have a segment in both languages; of several, the first.
+
+    Raises DataError if the file is not XML, if no unit has both languages, or if one segment would be both sides.
     """
+    available: dict[str, None] = {}
+    empty = True
+    for segments in _units(path):
+        available |= dict.fromkeys(segments)
+        source, target = (_variety(code, segments) for code in languages)
+        if source is None or target is None:
+            continue
+        if source == target:
+            raise DataError(
+                f"{path}: {' and '.join(languages)} are both the segment of {source!r}; it has {', '.join(available)}: "
+                "name the varieties with --languages SOURCE,TARGET"
+            )
+        empty = False
+        yield Row((segments[source], segments[target]))
+    if empty:
+        found = ", ".join(available) or "no language"
+        raise DataError(
+            f"{path} has no unit in both {' and '.join(languages)}; it has {found}: --languages SOURCE,TARGET"
+        )
+
+
+def _variety(code: str, tags: Iterable[str]) -> str | None:
+    """Return the tag that a code means: the same tag, or else the first variety of it, or else its language alone."""
+    wanted = _tag(code)
+    if wanted in tags:
+        return wanted
+    varieties = (tag for tag in tags if tag.startswith(f"{wanted}-"))
+    main = wanted.partition("-")[0]
+    return next(varieties, main if main in tags else None)
+
+
+def _tag(code: str) -> str:
+    """Return a language's tag in lower case: ``zh-hant`` for ``zho_Hant``."""
+    main, *further = re.split("[-_]", code.lower())
+    return "-".join([language(main), *further])
+
+
+def _units(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the text of each unit's first segment in each language. Memory holds one unit."""
     with reading(path), open_bytes(path) as handle:
-        is_array = handle.read(_PEEKED_BYTES).lstrip(_BEFORE_JSON).startswith(b"[")
-    values: Iterable[tuple[int, Any]]
-    if is_array:
-        values = enumerate(_parse_json(path, 1, _read_file(path), skip=False), start=1)
-    else:
-        lines = enumerate(read_lines(path, skip=skip), start=1)
-        values = ((number, _parse_json(path, number, line, skip=skip)) for number, line in lines if line.strip())
-    for number, value in values:
-        if isinstance(value, dict):
-            yield number, value
-        elif skip:
-            yield number, {}
-        else:
-            unit = "item" if is_array else "line"
-            raise DataError(f"{path}, {unit} {number}: expected a JSON object, found {str(value)[:40]!r}")
+        beginning = handle.peek(200)[:200]
+        misspelt = re.search(rb"encoding\s*=\s*[\"']utf_?8[\"']", beginning, re.IGNORECASE)
+        memory = _Memory("utf-8" if misspelt else None)
+        size = 0
+        while True:
+            chunk = handle.read(_CHUNK)
+            size += len(chunk)
+            try:
+                memory.parser.Parse(chunk, not chunk)
+            except expat.ExpatError as error:
+                raise DataError(f"{path}, line {error.lineno}: invalid XML ({error})") from error
+            except (ValueError, LookupError) as error:  # an encoding that the parser lacks
+                raise DataError(
+                    f"{path}: {error}; convert it, iconv -f ENCODING -t UTF-8, and remove encoding=... from line 1"
+                ) from error
+            if memory.characters > _LONGEST_UNIT or size - memory.parser.CurrentByteIndex > _LONGEST_UNIT + _CHUNK:
+                line = memory.parser.CurrentLineNumber
+                raise DataError(f"{path}, line {line}: a unit or a tag is longer than {_LONGEST_UNIT:,} bytes")
+            yield from memory.units
+            memory.units.clear()
+            if not chunk:
+                return
 
 
-def _parse_json(path: Path, number: int, text: str, *, skip: bool) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
-        if skip:
-            return {}
-        raise DataError(f"{path}, line {number}: invalid JSON ({error})") from error
+class _Memory:
+    """A parser of TMX that collects the segments of complete units."""
 
+    def __init__(self, encoding: str | None) -> None:
+        self.units: list[dict[str, str]] = []  # complete ones: text by language
+        self.characters = 0  # of the present unit's text
+        self._segments: dict[str, str] = {}  # of the present unit
+        self._tag = ""
+        self._text: list[str] | None = None  # of the present segment
+        self._codes = 0  # elements of tools' codes that are open
+        self.parser = expat.ParserCreate(encoding)
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._add
 
-def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object that ``json.loads`` has read; raise ValueError if it has a key twice."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
-    return value
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        element = name.rpartition(":")[2]
+        if element == "tu":
+            self._segments, self.characters = {}, 0
+        elif element == "tuv":  # the attribute of TMX 1.4, or of older versions
+            self._tag = _tag(attributes.get("xml:lang") or attributes.get("lang") or "")
+        elif element == "seg":
+            self._text = []
+        elif element in _CODES:
+            self._codes += 1
+
+    def _end(self, name: str) -> None:
+        element = name.rpartition(":")[2]
+        if element == "tu":
+            self.units.append(self._segments)
+        elif element == "seg" and self._text is not None:
+            self._segments.setdefault(self._tag, join_lines("".join(self._text)).strip())
+            self._text = None
+        elif element in _CODES:
+            self._codes -= 1
+
+    def _add(self, text: str) -> None:
+        if self._text is not None and not self._codes:
+            self._text.append(text)
+            self.characters += len(text)

@@ -1,75 +1,43 @@
-"""Rows of text as readers yield them, and the functions that divide or change a corpus' rows."""
+"""What happens to the rows of a corpus: they are held out, changed, cleaned and selected, with counts of dropped rows.
+
+Valid and test keep every row, so that N lines of input have N lines of output; only malformed and unlabelled examples,
+which cannot be scored, are dropped. Train loses rows with an empty text, rows whose text is in valid or test, whatever
+their label, and after tokenization rows that are too long or whose texts differ too much in length.
+"""
 
 import hashlib
+import html
 import random
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, partial, wraps
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple, ParamSpec, Self
+from typing import Any
 
-from phmctl.errors import DataError
+from phmctl.data import UNKNOWN, Row, RowSource, Splits, repeatable
+from phmctl.data.card import Cleaning, Divide
+from phmctl.data.readers import BLANKS
+from phmctl.errors import DataError, nearest
 
-UNKNOWN = -1  # value of an extra that is not known
-_NO_EXTRAS: Mapping[str, int] = MappingProxyType({})
+Division = tuple[Splits, dict[str, str]]  # splits, and for each split made from train a description of its rows
 
-P = ParamSpec("P")
+# Reasons for dropping a row: keys of the manifest's counts.
+MALFORMED, HELD_OUT, OVER_LONG, LENGTH_RATIO = "odd_row", "in_valid_or_test", "over_long", "length_ratio"
+EMPTY_SIDE = "empty_side"  # of parallel text
+UNLABELLED, EMPTY_TEXT = "no_label", "empty_text"  # of labelled text
+REASONS = (MALFORMED, UNLABELLED, EMPTY_TEXT, EMPTY_SIDE, HELD_OUT, OVER_LONG, LENGTH_RATIO)  # order of the counts
+# Remarks on rows that are kept.
+TRUNCATED = "cut"
+SAME_SIDES = "same_sides"
+SIDE_HELD_OUT = ("source_in_valid_or_test", "target_in_valid_or_test")
 
-
-class Location(NamedTuple):
-    """The position of a row, for error messages."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}, line {self.line}"
-
-
-class Row(NamedTuple):
-    """A sentence pair or a labelled example."""
-
-    texts: tuple[str, ...]
-    label: str | None = None
-    extras: Mapping[str, int] = _NO_EXTRAS  # integers by name, such as the number of attractors
-    location: Location = Location("", 0)  # not set for parallel files
-    readable: bool = True  # False for a malformed row, whose texts are empty
-
-
-RowSource = Iterable[Row]  # can be iterated any number of times
-Splits = dict[str, RowSource]
-
-
-@dataclass(frozen=True)
-class _Repeatable:
-    generate: Callable[[], Iterator[Row]]
-
-    def __iter__(self) -> Iterator[Row]:
-        return self.generate()
-
-
-def repeatable(generator: Callable[P, Iterator[Row]]) -> Callable[P, RowSource]:
-    """Make a generator function return an iterable that starts from the beginning each time."""
-
-    @wraps(generator)
-    def source(*args: P.args, **kwargs: P.kwargs) -> RowSource:
-        return _Repeatable(partial(generator, *args, **kwargs))
-
-    return source
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A file of a corpus, the split it belongs to, and its content: ``source``, ``target``, or ``rows`` for a table."""
-
-    path: Path
-    split: str
-    side: str
+# The entities that Moses' escape-special-chars.perl writes. Others, such as "&copy", are ordinary text.
+_ENTITY = re.compile("&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 
 def normalised_text(line: str) -> str:
@@ -108,71 +76,106 @@ def select_periodic(
             yield row
 
 
-@dataclass(frozen=True)
-class HoldOut:
-    """Shares of train that become valid and test: ``1000,1000`` rows, or ``5%,5%`` of them; one value makes valid only.
+def divide_train(splits: Mapping[str, RowSource], divide: Divide) -> Division:
+    """Take the splits that are missing from train: from a first row on, one row in each period."""
+    first_rows = {split: row for split, row in divide.first_rows.items() if split not in splits}
+    train, period = splits["train"], divide.period
+    divided = {"train": select_periodic(train, period, [*first_rows.values()], complement=True)}
+    divided |= {split: select_periodic(train, period, [row]) for split, row in first_rows.items()}
+    held_out = {
+        split: f"rows {row:,}, {row + period:,}, {row + 2 * period:,}, ..." for split, row in first_rows.items()
+    }
+    return {**splits, **divided}, held_out
 
-    The rows are chosen by a digest of their first text, so that rows with equal sources stay in one split, and the same
-    corpus is always divided in the same way. A share can exceed its size by the last source's further rows.
+
+def hold_out(rows: RowSource, text: str) -> Splits:
+    """Divide train into train, valid and, with two sizes, test; `text` is ``1000,1000`` rows or ``5%,5%`` of them.
+
+    The rows are chosen by a digest of their first text, so that the same corpus is always divided in the same way. Rows
+    with equal sources stay in one split, as do two sources that the rows pair in both orders, and the last source of a
+    label stays in train. A share can exceed its size by the last source's further rows. Raises DataError.
     """
+    match = re.fullmatch(r"(\d+)(?:,(\d+))?|(\d+(?:\.\d+)?)%(?:,(\d+(?:\.\d+)?)%)?", text.replace(" ", ""))
+    numbers = [] if match is None else [float(number) for number in match.groups() if number is not None]
+    percent = "%" in text
+    if not numbers or min(numbers) <= 0 or (percent and sum(numbers) >= 100):
+        raise DataError(f"--split {text}: expected rows of valid and test, 1000,1000, or shares of train, 5%,5%")
+    names = ("valid", "test")[: len(numbers)]
 
-    text: str
-    sizes: tuple[float, ...]  # rows, or fractions below 1
+    @cache  # counting the sources takes passes over the files
+    def split_of() -> dict[bytes, str]:
+        """Return the split of each source that leaves train."""
+        groups = _sources_paired_in_both_orders(rows)
+        members: dict[bytes, set[bytes]] = defaultdict(set)
+        counts: Counter[bytes] = Counter()
+        labels: dict[bytes, set[str]] = defaultdict(set)
+        for row in rows:
+            if row.readable:
+                source = _digest(row.texts[0])
+                group = groups.get(source, source)
+                members[group].add(source)
+                counts[group] += 1
+                labels[group] |= {row.label} if row.label is not None else set()
+        remaining = Counter(label for found in labels.values() for label in found)
+        total = counts.total()
+        order = sorted(counts, reverse=True)
+        chosen: dict[bytes, str] = {}
+        left = len(counts)
+        for name, number in zip(names, numbers, strict=True):
+            wanted = number / 100 * total if percent else number
+            while wanted > 0 and order:
+                group = order.pop()
+                if any(remaining[label] == 1 for label in labels[group]):
+                    continue
+                remaining.subtract(labels[group])
+                chosen |= dict.fromkeys(members[group], name)
+                wanted -= counts[group]
+                left -= 1
+        if not left:
+            raise DataError(f"--split {text} leaves none of the {total:,} rows for train; take fewer")
+        return chosen
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the shares that an option names. Raises DataError."""
-        match = re.fullmatch(r"(\d+)(?:,(\d+))?|(\d+(?:\.\d+)?)%(?:,(\d+(?:\.\d+)?)%)?", text.replace(" ", ""))
-        numbers = [] if match is None else [float(number) for number in match.groups() if number is not None]
-        percent = "%" in text
-        if not numbers or min(numbers) <= 0 or (percent and sum(numbers) >= 100):
-            raise DataError(f"--split {text}: expected rows of valid and test, 1000,1000, or shares of train, 5%,5%")
-        return cls(text, tuple(number / 100 for number in numbers) if percent else tuple(numbers))
+    @repeatable
+    def rows_of(split: str) -> Iterator[Row]:
+        for row in rows:
+            if split_of().get(_digest(row.texts[0]), "train") == split:
+                yield row
 
-    def divide(self, rows: RowSource) -> Splits:
-        """Return train, valid and, with two sizes, test. Raises DataError if nothing is left for train."""
-        names = ("valid", "test")[: len(self.sizes)]
-
-        @cache  # counting the sources takes a pass over the files
-        def split_of() -> dict[bytes, str]:
-            counts = Counter(_source_digest(row) for row in rows if row.readable)
-            total = counts.total()
-            order = iter(sorted(counts))
-            chosen: dict[bytes, str] = {}
-            for name, size in zip(names, self.sizes, strict=True):
-                wanted = size * total if size < 1 else size
-                while wanted > 0 and (digest := next(order, None)) is not None:
-                    chosen[digest] = name
-                    wanted -= counts[digest]
-            if len(chosen) == len(counts):
-                raise DataError(f"--split {self.text} leaves none of the {total:,} rows for train; take fewer")
-            return chosen
-
-        @repeatable
-        def rows_of(split: str) -> Iterator[Row]:
-            for row in rows:
-                if split_of().get(_source_digest(row), "train") == split:
-                    yield row
-
-        return {name: rows_of(name) for name in ("train", *names)}
+    return {name: rows_of(name) for name in ("train", *names)}
 
 
-def _source_digest(row: Row) -> bytes:
-    return hashlib.sha256(normalised_text(row.texts[0]).encode("utf-8")).digest()[:8]
+def _sources_paired_in_both_orders(rows: RowSource) -> dict[bytes, bytes]:
+    """Return the smallest member of its group for each first text that some row pairs in the opposite order, too."""
+    firsts = {_digest(row.texts[0]) for row in rows if row.readable}
+    pairs = set()
+    for row in rows:
+        if len(row.texts) == 2 and (second := _digest(row.texts[1])) in firsts:
+            pairs.add((_digest(row.texts[0]), second))
+    groups: dict[bytes, list[bytes]] = {}
+    for first, second in sorted(pairs):
+        if first < second and (second, first) in pairs:
+            merged = sorted({*groups.get(first, [first]), *groups.get(second, [second])})
+            groups |= dict.fromkeys(merged, merged)
+    return {source: members[0] for source, members in groups.items()}
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(normalised_text(text).encode("utf-8")).digest()[:8]
 
 
 # ------------------------------------------------------------------------------------------- subject-verb agreement
 
-Division = tuple[Splits, dict[str, str]]  # splits, and for each split made from train a description of its rows
-
 
 def agreement(splits: Mapping[str, RowSource]) -> Division:
-    """Add the number of attractors to Linzen's simplified files; the name of a test file contains it."""
-    return {name: _add_attractors(rows) for name, rows in splits.items()}, {}
+    """Add the number of attractors to Linzen's simplified files, or divide the original table."""
+    if "valid" in splits:
+        return {name: _add_attractors(rows) for name, rows in splits.items()}, {}
+    return _agreement_table(splits)
 
 
 @repeatable
 def _add_attractors(rows: RowSource) -> Iterator[Row]:
+    """Take the number of attractors from the name of a test file."""
     for row in rows:
         stem, _, suffix = Path(row.location.file).name.removesuffix(".gz").rpartition(".")
         is_numbered = stem == "numpred.test" and suffix.isdecimal()
@@ -195,7 +198,7 @@ def agreement_resplit(splits: Mapping[str, RowSource]) -> Division:
     return {"train": with_digits(*range(8)), "valid": with_digits(8), "test": with_digits(9)}, descriptions
 
 
-def agreement_table(splits: Mapping[str, RowSource]) -> Division:
+def _agreement_table(splits: Mapping[str, RowSource]) -> Division:
     """Divide the original table as Tensor2Tensor does and cut each sentence before its verb.
 
     The rows are shuffled by Python's generator with seed 1: 9 % are train, 1 % valid. Of the remaining rows, those
@@ -241,4 +244,168 @@ def _cut_before_verb(rows: RowSource) -> Iterator[Row]:
         yield row._replace(texts=(" ".join(words[: verb - 1]),), extras=extras)
 
 
-DIVISIONS = {divide.__name__: divide for divide in (agreement, agreement_resplit, agreement_table)}
+# By card: what is done with the splits of its files.
+SPECIAL_CARDS = {"agreement": agreement, "agreement-resplit": agreement_resplit}
+
+
+# ---------------------------------------------------------------------------------------------------------- cleaning
+
+
+def describe_counts(dropped: Mapping[str, int]) -> str:
+    """Return the counts of dropped rows in words: "3 empty side, 1 over long"."""
+    parts = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
+    return ", ".join(parts) or "nothing dropped"
+
+
+def clean_line(line: str, settings: Cleaning) -> str:
+    """Return a line as it is tokenized and, in valid and test, stored.
+
+    Surrounding blanks are removed; entities and Unicode are changed as the settings say. Lower-casing is left to the
+    tokenizer, so that references keep their case.
+    """
+    if settings.entities == "decode" and "&" in line:
+        line = _ENTITY.sub(lambda match: html.unescape(match[0]), line)
+    if settings.normalise:
+        return " ".join(unicodedata.normalize("NFC", line).split())
+    return line.strip(BLANKS)
+
+
+def truncate(tokens: Sequence[int], max_tokens: int, settings: Cleaning) -> Sequence[int]:
+    """Return the first or, if the settings say so, the last `max_tokens` tokens."""
+    return tokens[:max_tokens] if settings.keep == "start" else tokens[-max_tokens:]
+
+
+@dataclass
+class HeldOut:
+    """The texts of valid and test as digests, to find them in train.
+
+    Texts that differ only in case, Unicode form or white space are equal, so that tokenised text matches raw text.
+    """
+
+    symmetric: bool = False  # a row with swapped texts is equal, too
+    sides: bool = False  # also compare each text by itself
+    digests: set[bytes] = field(default_factory=set)
+
+    def add(self, texts: Sequence[str]) -> None:
+        self.digests.update(self._digests(texts))
+
+    def find(self, texts: Sequence[str]) -> list[bool]:
+        """Return whether a row is in valid or test and, with `sides`, whether each of its texts is."""
+        return [digest in self.digests for digest in self._digests(texts)]
+
+    def _digests(self, texts: Sequence[str]) -> list[bytes]:
+        normalised = [normalised_text(text) for text in texts]
+        keys = [["row", *(sorted(normalised) if self.symmetric else normalised)]]
+        if self.sides:
+            keys += [[str(side), text] for side, text in enumerate(normalised)]
+        return [blake2b("\n".join(key).encode("utf-8"), digest_size=12).digest() for key in keys]
+
+
+@dataclass
+class CleanRows:
+    """The cleaned and selected rows of a split. Each iteration starts the counts again.
+
+    `max_tokens` excludes the end of sentence. An over-long labelled text of valid or test is truncated; an over-long
+    sentence is kept as it is.
+    """
+
+    rows: RowSource
+    settings: Cleaning
+    max_tokens: int
+    labels: Sequence[str] | None = None  # None for parallel text
+    held_out: HeldOut | None = None  # None for valid and test
+
+    def __post_init__(self) -> None:
+        self.train = self.held_out is not None
+        self.labelled = self.labels is not None
+        self._label_numbers: Mapping[str | None, int] = {label: n for n, label in enumerate(self.labels or ())}
+        self._reset_counts()
+
+    def _reset_counts(self) -> None:
+        self.read = self.kept = 0
+        self.dropped: Counter[str] = Counter()  # by reason
+        self.noted: Counter[str] = Counter()  # kept rows by remark
+        self.classes: Counter[str] = Counter()  # kept examples by label
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the cleaned rows; :meth:`fit` checks their lengths. Raises DataError for an unknown label."""
+        self._reset_counts()
+        for row in self.rows:
+            self.read += 1
+            if not row.readable:
+                self.dropped[MALFORMED] += 1
+            elif self.labelled and row.label is None:
+                self.dropped[UNLABELLED] += 1
+            else:
+                self._check_label(row)
+                cleaned = row._replace(texts=tuple(clean_line(text, self.settings) for text in row.texts))
+                if self._is_kept(cleaned):
+                    yield cleaned
+
+    def counts(self) -> dict[str, Any]:
+        """Return the manifest's counts of the split."""
+        counts: dict[str, Any] = {
+            "read": self.read,
+            "kept": self.kept,
+            "dropped": {reason: self.dropped[reason] for reason in REASONS if self.dropped[reason]},
+            "noted": {remark: count for remark, count in sorted(self.noted.items()) if count},
+        }
+        if self.labelled:
+            counts["labels"] = dict(sorted(self.classes.items()))
+        return counts
+
+    def sample(self, period: int) -> "CleanRows":
+        """Return the split's rows 1, 1 + period, 1 + 2 period, …, cleaned and selected in the same way."""
+        return self if period == 1 else replace(self, rows=select_periodic(self.rows, period, [1]))
+
+    def label_number(self, row: Row) -> int:
+        return self._label_numbers[row.label]
+
+    def fit(self, row: Row, tokens: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:
+        """Count a tokenized row; return the tokens to store, or None if the row is dropped for its lengths.
+
+        The ratio of the lengths includes the end of sentence, so that very short pairs pass: 1 and 2 tokens are 2 : 3.
+        """
+        lengths = [len(side) for side in tokens]
+        longest, shortest = max(lengths), min(lengths)
+        max_ratio = self.settings.max_ratio
+        kept = True
+        if longest > self.max_tokens:
+            truncated = self.labelled and not self.train
+            kept = self._count(TRUNCATED if truncated else OVER_LONG, keep=not self.train)
+        elif self.train and max_ratio > 0 and longest + 1 > max_ratio * (shortest + 1):
+            kept = self._count(LENGTH_RATIO, keep=False)
+        if not kept:
+            return None
+        self.kept += 1
+        if not self.labelled:
+            return tokens
+        self.classes[str(row.label)] += 1
+        return [truncate(side, self.max_tokens, self.settings) for side in tokens]
+
+    def _check_label(self, row: Row) -> None:
+        if self.labels is None or row.label in self._label_numbers:
+            return
+        guess = nearest(str(row.label), self.labels)
+        known = ", ".join(self.labels[:8])
+        if len(self.labels) > 8:
+            known += f", ... ({len(self.labels)} in all)"
+        raise DataError(f"{row.location}: unknown label {row.label!r}{guess}; known: {known}")
+
+    def _is_kept(self, row: Row) -> bool:
+        if not self.labelled and row.texts[0] == row.texts[1] != "":
+            self.noted[SAME_SIDES] += 1
+        if not all(text.strip() for text in row.texts):
+            return self._count(EMPTY_TEXT if self.labelled else EMPTY_SIDE, keep=not self.train)
+        if self.held_out is None:
+            return True
+        row_known, *sides_known = self.held_out.find(row.texts)
+        if row_known:
+            return self._count(HELD_OUT, keep=self.settings.duplicates == "keep")
+        self.noted.update(remark for remark, known in zip(SIDE_HELD_OUT, sides_known, strict=False) if known)
+        return True
+
+    def _count(self, reason: str, *, keep: bool) -> bool:
+        """Count a row as kept with a remark or as dropped; return `keep`."""
+        (self.noted if keep else self.dropped)[reason] += 1
+        return keep

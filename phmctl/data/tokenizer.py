@@ -7,19 +7,20 @@ text: ``<s>`` in a line is punctuation and a letter.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import tokenizers
+from pydantic import BaseModel
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from phmctl.data import SPECIAL_TOKENS, UNK
-from phmctl.data.rows import Row
+from phmctl.data import SPECIAL_TOKENS, UNK, Row
+from phmctl.data.card import Cleaning
 from phmctl.errors import DataError
-from phmctl.storage import read_json_object, write_atomic
+from phmctl.storage import read_json_object, sha256_text, write_atomic
 
 Algorithm = Literal["bpe", "word"]
 
@@ -195,3 +196,45 @@ def train_pair(
         tokenizer = learn(text for row in rows for text in row.texts)
         return TokenizerPair(tokenizer, tokenizer)
     return TokenizerPair(learn(row.texts[0] for row in rows), learn(row.texts[1] for row in rows))
+
+
+_VOCABULARY_SETTINGS = ("tokenizer", "vocabulary", "joint")  # data settings that determine a vocabulary
+OF_VOCABULARY = ("lowercase", "normalise", "min_count")  # cleaning settings that determine a vocabulary
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokenizers of prepared data or of a run, with the settings by which they were learned."""
+
+    origin: str  # the folder or the run's name
+    tokenizers: TokenizerPair
+    cleaning: Cleaning
+    settings: Mapping[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        return sha256_text([self.tokenizers.source.engine_json(), self.tokenizers.target.engine_json()])
+
+    def settings_for(self, section: type[BaseModel]) -> dict[str, Any]:
+        """Return the vocabulary's settings and the longest text as keys of a data section."""
+        settings = {"joint": self.tokenizers.joint, **self.settings}  # the settings of labelled text lack "joint"
+        return {key: settings[key] for key in (*_VOCABULARY_SETTINGS, "max_tokens") if key in section.model_fields}
+
+    def pair(self, data: BaseModel) -> TokenizerPair:
+        """Return the tokenizers of the data's source and target, exchanged if the data has the opposite direction."""
+        pair = self.tokenizers
+        reversed_sides = self.settings.get("direction", "forward") != getattr(data, "direction", "forward")
+        return TokenizerPair(pair.target, pair.source) if reversed_sides and not pair.joint else pair
+
+    def check(self, data: BaseModel, cleaning: Cleaning) -> None:
+        """Raise DataError if settings of the data contradict the vocabulary."""
+        if not hasattr(data, "joint") and not self.tokenizers.joint:
+            raise DataError(f"{self.origin} has one vocabulary for each side, but labelled text needs a joint one")
+        learned = {**self.settings_for(type(data)), **self.cleaning.model_dump(include={*OF_VOCABULARY})}
+        chosen = {**data.model_dump(), **cleaning.model_dump()}
+        for key, expected in learned.items():
+            if key != "max_tokens" and chosen[key] != expected:
+                raise DataError(
+                    f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was learned with {expected!r}, not "
+                    f"{chosen[key]!r}; leave the option out, or set this value in the recipe"
+                )

@@ -18,13 +18,12 @@ if TYPE_CHECKING:  # numpy is imported only if systems are compared
 
 USUAL = "13a"
 CHARACTERS = "char"
-_CHINESE = ("zh", "yue", "wuu", "hak", "gan", "hsn", "nan", "lzh", "cdo", "cjy", "cpx", "czh", "czo", "mnp")
 # sacrebleu's tokenizers for languages without blanks between words, and for Korean, whose suffixes are words
 _TOKENIZERS = {
-    **dict.fromkeys(_CHINESE, "zh"),
-    **dict.fromkeys(("th", "lo", "km", "my", "shn", "bo", "dz"), CHARACTERS),
+    "zh": "zh",
     "ja": "ja-mecab",
     "ko": "ko-mecab",
+    "th": CHARACTERS,
 }
 _NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
 # Ranges of the number of words, by the number below the range
@@ -74,11 +73,9 @@ class Bin:
 def usual_tokenizer(code: object) -> str:
     """Return sacrebleu's tokenizer for a language's code such as ``zh``, ``zh-TW`` or ``zho_Hans``.
 
-    Japanese and Korean are split into characters if mecab is not installed. Latin script has blanks (``zh-Latn``).
+    Japanese and Korean are split into characters if mecab is not installed.
     """
-    if "latn" in re.split("[-_]", str(code).lower()):
-        return USUAL
-    name = _TOKENIZERS.get(language(code) or "", USUAL)
+    name = _TOKENIZERS.get(language(code), USUAL)
     if name.endswith("mecab"):
         try:
             check_tokenizer(name)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.data.card import Cleaning
-from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
+from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair, Vocabulary
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.runs import DATA, Run, Trained
+from phmctl.runs.find import find_run
 from phmctl.storage import are_file_entries, file_entry, verify, write_json
 
 if TYPE_CHECKING:  # an export answers without numpy
@@ -67,6 +68,24 @@ def read_text(run: Trained, split: str, side: str) -> list[str]:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
+
+
+def vocabulary_of(path: Path) -> Vocabulary:
+    """Return the vocabulary of a prepared folder or of a run. Raises DataError, RunError."""
+    if (path / "manifest.json").is_file():
+        from phmctl.data.prepared import PreparedData  # imports numpy
+
+        prepared = PreparedData(path)
+        settings = prepared.manifest["settings"]
+        return Vocabulary(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
+    folders = sorted(str(manifest.parent) for manifest in path.glob("[!.]*/manifest.json"))
+    if folders:
+        raise DataError(f"{path} is the folder of a corpus; name a folder in it: {', '.join(folders)}")
+    run = Run.open(find_run(path))
+    settings = run.data().get("settings", {})
+    if "vocabulary" not in settings:
+        raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
+    return Vocabulary(run.name, load_tokenizers(run), load_cleaning(run), settings)
 
 
 def refuse_damaged_copy(run: Trained, path: Path) -> None:

@@ -6,16 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phmctl.answering.opening import Source
-from phmctl.data.card import is_card, load_card
 from phmctl.errors import UserError
-from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import AUTO
 from phmctl.runs.results import check_scorable
 from phmctl.tasks.base import Answering, Report, TaskSpec, Trains, option_name
 from phmctl.tasks.classification import CLASSIFICATION, PROBING
 from phmctl.tasks.rule import RULE
-from phmctl.tasks.text import OwnText
 from phmctl.tasks.translation import TRANSLATION
 
 if TYPE_CHECKING:
@@ -101,20 +98,3 @@ def set_options(task: str, known: Sequence[str], options: Mapping[str, object]) 
         valid = ", ".join(map(option_name, known)) or "no options"
         raise UserError(f"{', '.join(unknown)}: task {task!r} does not have this option; it has {valid}")
     return values
-
-
-def text_of(name: str, recipe: str | None = None, options: Collection[str] = ()) -> OwnText:
-    """Return the type of text that a corpus holds. Raises UserError if the task reads no prepared text.
-
-    An option that only one type has decides. Otherwise the card does, or without a card the recipe.
-    """
-    specs = [spec for spec in TASKS.values() if spec.text and not set(options).isdisjoint(spec.text.own_options)]
-    if specs:
-        spec = specs[0]
-    elif recipe is not None and not is_card(name):
-        spec = task_of(load_recipe(recipe))
-    else:
-        spec = TASKS[load_card(name).task]
-    if spec.text is None:
-        raise spec.lacks("prepare-data")
-    return spec.text

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from phmctl.answering.opening import Source
     from phmctl.answering.translator import Translator
     from phmctl.metrics.significance import Difference, Scorer
-    from phmctl.tasks.text import OwnText
 
 P = TypeVar("P")
 V = TypeVar("V")
@@ -192,7 +191,6 @@ class TaskSpec:
     notes: Callable[[Any, Mapping[str, int]], Iterable[str]] = lambda section, sizes: ()
     trains: Trains | None = None
     answers: Answering | None = None
-    text: OwnText | None = None  # how ``prepare-data`` reads a user's own text
 
     def lacks(self, command: str) -> UserError:
         """Return the error of a command that the task does not support."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from phmctl.answering.base import Classified
 from phmctl.answering.opening import Source, load_classifier
 from phmctl.console import Table, progress, warn
-from phmctl.data.card import RowFormat
+from phmctl.data.card import RowFormat, labelled_format
 from phmctl.data.corpus import table_rows
 from phmctl.errors import DataError, UserError
 from phmctl.metrics import classification as scoring
@@ -40,7 +40,6 @@ from phmctl.tasks.base import (
     text_sizes,
     within,
 )
-from phmctl.tasks.text import LABELLED_TEXT, labelled_format
 
 if TYPE_CHECKING:
     from torch import nn
@@ -288,7 +287,6 @@ CLASSIFICATION = TaskSpec(
         scored_answers=scored_answers,
     ),
     answers=Answering(load=load, split_lines=split_lines),
-    text=LABELLED_TEXT,
 )
 
 

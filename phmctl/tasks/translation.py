@@ -19,8 +19,8 @@ from phmctl.answering.base import change_decoding
 from phmctl.answering.opening import Source, load_translator
 from phmctl.answering.translator import Translator
 from phmctl.console import Table, note, progress, warn
-from phmctl.data.clean import clean_line
 from phmctl.data.readers import guess_format, read_sentences
+from phmctl.data.rows import clean_line
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import Part, part_name, parts
@@ -31,7 +31,6 @@ from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, r
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.storage import read_json_object, sha256_text
 from phmctl.tasks.base import Answering, Answers, Device, Metric, Task, TaskSpec, TextComparer, Trains, text_sizes
-from phmctl.tasks.text import PARALLEL_TEXT, note_unknown_languages
 
 if TYPE_CHECKING:
     from phmctl.models.transformer import Transformer
@@ -150,9 +149,7 @@ def evaluate(
         lowercase = load_tokenizers(run).target.lowercase
     tokenize = tokenize or recipe.training.bleu_tokenizer
     if not tokenize:
-        target_language = run.data().get("target_language")
-        note_unknown_languages(target_language)
-        tokenize = scoring.usual_tokenizer(target_language)
+        tokenize = scoring.usual_tokenizer(run.data().get("target_language"))
     scoring.check_tokenizer(tokenize)
     options: scoring.ScoreOptions = {"lowercase": lowercase, "tokenize": tokenize, "other_references": other_references}
 
@@ -311,5 +308,4 @@ TRANSLATION = TaskSpec(
         options=(*_SEARCH, "n_best", "strict"),
         split_lines=partial(read_text, side="source"),
     ),
-    text=PARALLEL_TEXT,
 )

@@ -21,7 +21,6 @@ from phmctl.runs import Run
 from phmctl.runs.copies import EXTRAS, check_same_data, check_same_vocabulary, record_copies
 from phmctl.storage import write_atomic, write_json
 from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
-from phmctl.tasks.text import note_unknown_languages
 
 _LINES = 256  # validation lines that are translated between two checks for a signal
 
@@ -105,8 +104,6 @@ class TranslationTask(Task):
         """Plan the first epoch. Raises DataError if a sentence is longer than a batch, UserError for the tokenizer."""
         if self.recipe.training.validate_bleu:
             check_tokenizer(self._bleu_tokenizer)
-            if self.recipe.training.bleu_tokenizer is None:
-                note_unknown_languages(self.prepared.manifest.get("target_language"))
         self.plan(0)
 
     def check_run(self, run: Run) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +14,3 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no real data")
     return folder
-
-
-@pytest.fixture
-def local_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``datasets`` load a local folder as a dataset of the hub."""
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(siblings=None))

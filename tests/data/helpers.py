@@ -1,34 +1,16 @@
 """Helpers of tests with files: write, read and damage files, and prepare a user's own files."""
 
 import gzip
-import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from phmctl.data import Row
 from phmctl.data.card import RowFormat
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
-from phmctl.data.rows import Row
 from phmctl.recipe.schema import LabelledSection, ParallelSection
-
-
-@contextmanager
-def deadline(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError if the block takes longer."""
-
-    def late(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def as_rows(pairs: Iterable[tuple[str, ...]]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Open labelled corpora: folders of each distribution, divisions, borrowed splits, own tables."""
+"""Open labelled corpora: folders of each distribution, divisions, own tables."""
 
 import random
 from collections import Counter
@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from phmctl.data.card import RowFormat, load_card
-from phmctl.data.corpus import open_corpus, own_corpus
-from phmctl.data.hub import hub_rows
+from phmctl.data.corpus import hub_rows, open_corpus, own_corpus
 from phmctl.errors import DataError
 from tests.data.helpers import as_given, put, sizes, texts
 
@@ -65,7 +64,7 @@ def test_scitails_tables(tmp_path):
 
 def test_dialogue_nli_with_the_verified_test(tmp_path):
     for name in ("train", "dev", "test", "verified_test"):
-        put(tmp_path / f"dialogue_nli_{name}.jsonl", '[{"sentence1": "a", "sentence2": "b", "label": "negative"}]')
+        put(tmp_path / f"dialogue_nli_{name}.jsonl", '{"sentence1": "a", "sentence2": "b", "label": "negative"}')
     assert sizes(opened("dialogue-nli", tmp_path)) == {"train": 1, "valid": 1, "test": 1, "test_verified": 1}
 
 
@@ -135,11 +134,9 @@ def counterfactual(folder):
         put(folder / f"{name}.tsv", "sentence1\tsentence2\tgold_label", f"{name}\tb\tneutral")
 
 
-def test_a_borrowed_split_is_found_below_the_folder(tmp_path):
+def test_snlis_test_set_is_found_below_the_folder(tmp_path):
     counterfactual(tmp_path / "all" / "cf")
     put(tmp_path / "all" / "snli" / "test.tsv", "premise\thypothesis\tlabel", "x\ty\t0", "x\tz\t-1")
-    sample = '{"sentence1": "", "sentence2": "", "gold_label": "-"}'
-    put(tmp_path / "all" / "a" / "sample" / "snli_1.0_test.jsonl", sample)
     corpus = opened("snli-counterfactual", tmp_path / "all")
     assert sizes(corpus) == {"train": 1, "valid": 1, "test": 1, "test_original": 1, "test_snli": 2}
     assert [example.label for example in corpus.splits["test_snli"]] == ["entailment", None]

@@ -1,7 +1,6 @@
 """Readers of text: written lines are read back; errors name the file and the line."""
 
 import gzip
-import time
 from pathlib import Path
 
 import pytest
@@ -60,8 +59,7 @@ def test_missing_and_damaged_files(tmp_path):
     shortened.write_bytes(shortened.read_bytes()[:-20])
     (tmp_path / "b.gz").write_bytes(b"not gzip")
     (tmp_path / "c.de").mkdir()
-    (tmp_path / "d.de").write_bytes("ab".encode("utf-16")[:-1])  # ends within a character
-    for name in ("a.gz", "b.gz", "c.de", "d.de", "absent.de"):
+    for name in ("a.gz", "b.gz", "c.de", "absent.de"):
         with pytest.raises(DataError, match=name):
             list(read_lines(tmp_path / name))
 
@@ -153,18 +151,11 @@ def test_segments_of_iwslt_and_wmt(tmp_path, text, segments):
     assert list(read_sentences(put(tmp_path / "newstest-src.en.sgm", text), "iwslt-xml")) == segments
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-@pytest.mark.parametrize("name", ["a.de", "a.de.gz"])
-def test_a_byte_order_mark_sets_the_encoding(tmp_path, encoding, name):
-    path = put(tmp_path / name, mark="Привет\r\nÜber\u2028uns\n\n没有".encode(encoding))
-    assert list(read_lines(path)) == ["Привет", "Über\u2028uns", "", "没有"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
-def test_utf_16_without_a_mark_is_refused(tmp_path, encoding):
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_refused_with_the_program_that_converts_them(tmp_path, encoding):
     path = tmp_path / "a.en"
     path.write_bytes("The small dog\nruns\n".encode(encoding))
-    with pytest.raises(DataError, match=r"a\.en, line 1:"):
+    with pytest.raises(DataError, match=r"a\.en, line 1: (.|\n)*iconv"):
         list(read_lines(path))
 
 
@@ -173,15 +164,3 @@ def test_a_line_without_end_is_refused(tmp_path):
     path.write_bytes(gzip.compress(b"a\n" + bytes(40 << 20)))
     with pytest.raises(DataError, match=r"bomb\.gz, line 2:"):
         list(read_lines(path))
-
-
-@pytest.mark.parametrize(
-    "piece", ["<seg", "<seg>", "<seg >x", "</seg><seg ", "<seg id=1\n", "<seg\n", "</seg>\n<seg\n"]
-)
-def test_segments_take_time_in_proportion_to_the_file(tmp_path, piece):
-    path = tmp_path / "a.xml"
-    path.write_text(piece * 200_000, encoding="utf-8")
-    begun = time.process_time()
-    with pytest.raises(DataError, match=r"a\.xml, line"):
-        list(read_sentences(path, "iwslt-xml"))
-    assert time.process_time() - begun < 10

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from phmctl.data import SPECIAL_TOKENS
-from phmctl.data.prepare import read_vectors
+from phmctl.data.prepared import read_vectors
 from phmctl.errors import DataError
 from tests.data.helpers import put
 

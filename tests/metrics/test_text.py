@@ -130,9 +130,9 @@ def test_chinese_is_split_into_characters() -> None:
 
 def test_the_usual_tokenizer_of_a_language() -> None:
     groups = {
-        "13a": ("de", "deu", "ger", "deu_Latn", "zh-Latn-CN", "xx", "original", None),
-        "zh": ("zh", "zh-TW", "ZH_hant", "zho", "chi", "cmn", "zho_Hans", "cmn-Hant-TW", "yue_Hant"),
-        "char": ("th", "tha", "tha_Thai", "lo", "lao", "km", "khm", "my", "mya", "bur"),
+        "13a": ("de", "deu", "ger", "deu_Latn", "xx", "original", None),
+        "zh": ("zh", "zh-TW", "ZH_hant", "zho", "chi", "cmn", "zho_Hans", "cmn-Hant-TW"),
+        "char": ("th", "tha", "tha_Thai"),
         "ja-mecab" if importlib.util.find_spec("MeCab") else "char": ("ja", "jpn", "jpn_Jpan"),
         "ko-mecab" if importlib.util.find_spec("mecab_ko") else "char": ("ko", "kor", "kor_Hang"),
     }

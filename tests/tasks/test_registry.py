@@ -145,7 +145,7 @@ def test_its_training_is_measured_against_the_dense_twin(recipe: str) -> None:
 
 def test_commands_and_options_that_it_lacks_are_refused_by_name(recipe: str) -> None:
     assert "'digit'" in refusal("bench", "decode", recipe)
-    assert refusal("prepare-data", "mine", "--recipe", recipe).startswith("prepare-data: task 'digit'")
+    assert "'digit'" in refusal("prepare-data", "mine", "--recipe", recipe)
     run = call("train", recipe, "--steps", "1").strip()
     message = refusal("decode", run, "--beam", "4", "--n-best", "2")
     assert "--beam" in message

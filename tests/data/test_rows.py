@@ -1,7 +1,7 @@
 import pytest
 
 from phmctl.data.card import Cleaning
-from phmctl.data.clean import CleanRows, HeldOut, clean_line
+from phmctl.data.rows import CleanRows, HeldOut, clean_line
 from tests.data.helpers import as_rows, texts
 
 PLAIN = Cleaning()
