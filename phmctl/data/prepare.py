@@ -137,7 +137,8 @@ def choose_section(
     if not isinstance(recipe.data, section):
         recipe_type = next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section)
         expect(recipe, recipe_type)  # raises RecipeError
-    changed: SectionT = change(recipe.data.model_copy(update={"card": name}), options, DataError)
+    copied: Any = recipe.data.model_copy(update={"card": name})
+    changed: SectionT = change(copied, options, DataError)
     return changed
 
 

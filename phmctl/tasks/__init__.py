@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # torch is imported for type checking only
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phmctl.answering.opening import Source
