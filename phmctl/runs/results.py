@@ -187,12 +187,7 @@ def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
     The beginning of a line at the end of the file, which a kill may leave, is skipped without a warning.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
+    lines = _lines(path)
     valid, damaged = [], []
     for number, line in enumerate(lines, start=1):
         entry = parse_entry(line)
@@ -203,6 +198,23 @@ def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     if damaged:
         warn(f"{path}, line {damaged[0]}: damaged; such lines are skipped ({len(damaged)} in all)")
     return valid
+
+
+def read_validations(path: Path) -> list[dict[str, Any]]:
+    """Return the validations in a training log and its last entry; other lines are not parsed. Raises RunError."""
+    lines = _lines(path)
+    entries = [parse_entry(line) for line in lines if b'"validation"' in line]
+    entries.append(next(filter(None, map(parse_entry, reversed(lines))), None))
+    return [entry for entry in entries if entry is not None]
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
 
 
 def parse_entry(line: bytes) -> dict[str, Any] | None:

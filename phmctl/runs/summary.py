@@ -18,7 +18,7 @@ from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import KILLED, LOCK, RECIPE, read_failure, read_tag, select_runs
-from phmctl.runs.results import Result, read_metrics, read_results
+from phmctl.runs.results import Result, read_results, read_validations
 from phmctl.runs.run import Run, read_recipe
 from phmctl.storage import AVERAGE, is_locked, is_whole, read_state, saved_steps, sha256_text, step_name
 
@@ -125,7 +125,7 @@ def summarise(folder: Path) -> Summary:
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment()
     unmodified = environment.get("unmodified")
-    entries = read_metrics(run.metrics_path)
+    entries = read_validations(run.metrics_path)
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
     newest, checkpoint_state = _newest_checkpoint(run.checkpoints_folder)
     state, reason = _state(run, checkpoint_state)
