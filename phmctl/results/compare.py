@@ -17,14 +17,16 @@ from phmctl.results.variants import (
     Variant,
     choose_results,
     deviation,
+    difference_lines,
     group_by_model,
     mean,
     mean_and_spread,
+    run_differences,
 )
 from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
 from phmctl.runs.run import requested_splits
-from phmctl.runs.summary import difference_lines, list_runs, run_differences
+from phmctl.runs.summary import list_runs
 from phmctl.storage import folder_name
 from phmctl.tasks import evaluate, trains
 from phmctl.tasks.base import Metric, within

@@ -1,10 +1,11 @@
 """Group runs into variants, which are models trained with several seeds, and choose the result of each run."""
 
+import json
 import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,8 @@ from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
-from phmctl.runs.summary import Parameters, Summary, run_differences, same_model
+from phmctl.runs.summary import OWN_COLUMNS, Changes, Parameters, Summary
+from phmctl.storage import sha256_text
 from phmctl.tasks import trains
 from phmctl.tasks.base import Answers, Metric
 
@@ -275,3 +277,55 @@ def _marks(members: Sequence[ComparedRun]) -> list[str]:
         if len(set(marks)) == len(members):
             return marks
     return [f"({number})" for number in range(1, len(members) + 1)]
+
+
+def run_differences(first: Run, second: Run) -> Changes:
+    """Return the differences of two runs, each with both values: recipe keys, training data, software versions.
+
+    Algebra, n, seed and settings that change no result are ignored. Data are compared by a digest of their source
+    files, vocabulary and kept texts.
+    """
+    ignored = OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
+    recipes = differences(first.recipe, second.recipe)
+    changes = {key: values for key, values in recipes.items() if key not in ignored}
+    for name, describe in (("data", _data_digest), ("made with", _versions)):
+        with suppress(RunError):  # the run lacks the record
+            values = (describe(first), describe(second))
+            if values[0] != values[1]:
+                changes[name] = values
+    return changes
+
+
+def same_model(first: Run, second: Run) -> bool:
+    """Return whether two runs differ only in the seed and the software versions."""
+    models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.n) for run in (first, second)}
+    return len(models) == 1 and not run_differences(first, second).keys() - {"made with"}
+
+
+def difference_lines(changes: Mapping[str, tuple[Any, Any]], baseline: str = "the baseline") -> list[str]:
+    """Return a line for each difference: ``training.steps: 2,000; 4,000 in the baseline``."""
+    lines = []
+    for name, (baseline_value, value) in changes.items():
+        lines.append(f"{name}: {format_value(value)}; {format_value(baseline_value)} in {baseline}")
+    return lines
+
+
+def format_value(value: Any) -> str:
+    """Return a setting's value for people: thousands separated, None as ``none``."""
+    if value is None:
+        return "none"
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def _data_digest(run: Run) -> str:
+    data = run.data()
+    identity = {key: data.get(key) for key in ("corpus", "token_types", "labels")}
+    identity["sources"] = sorted(str(source.get("sha256")) for source in data.get("sources", ()))
+    kept = {name: split.get("kept") for name, split in data.get("splits", {}).items()}
+    return sha256_text([json.dumps([identity, kept], sort_keys=True)])[:8]
+
+
+def _versions(run: Run) -> str:
+    environment = run.environment()
+    libraries = environment.get("libraries") or {}
+    return f"phmctl {environment.get('phmctl')} at {str(environment.get('git'))[:7]}, torch {libraries.get('torch')}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from phmctl.console import note
 from phmctl.errors import RunError, UserError, nearest
-from phmctl.storage import read_json_object, saved_steps, sync
+from phmctl.storage import read_json_object, saved_steps
 
 # Names of files and folders in a run.
 RECIPE = "recipe.yaml"
@@ -30,37 +30,6 @@ _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
 def runs_root(folder: str | Path | None = None) -> Path:
     """Return the folder of runs: `folder`, otherwise ``$PHMCTL_RUNS``, otherwise ``runs``."""
     return Path(folder or os.environ.get("PHMCTL_RUNS") or "runs")
-
-
-def versions_in(folder: Path) -> list[Path]:
-    """Return the version folders ``vNNN`` of a variant, in ascending order."""
-    if not folder.is_dir():
-        return []
-    versions = []
-    for path in folder.iterdir():
-        match = _VERSION.fullmatch(path.name)
-        if match is not None:
-            versions.append((int(match[1]), path))
-    return [path for _, path in sorted(versions)]
-
-
-def claim_version(temporary: Path, parent: Path) -> Path:
-    """Rename `temporary` to the next free version folder of `parent` and return it.
-
-    Renaming onto a folder with content fails, so that two processes never get the same version.
-    """
-    while True:
-        versions = versions_in(parent)
-        number = 1 + int(versions[-1].name[1:]) if versions else 1
-        target = parent / f"v{number:03d}"
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-            continue
-        sync(parent)
-        return target
 
 
 def find_run(name: Path | str, root: str | Path | None = None) -> Path:
@@ -95,23 +64,17 @@ def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None
     root = runs_root(root)
     runs = [] if names else list(_runs_below(root))
     for name in names:
-        runs += _matching_runs(name, root)
+        folders = [folder for folder in (Path(name), root / name) if folder.is_dir()]
+        matching = next(filter(None, (list(_runs_below(folder)) for folder in folders)), None)
+        matching = matching or [run for run in _runs_below(root) if read_tag(run) == str(name)]
+        if not matching:
+            raise RunError(
+                f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
+                f"{_nearest_run(Path(name), root)}; list them with: phmctl runs"
+            )
+        runs += matching
     unique = {run.resolve(): run for run in runs}
     return sorted(unique.values(), key=_natural_order)
-
-
-def _matching_runs(name: str | Path, root: Path) -> list[Path]:
-    for folder in (Path(name), root / name):
-        runs = list(_runs_below(folder)) if folder.is_dir() else []
-        if runs:
-            return runs
-    tagged = [run for run in _runs_below(root) if read_tag(run) == str(name)]
-    if not tagged:
-        raise RunError(
-            f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
-            f"{_nearest_run(Path(name), root)}; list them with: phmctl runs"
-        )
-    return tagged
 
 
 def _natural_order(folder: Path) -> list[tuple[int, str]]:

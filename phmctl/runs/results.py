@@ -42,16 +42,15 @@ class ScoringKey:
     label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
 
     def path(self, run: Trained, suffix: str) -> Path:
-        """Return the file of this result in a run with the given suffix (``json``, ``hyp``)."""
+        """Return the file of this result in a run with the given suffix (``json``, ``hyp``).
+
+        Its name has plain characters and at most 255 bytes.
+        """
         identity = json.dumps([self.weights.sha256, dict(self.settings)], sort_keys=True)
         digest = sha256_text([identity])[:8]
         parts = [part for part in (self.split, self.weights.name, self.label, digest, suffix) if part]
-        return run.results_folder / ".".join(map(file_name_part, parts))
-
-
-def file_name_part(text: str) -> str:
-    """Return a text as a part of a file name, so short that the names of a result's files have at most 255 bytes."""
-    return _NOT_IN_FILE_NAMES.sub("-", text).strip("-")[:60] or "text"
+        plain = [_NOT_IN_FILE_NAMES.sub("-", part).strip("-")[:60] or "text" for part in parts]
+        return run.results_folder / ".".join(plain)
 
 
 @dataclass(frozen=True)
@@ -147,18 +146,11 @@ def _read_result(path: Path) -> Result | None:
         if type(origin[name]) is not value_type:
             raise TypeError
     sum(origin["scores"].values())  # raises TypeError unless all are numbers
-    return Result(path, report, _find_answers(path, origin), **{name: origin[name] for name in _ORIGIN_KEYS})
-
-
-def _find_answers(path: Path, origin: Mapping[str, Any]) -> Path | None:
-    """Return the file of the scored answers; warn and return None if it is missing."""
-    if origin["answers"] is None:
-        return None
-    answers = path.with_name(origin["answers"])
-    if answers.is_file():
-        return answers
-    warn(f"{answers} is missing, so no test uses it; score the run again")
-    return None
+    answers = None if origin["answers"] is None else path.with_name(origin["answers"])
+    if answers is not None and not answers.is_file():
+        warn(f"{answers} is missing, so no test uses it; score the run again")
+        answers = None
+    return Result(path, report, answers, **{name: origin[name] for name in _ORIGIN_KEYS})
 
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:

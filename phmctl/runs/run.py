@@ -16,6 +16,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import subprocess
 from abc import ABC, abstractmethod
@@ -43,7 +44,6 @@ from phmctl.runs.find import (
     LOCK,
     POINTERS,
     RECIPE,
-    claim_version,
     find_run,
     read_failure,
     select_runs,
@@ -60,6 +60,7 @@ from phmctl.storage import (
     sole_writer,
     step_name,
     step_of,
+    sync,
     temporary_folder,
     verify_checkpoint,
     write_atomic,
@@ -151,7 +152,11 @@ class Run(Trained):
                 (temporary / name).mkdir()
             write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
             write_recipe(temporary, recipe)
-            return cls(claim_version(temporary, parent), recipe)
+            versions = (re.fullmatch(r"v(\d{3,})", path.name) for path in parent.iterdir())
+            number = 1 + max((int(match[1]) for match in versions if match), default=0)
+            folder = temporary.rename(parent / f"v{number:03d}")
+            sync(parent)
+            return cls(folder, recipe)
 
     @classmethod
     def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
@@ -242,7 +247,10 @@ class Run(Trained):
         names = self.checkpoint_names()
         existing = [checkpoint for checkpoint in names if checkpoint not in POINTERS]
         if not existing:
-            raise self._no_checkpoint()
+            reason = read_failure(self.folder)
+            because = f", because its training failed: {reason}" if reason is not None else " yet"
+            advice = "" if reason is not None else f"; continue its training with: {self.resume_command}"
+            raise RunError(f"{self.folder} has no checkpoint{because}{advice}")
         if is_pointer:
             problem = "is damaged" if target is None else f"names {target!r}, which does not exist"
             raise RunError(f"{folder / name} {problem}; use another: --checkpoint {' or '.join(existing)}")
@@ -251,12 +259,6 @@ class Run(Trained):
             f"use --checkpoint {names[0]}"
         )
 
-    def _no_checkpoint(self) -> RunError:
-        reason = read_failure(self.folder)
-        if reason is not None:
-            return RunError(f"{self.folder} has no checkpoint, because its training failed: {reason}")
-        return RunError(f"{self.folder} has no checkpoint yet; continue its training with: {self.resume_command}")
-
     def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
         """Call `load` with the folder name of the checkpoint `name` and return its result.
 
@@ -264,8 +266,10 @@ class Run(Trained):
         name a newer checkpoint by then. A note says if ``auto`` is not the checkpoint that the recipe asks for.
         """
         folder = self.checkpoint(name)
-        if name == AUTO:
-            self._note_substitute(folder)
+        if name == AUTO and self.auto_checkpoint() == "last":
+            note(f"{self.folder} has no best checkpoint; last is taken, {folder.name}")
+        elif name == AUTO and folder.name != AVERAGE and self.recipe.training.average:
+            note(f"{self.folder} is not trained to its end and has no average yet; best is taken, {folder.name}")
         while True:
             try:
                 return load(folder.name)
@@ -276,13 +280,6 @@ class Run(Trained):
                 if newer == folder:
                     raise
                 folder = newer
-
-    def _note_substitute(self, folder: Path) -> None:
-        name = self.auto_checkpoint()
-        if name == "last":
-            note(f"{self.folder} has no best checkpoint; last is taken, {folder.name}")
-        elif name == "best" and self.recipe.training.average:
-            note(f"{self.folder} is not trained to its end and has no average yet; best is taken, {folder.name}")
 
     def weights(self, checkpoint: str = "best") -> Weights:
         folder = self.checkpoint(checkpoint)

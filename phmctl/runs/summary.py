@@ -1,9 +1,8 @@
-"""Summarise runs from their files, without torch: settings, state, best score, size, results; and compare two runs."""
+"""Summarise runs from their files, without torch: settings, state, best score, size, results."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
@@ -12,20 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phmctl.console import Table, warn
-from phmctl.errors import PhmctlError, RunError
+from phmctl.errors import PhmctlError
 from phmctl.recipe import flatten
-from phmctl.recipe.loading import differences
 from phmctl.recipe.models import NOTHING, keys_changing
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.find import KILLED, LOCK, RECIPE, read_failure, read_tag, select_runs
 from phmctl.runs.results import Result, read_results, read_validations
 from phmctl.runs.run import Run, read_recipe
-from phmctl.storage import AVERAGE, is_locked, is_whole, read_state, saved_steps, sha256_text, step_name
+from phmctl.storage import AVERAGE, is_locked, is_whole, read_state, saved_steps, step_name
 
 State = Literal["running", "finished", "stopped", "failed"]
 Changes = dict[str, tuple[Any, Any]]  # by key, both values
 
-_OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys with separate columns
+OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys with separate columns
 _NO_VALUE = "–"
 _MAX_HEADER_BYTES = 1 << 24  # of a safetensors file
 _VOCABULARY_TENSORS = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # their size depends on the vocabulary
@@ -57,7 +55,6 @@ class Summary:
     tag: str | None  # set by train --tag
     # values in the recipe file and in the run, where options changed them; without algebra, n, seed and speed settings
     changed: Mapping[str, tuple[Any, Any]]
-    unmodified_known: bool  # False if the run does not store the recipe file's values; `changed` is empty then
     state: State  # running (a process holds the lock), finished, stopped (can be resumed), failed
     reason: str | None  # error of a failed training
     step: int  # of the newest checkpoint or log line
@@ -86,7 +83,6 @@ class Summary:
             "algebra": model.algebra,
             "n": model.n,
             "changed": {key: {"recipe": before, "run": after} for key, (before, after) in self.changed.items()},
-            "unmodified_known": self.unmodified_known,
             "tag": self.tag,
             "seed": training.seed,
             "steps": training.steps,
@@ -124,7 +120,10 @@ def summarise(folder: Path) -> Summary:
     """Return the summary of a run. Raises RunError."""
     run = Run(folder, read_recipe(folder / RECIPE))
     environment = run.environment()
-    unmodified = environment.get("unmodified")
+    unmodified = environment.get("unmodified") or {}  # values of the recipe file
+    values = dict(flatten(run.recipe.model_dump()))
+    ignored = {"name", *OWN_COLUMNS, *keys_changing(run.recipe, NOTHING)}
+    changes = {key: (before, values.get(key)) for key, before in unmodified.items() if key not in ignored}
     entries = read_validations(run.metrics_path)
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
     newest, checkpoint_state = _newest_checkpoint(run.checkpoints_folder)
@@ -132,8 +131,7 @@ def summarise(folder: Path) -> Summary:
     return Summary(
         run=run,
         tag=read_tag(folder),
-        changed=_changed(run, unmodified) if isinstance(unmodified, dict) else {},
-        unmodified_known=isinstance(unmodified, dict),
+        changed={key: (before, after) for key, (before, after) in changes.items() if before != after},
         state=state,
         reason=reason,
         step=max([_integer(checkpoint_state.get("step")), *(entry["step"] for entry in entries)]),
@@ -156,14 +154,6 @@ def _newest_checkpoint(folder: Path) -> tuple[Path | None, dict[str, Any]]:
         if _integer(averaged.get("step")) > _integer(state.get("step")):
             return folder / AVERAGE, averaged
     return newest, state
-
-
-def _changed(run: Run, unmodified: Mapping[str, Any]) -> Changes:
-    """Return the keys whose values in the recipe file (`unmodified`) differ from the run's."""
-    values = dict(flatten(run.recipe.model_dump()))
-    ignored = {"name", *_OWN_COLUMNS, *keys_changing(run.recipe, NOTHING)}
-    changes = {key: (before, values.get(key)) for key, before in unmodified.items() if key not in ignored}
-    return {key: (before, after) for key, (before, after) in changes.items() if before != after}
 
 
 def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
@@ -225,42 +215,32 @@ def _integer(value: Any) -> int:
 def run_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
     """Yield a table for each recipe, without the columns that are empty in all rows."""
     by_recipe = sorted(summaries, key=lambda summary: summary.recipe.name)
-    for recipe, group in groupby(by_recipe, key=lambda summary: summary.recipe.name):
-        yield _run_table(recipe, list(group))
-
-
-def _run_table(recipe: str, summaries: Sequence[Summary]) -> Table:
-    metrics = {summary.best.metric for summary in summaries if summary.best is not None}
-    best = metrics.pop() if len(metrics) == 1 else "best"
-    columns: dict[str, list[str]] = {
-        "run": [summary.run.name.partition("/")[2] for summary in summaries],
-        "changed": [_format_changes(summary) for summary in summaries],
-        "tag": [summary.tag or "" for summary in summaries],
-        "seed": [str(summary.recipe.training.seed) for summary in summaries],
-        "steps": [f"{summary.step}/{summary.recipe.training.steps}" for summary in summaries],
-        "state": [summary.state for summary in summaries],
-        best: [format_best(summary, best) for summary in summaries],
-        "params": [_format_millions(summary.parameters) for summary in summaries],
-        "min": [_NO_VALUE if summary.minutes is None else f"{summary.minutes:.1f}" for summary in summaries],
-    }
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    text_columns = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
-    return Table(f"\n{recipe}", list(shown), list(zip(*shown.values(), strict=True)), text_columns)
-
-
-def _format_millions(parameters: Parameters | None) -> str:
-    return _NO_VALUE if parameters is None else f"{parameters.total / 1e6:.2f}M"
-
-
-def _format_changes(summary: Summary) -> str:
-    """Return the changed keys as in ``--set``, without ``model.`` and ``training.``; steps have their own column."""
-    changes = []
-    for key, (_, value) in summary.changed.items():
-        if key != "training.steps":
-            name = key.removeprefix("model.").removeprefix("training.")
-            text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-            changes.append(f"{name}={text}")
-    return " ".join(changes)
+    for recipe, grouped in groupby(by_recipe, key=lambda summary: summary.recipe.name):
+        group = list(grouped)
+        metrics = {summary.best.metric for summary in group if summary.best is not None}
+        best = metrics.pop() if len(metrics) == 1 else "best"
+        rows = []
+        for summary in group:
+            changes = []  # as in --set, without model. and training.
+            for key, (_, value) in summary.changed.items():
+                if key != "training.steps":  # which have their own column
+                    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+                    changes.append(f"{key.removeprefix('model.').removeprefix('training.')}={text}")
+            row = {
+                "run": summary.run.name.partition("/")[2],
+                "changed": " ".join(changes),
+                "tag": summary.tag or "",
+                "seed": str(summary.recipe.training.seed),
+                "steps": f"{summary.step}/{summary.recipe.training.steps}",
+                "state": summary.state,
+                best: format_best(summary, best),
+                "params": _NO_VALUE if summary.parameters is None else f"{summary.parameters.total / 1e6:.2f}M",
+                "min": _NO_VALUE if summary.minutes is None else f"{summary.minutes:.1f}",
+            }
+            rows.append(row)
+        shown = [name for name in rows[0] if any(row[name] for row in rows)]
+        text_columns = [index for index, name in enumerate(shown) if name in ("changed", "tag", "state")]
+        yield Table(f"\n{recipe}", shown, [[row[name] for name in shown] for row in rows], text_columns)
 
 
 def format_best(summary: Summary, metric: str = "") -> str:
@@ -269,55 +249,3 @@ def format_best(summary: Summary, metric: str = "") -> str:
         return _NO_VALUE
     score = f"{summary.best.value:.4g}"
     return score if metric == summary.best.metric else f"{summary.best.metric} {score}"
-
-
-def run_differences(first: Run, second: Run) -> Changes:
-    """Return the differences of two runs, each with both values: recipe keys, training data, software versions.
-
-    Algebra, n, seed and settings that change no result are ignored. Data are compared by a digest of their source
-    files, vocabulary and kept texts.
-    """
-    ignored = _OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
-    recipes = differences(first.recipe, second.recipe)
-    changes = {key: values for key, values in recipes.items() if key not in ignored}
-    for name, describe in (("data", _data_digest), ("made with", _versions)):
-        with suppress(RunError):  # the run lacks the record
-            values = (describe(first), describe(second))
-            if values[0] != values[1]:
-                changes[name] = values
-    return changes
-
-
-def same_model(first: Run, second: Run) -> bool:
-    """Return whether two runs differ only in the seed and the software versions."""
-    models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.n) for run in (first, second)}
-    return len(models) == 1 and not run_differences(first, second).keys() - {"made with"}
-
-
-def difference_lines(changes: Mapping[str, tuple[Any, Any]], baseline: str = "the baseline") -> list[str]:
-    """Return a line for each difference: ``training.steps: 2,000; 4,000 in the baseline``."""
-    lines = []
-    for name, (baseline_value, value) in changes.items():
-        lines.append(f"{name}: {format_value(value)}; {format_value(baseline_value)} in {baseline}")
-    return lines
-
-
-def format_value(value: Any) -> str:
-    """Return a setting's value for people: thousands separated, None as ``none``."""
-    if value is None:
-        return "none"
-    return f"{value:,}" if type(value) is int else str(value)
-
-
-def _data_digest(run: Run) -> str:
-    data = run.data()
-    identity = {key: data.get(key) for key in ("corpus", "token_types", "labels")}
-    identity["sources"] = sorted(str(source.get("sha256")) for source in data.get("sources", ()))
-    kept = {name: split.get("kept") for name, split in data.get("splits", {}).items()}
-    return sha256_text([json.dumps([identity, kept], sort_keys=True)])[:8]
-
-
-def _versions(run: Run) -> str:
-    environment = run.environment()
-    libraries = environment.get("libraries") or {}
-    return f"phmctl {environment.get('phmctl')} at {str(environment.get('git'))[:7]}, torch {libraries.get('torch')}"

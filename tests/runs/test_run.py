@@ -27,20 +27,6 @@ def test_versions_count_up_and_nothing_is_overwritten(tmp_path: Path) -> None:
     assert first.environment() == Run.open(first.folder).environment()
 
 
-def test_a_version_taken_in_the_last_moment_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken_path = tmp_path / "fake/phm-n4/v001/recipe.yaml"
-    original = Path.rename
-
-    def rename(self: Path, target: Path) -> Path:
-        if target == taken_path.parent and not taken_path.exists():
-            taken_path.parent.mkdir()
-            taken_path.touch()
-        return original(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    assert Run.create(tmp_path, make_recipe()).folder.name == "v002"
-
-
 def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
     def fill(run: Run) -> None:
         raise KeyError("boom")
