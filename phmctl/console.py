@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from phmctl.errors import WriteFailedError
 
@@ -24,11 +24,6 @@ _MAX_COLUMNS = 100_000
 _COLUMNS_OFF_TERMINAL = 160
 _REDRAW_SECONDS = 0.1  # minimum time between two drawings of a progress bar
 
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-    | {"±": r"$\pm$", "†": r"$\dagger$", "−": "$-$", "Δ": r"$\Delta$", "<": "$<$", ">": "$>$"}
-)
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
@@ -36,7 +31,7 @@ def people() -> "Console":
     """Return a rich console on stderr that prints text literally: no markup, no emoji codes."""
     from rich.console import Console
 
-    return Console(file=cast("IO[str]", _Stderr()), highlight=False, markup=False, emoji=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
@@ -58,52 +53,24 @@ def printable(text: str) -> str:
 
 
 def note(message: str) -> None:
-    """Print one line on stderr."""
-    if not _silent.get():
-        _write(sys.stderr, printable(message) + "\n")
+    """Print one line on stderr. A closed pipe (``| head -1``) or a lost terminal does not stop the work."""
+    if _silent.get() or sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(printable(message) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+    except (RuntimeError, ValueError):  # a signal handler interrupted another write; a closed stream
+        pass
 
 
 def warn(message: str) -> None:
     note(f"warning: {message}")
 
 
-def _write(stream: TextIO | None, text: str) -> None:
-    """Write to stderr. A closed pipe (``| head -1``), a lost terminal or a useless object does not stop the work."""
-    if stream is None:
-        return
-    try:
-        stream.write(text)
-        stream.flush()
-    except RuntimeError:  # a signal handler interrupted another write
-        with suppress(OSError):
-            os.write(2, text.encode(errors="replace"))
-    except OSError:
-        _discard(stream)
-    except (AttributeError, ValueError):  # it has no `write` or `flush`, is closed, or cannot encode the text
-        pass
-
-
-class _Stderr:
-    """The file of a rich console: stderr as it was before a progress bar replaced it by rich's proxy."""
-
-    def __init__(self) -> None:
-        self._stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-        self.encoding = getattr(self._stream, "encoding", None)
-
-    def write(self, text: str) -> int:
-        _write(self._stream, text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing, because :func:`_write` flushes."""
-
-    def isatty(self) -> bool:
-        return is_terminal(self._stream)
-
-
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal: False for None, a closed stream, and an object without ``isatty``."""
-    return not getattr(stream, "closed", False) and bool(getattr(stream, "isatty", bool)())
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def emit(text: str) -> None:

@@ -32,13 +32,13 @@ def run(command: str) -> list[str]:
     before, _, after = command.rpartition("| ")
     _, verb, *rest = shlex.split(after)
     text = Path(before.split()[3]).read_text(encoding="utf-8").splitlines(keepends=True)[:3] if before else []
-    if verb != "train":
+    if verb not in ("train", "sweep"):
         result = call(verb, *rest, stdin="".join(text))
         return (result.stdout if text else result.output).splitlines()
     settings = [word for setting in SHORT for word in ("--set", setting)]
     rest = [word for word in rest if word not in ("--steps", "300")]
     at = rest.index("--n") + 1  # a sweep would start a process for each model
-    calls = [call(verb, *rest[:at], n, *rest[at + 1 :], *settings) for n in rest[at].split(",")]
+    calls = [call("train", *rest[:at], n, *rest[at + 1 :], *settings) for n in rest[at].split(",")]
     return [line for result in calls for line in result.output.splitlines()]
 
 

@@ -24,7 +24,7 @@ from phmctl.cli.options import (
 )
 from phmctl.console import Shown, Table, note, progress
 from phmctl.devices import set_threads
-from phmctl.errors import UserError, require
+from phmctl.errors import OutputError, UserError, require
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Report
@@ -64,6 +64,8 @@ def decode(
     set_threads(threads)
     if input_ is not None and split is not None:
         raise UserError("--input and --split exclude each other; leave one out")
+    if output is not None and output.suffix.lower() == ".gz":
+        raise OutputError(f"--output {output}: answers are plain text; use phmctl decode … | gzip > {output}")
     if output is not None and split is None:
         refuse_same_file(input_, output)
     source = find(run)

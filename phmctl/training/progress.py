@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
@@ -99,7 +99,8 @@ class ProgressLine:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar[0].stop()
+            with suppress(OSError):  # the terminal was lost
+                self._bar[0].stop()
             self._bar = None
 
     def step(self, step: int) -> None:
@@ -117,7 +118,8 @@ class ProgressLine:
         if self._quiet:
             return
         if self._bar is not None:
-            self._bar[0].console.print(printable(message), soft_wrap=True, markup=False, highlight=False)
+            with suppress(OSError):  # the terminal was lost
+                self._bar[0].console.print(printable(message), soft_wrap=True, markup=False, highlight=False)
         else:
             note(message)
 

@@ -71,6 +71,7 @@ MISTAKES = [
     ("decode RUN --input x --split test", "--split"),
     ("decode RUN --n-best 4 --beam 2 --split test", "--beam 4"),
     ("decode RUN --beam 0", "--beam 0"),
+    ("decode RUN --split test --output x.gz", "gzip > x.gz"),
     ("eval RUN --split dev", "test, valid"),
     ("eval RUN nope", "nope"),
     ("eval RUN --set training.steps=1", "--set"),

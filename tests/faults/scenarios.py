@@ -56,7 +56,7 @@ def scenarios(work: Path) -> list[Scenario]:
     data, runs, recipe = str(work / "data"), str(work / "runs"), str(work / "recipe.yaml")
     files = list[str]()
     for split in ("train", "valid", "test"):
-        files += [f"--{split}", str(work / f"{split}.source"), str(work / f"{split}.target")]
+        files += [f"--{split}", str(work / f"{split}.source"), f"--{split}", str(work / f"{split}.target")]
     settings = ("--tokenizer", "word", "--vocabulary", "40", "--separate", "--max-tokens", "8", "--data", data)
     prepare = ("prepare-data", "tiny", *files, *settings)
     train = ("train", recipe, "--data", data, "--runs", runs)

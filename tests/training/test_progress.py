@@ -26,7 +26,7 @@ def test_one_live_line_on_a_terminal_and_others_unbroken_as_they_are(
 ) -> None:
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "100")):  # a terminal, as rich sees it
         monkeypatch.setenv(name, value)
-    lines = ["phmctl train --resume runs/" + "a-long-name/" * 9 + "v001", "training runs/[x]/real [/red] :smile:"]
+    lines = ["phmctl train runs/" + "a-long-name/" * 9 + "v001", "training runs/[x]/real [/red] :smile:"]
     with ProgressLine(200, 40) as progress:
         progress.step(50)
         progress.log(50, LINE)
