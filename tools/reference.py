@@ -1,15 +1,16 @@
-"""Write the reference of recipe keys, commands, names and errors into docs/reference/.
+"""Write the reference of recipe keys, files, names and errors into the pages of docs/.
 
 ::
 
     python tools/reference.py          # after a change of a recipe key, a command or a public name
 
-A page of docs/reference/ has a block ``<!-- reference: recipe keys -->`` or ``<!-- reference: NAME NAME -->``, which
-ends with ``<!-- end -->``; :func:`fill` writes its text. As a hook of mkdocs this module adds the documentation of the
+A page has a block ``<!-- reference: recipe keys -->``, ``<!-- reference: package files -->`` or ``<!-- reference: NAME
+NAME -->``, which ends with ``<!-- end -->``. :func:`fill` writes the text of the block. As a hook of mkdocs this module adds the documentation of the
 names, replaces ``<!-- commands -->`` by all options of the commands, ``<!-- readme: NAME -->`` by that part of README,
 and a line that is only a link to a Python file by the file.
 """
 
+import ast
 import importlib
 import inspect
 import re
@@ -31,7 +32,7 @@ from phmctl.recipe.schema import RECIPES
 from tools import docs_roles
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 CALLED_BY_TORCH = {"extra_repr", "forward", "reset_parameters", "right_inverse"}
 BLOCK = re.compile(r"(<!-- reference: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -40,11 +41,25 @@ def fill(page: str) -> str:
     """Return a page with the text of its blocks."""
 
     def block(found: re.Match[str]) -> str:
-        text = keys() if found[2] == "recipe keys" else name_list(found[2].split())
+        text = GENERATED[found[2]]() if found[2] in GENERATED else name_list(found[2].split())
         lines = "\n".join(map(_wrapped, text.split("\n")))
         return f"{found[1]}{lines}\n{found[3]}"
 
     return BLOCK.sub(block, page)
+
+
+def files() -> str:
+    """Return the tree of the package: each file with the first sentence of its docstring."""
+    lines = []
+    for folder in [ROOT / "phmctl", *sorted(path.parent for path in (ROOT / "phmctl").glob("*/__init__.py"))]:
+        indent = "  " if folder.name == "phmctl" else "    "
+        for path in sorted(folder.glob("*.py"), key=lambda path: (path.name != "__init__.py", path)):
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            is_folder = path.name == "__init__.py"
+            label = f"{indent[2:]}{folder.name}/" if is_folder else f"{indent}{path.name}"
+            sentence = re.sub(r" \([^()]*et al\.[^()]*\)", "", _first_paragraph(docstring))  # papers are named in the file
+            lines.append(f"{label:<29}{re.split(r'[.;] ', sentence)[0].rstrip('.').replace('`', '')}")
+    return "\n".join(["```", *lines, "```"])
 
 
 def _wrapped(line: str) -> str:
@@ -58,7 +73,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the parts of a page that only the site has."""
 
     def block(found: re.Match[str]) -> str:
-        names = [] if found[2] == "recipe keys" else found[2].split()
+        names = [] if found[2] in GENERATED else found[2].split()
         return "\n\n".join([found[0], *(f"::: {name}" for name in names)])
 
     def file(found: re.Match[str]) -> str:
@@ -133,8 +148,11 @@ def _call(value: Callable[..., Any], name: str) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    text = docs_roles.plain_text(text.partition("\n\n")[0].replace("\n", " ")).replace("``", "`")
-    return re.split(r"(?<=[.;:]) ", text)[0].rstrip(".;:")
+    return re.split(r"(?<=[.;:]) ", _first_paragraph(text))[0].rstrip(".;:")
+
+
+def _first_paragraph(docstring: str) -> str:
+    return docs_roles.plain_text(docstring.partition("\n\n")[0].replace("\n", " ")).replace("``", "`")
 
 
 def _list(items: list[tuple[str, str]]) -> str:
@@ -247,6 +265,8 @@ def _comments(section: type[BaseModel]) -> dict[str, str]:
             texts = []
     return comments
 
+
+GENERATED = {"recipe keys": keys, "package files": files}
 
 if __name__ == "__main__":
     for path in PAGES:

@@ -1,4 +1,4 @@
-"""Multiplication rules A, the weight ``H = Σᵢ kron(A[i], S[i])``, and the sum of this form nearest to a given matrix.
+"""Multiplication rules A, the weight ``H = Σᵢ kron(A[i], S[i])``, and the nearest such sum to a given matrix.
 
 In the product S·x, the term ``A[i, a, b] * S_i * x_b`` adds to component a. The fixed rules (complex, quaternion,
 octonion, sedenion) come from the Cayley–Dickson construction; a learned rule is initialised at random.

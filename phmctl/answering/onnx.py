@@ -1,4 +1,4 @@
-"""Search and classify with onnxruntime: our beam search with an exported encoder and decoder step, and classifiers.
+"""Search and classify with onnxruntime: our beam search on an exported encoder and decoder step, and classifiers.
 
 The graphs, in which the axes B, S, K and t have any size::
 

@@ -1,4 +1,4 @@
-"""What happens to the rows of a corpus: they are held out, changed, cleaned and selected, with counts of dropped rows.
+"""Hold out, change, clean and select the rows of a corpus, and count the dropped rows.
 
 Valid and test keep every row, so that N lines of input have N lines of output; only malformed and unlabelled examples,
 which cannot be scored, are dropped. Train loses rows with an empty text, rows whose text is in valid or test, whatever
