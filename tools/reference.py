@@ -4,10 +4,10 @@
 
     python tools/reference.py          # after a change of a recipe key, a command or a public name
 
-A page has a block ``<!-- reference: recipe keys -->``, ``<!-- reference: package files -->`` or ``<!-- reference: NAME
-NAME -->``, which ends with ``<!-- end -->``. :func:`fill` writes the text of the block. As a hook of mkdocs this module adds the documentation of the
-names, replaces ``<!-- commands -->`` by all options of the commands, ``<!-- readme: NAME -->`` by that part of README,
-and a line that is only a link to a Python file by the file.
+A page has blocks ``<!-- reference: recipe keys -->``, ``<!-- reference: package files -->`` or ``<!-- reference: NAME
+NAME -->``, which end with ``<!-- end -->``. :func:`fill` writes the text of the blocks. As a hook of mkdocs this module
+adds the documentation of the names, replaces ``<!-- commands -->`` by all options of the commands, ``<!-- readme: NAME
+-->`` by that part of README, and a line that is only a link to a Python file by the file.
 """
 
 import ast
@@ -57,7 +57,9 @@ def files() -> str:
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             is_folder = path.name == "__init__.py"
             label = f"{indent[2:]}{folder.name}/" if is_folder else f"{indent}{path.name}"
-            sentence = re.sub(r" \([^()]*et al\.[^()]*\)", "", _first_paragraph(docstring))  # papers are named in the file
+            sentence = re.sub(
+                r" \([^()]*et al\.[^()]*\)", "", _first_paragraph(docstring)
+            )  # papers are named in the file
             lines.append(f"{label:<29}{re.split(r'[.;] ', sentence)[0].rstrip('.').replace('`', '')}")
     return "\n".join(["```", *lines, "```"])
 
