@@ -44,7 +44,11 @@ class _Loader(SafeLoader):
     def ascend_resolver(self) -> None:
         self.depth -= 1
 
+    def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+        return tuple(self.construct_sequence(node, deep=True))
 
+
+_Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.construct_tuple)
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["", *"~nN"]),
@@ -58,7 +62,6 @@ for _tag, _pattern, _first in (
     ),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
-_Loader.add_constructor("tag:yaml.org,2002:seq", lambda loader, node: tuple(loader.construct_sequence(node, deep=True)))
 
 
 def wrong_choice(key: str, value: Any, known: Sequence[str]) -> str:
@@ -260,6 +263,8 @@ def _key_lines(node: yaml.Node | None, prefix: KeyPath, seen: set[int]) -> Itera
 
     Raises ``yaml.YAMLError`` at an alias, of which a few hundred bytes can expand to gigabytes.
     """
+    if node is None:
+        return
     if id(node) in seen:
         raise yaml.MarkedYAMLError(problem="aliases are not supported; repeat the value", problem_mark=node.start_mark)
     seen.add(id(node))

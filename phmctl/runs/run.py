@@ -181,7 +181,7 @@ class Run(Trained):
         name those that cannot be read.
         """
         wanted = recipe.model_dump(mode="json")
-        found = []
+        found: list[tuple[str, int, Path]] = []
         for folder in select_runs(root=root):
             try:
                 environment = read_environment(folder)

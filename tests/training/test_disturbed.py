@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.errors import RunError
+from phmctl.errors import OutputError, RunError
+from phmctl.runs import Run
 from phmctl.storage import MANIFEST, read_checkpoint, read_manifest, seal, step_name
 from phmctl.training.start import averaged_steps
 from phmctl.training.train import train_task
@@ -98,3 +99,11 @@ def test_a_checkpoint_of_another_model_is_refused(fit: Fit) -> None:
     seal(checkpoint, MANIFEST, {"model": section | {"heads": 2}})
     with pytest.raises(RunError, match=r"model.heads = 2.*recipe.yaml has 8"):
         fit(old=run, steps=10)
+
+
+def test_a_run_that_is_moved_ends_at_the_next_write_and_is_nowhere_else(folder: Path, fit: Fit) -> None:
+    moved = folder.with_name("moved")
+    with pytest.raises(OutputError, match="v001"):
+        fit(Disturbed(lambda folder: folder.rename(moved), 12, folder), **SETTINGS)
+    assert not folder.exists()
+    assert fit(old=Run.open(moved), **SETTINGS).steps == 20
