@@ -13,20 +13,7 @@ import yaml
 from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.base import signed, within
 from tools import results
-from tools.results import (
-    MARGIN,
-    TABLES,
-    WIDE,
-    Change,
-    File,
-    against_dense,
-    duration,
-    parameters,
-    plateau,
-    select,
-    weights,
-    welch,
-)
+from tools.results import MARGIN, TABLES, WIDE, against_dense, plateau, select, weights, welch
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 
@@ -38,12 +25,12 @@ def probability(value: float) -> str:
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
-def interval(change: Change) -> str:
+def interval(change: results.Change) -> str:
     """Return a difference with its 95 % interval."""
     return within(change.value.value, change.value.low, change.value.high, "+.2f")
 
 
-def p_is(change: Change) -> str:
+def p_is(change: results.Change) -> str:
     """Return the probability of a difference as words: p = 0.19."""
     text = probability(change.p_value)
     return f"p {text}" if text.startswith("<") else f"p = {text}"
@@ -71,9 +58,6 @@ def fill(page: str) -> str:
     return re.sub(pattern, lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page, flags=re.DOTALL)
 
 
-# --------------------------------------------------------------------------------------------------------- README
-
-
 def share(model: str) -> str:
     """Return the share of the dense model's weights, tables included: 25 %."""
     return f"{100 * weights(model) / weights('dense'):.0f} %"
@@ -84,7 +68,7 @@ def bullets() -> str:
     half, four, wide = (against_dense(model) for model in ("PHM, n = 2", "PHM, n = 4", WIDE))
     taught = against_dense("PHM, n = 4, taught")
     (large, dense, _), (rounded, rounded_bleu, _), (small, small_bleu, _) = results.compared_files()
-    time = duration(WIDE, "Zen 4") / duration("dense", "Zen 4")
+    time = results.duration(WIDE, "Zen 4") / results.duration("dense", "Zen 4")
     return "\n".join(
         [
             f"- **{share(TABLES)} of all weights (n = 4, tables too)**: {plateau(TABLES).text()} "
@@ -166,7 +150,9 @@ def equal_parameters() -> str:
         rows.append([f"{number:,}", WIDE, f"{weights(WIDE):,}", "1.6e-2", wide.text(), test])
     change, chrf = against_dense(WIDE), against_dense(WIDE, "chrF")
     scores = {row["model"]: float(row["BLEU"]) for row in select("equal minutes")}
-    times = [duration(WIDE, processor) / duration("dense", processor) for processor in ("Zen 3", "Zen 4")]
+    times = [
+        results.duration(WIDE, processor) / results.duration("dense", processor) for processor in ("Zen 3", "Zen 4")
+    ]
     return section(
         f"Yes: PHM with n = 4, d = 512 is {beside(change.value.value)} and {beside(chrf.value.value, 'chrF')} "
         f"dense of the same size ({p_is(change)} and {probability(chrf.p_value)}), but it "
@@ -223,7 +209,7 @@ def by_bytes() -> str:
     )
 
 
-def file_text(file: File | None) -> str:
+def file_text(file: results.File | None) -> str:
     """Return megabytes, BLEU and chrF of a file."""
     return "–" if file is None else f"{file[0]:g} MB: {file[1].text()}, {file[2].mean:.2f}"
 
@@ -288,7 +274,7 @@ def pairs_best() -> str:
         rates = dict.fromkeys(row["rate"] for row in select(name, model=model))
         scores = {rate: results.sample(name, model, "valid_accuracy", rate=rate) for rate in rates}
         best = max(scores, key=lambda rate: scores[rate].mean)
-        rows.append([model, f"{parameters(model, name):,}", best, scores[best].text()])
+        rows.append([model, f"{results.parameters(model, name):,}", best, scores[best].text()])
     return table(["model", "parameters", "rate", "% correct"], rows)
 
 
