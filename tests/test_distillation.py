@@ -97,11 +97,8 @@ def test_a_teacher_whose_vocabulary_lacks_words_is_refused(copying_data: Path, t
     [
         ({"start": "nearer"}, UserError),
         ({"settings": {"data.vocabulary": 60}}, RunError),
-        ({"n": 3}, RecipeError),
         ({"settings": ["training.device=cuda:9"], "beam": 8}, RecipeError),  # before the teacher translates
-        ({"recipe": "agreement-resplit"}, RunError),
         ({"settings": ["data.copies=false"]}, UserError),  # distil sets this key
-        ({"settings": {"training": {"initialise_from": "x"}}}, UserError),
         ({"beam": 2000}, RecipeError),
         ({"tag": "my student", "beam": 3}, UserError),
     ],

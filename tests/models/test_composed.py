@@ -62,12 +62,10 @@ def test_the_variant_includes_the_compositions() -> None:
     ("changes", "place"),
     [
         ({"compose_layers": "linear", "decoder_layers": 1}, "decoder_layers = 1"),
-        ({"compose_layers": "hierarchical", "encoder_layers": 3}, "encoder_layers = 3"),
         ({"compose_heads": "hierarchical", "width": 24, "heads": 3}, "heads = 3"),
         ({"composition_maps": "dense"}, "composition_maps"),
         ({"compose_heads": "bilinear", "composition_rank": 6, "algebra": "phm", "n": 4}, "composition_rank = 6"),
         ({"compose_heads": "hierarchical", "algebra": "phm", "n": 16}, "head width = 8"),
-        ({"compose_layers": "linear", "first_order": False}, "first_order"),
     ],
 )
 def test_invalid_compositions(changes: dict[str, Any], place: str) -> None:

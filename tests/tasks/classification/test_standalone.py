@@ -39,20 +39,3 @@ def test_a_classifier_without_phmctl(kind: str, columns: list[list[str]], runs: 
     rows, logits = names["session"].get_inputs(), names["session"].get_outputs()
     assert all(f"`{value.name}`" in card for value in (*rows, *logits))
     assert ", ".join(f"{number}: {label}" for number, label in enumerate(model.labels)) in card
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"), [({}, " 4 texts "), ({"FORCE_COLOR": "1", "COLUMNS": "100"}, "0/8")]
-)
-def test_the_verification_shows_its_progress(
-    variables: dict[str, str],
-    expected: str,
-    runs: dict[str, Run],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    export(runs["encoder"], "safetensors", tmp_path / "out", texts=4)
-    assert expected in capsys.readouterr().err
