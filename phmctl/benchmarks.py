@@ -27,7 +27,7 @@ from phmctl.console import Table, progress
 from phmctl.data import EOS
 from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared import PreparedData, data_root
-from phmctl.devices import pick_device, processor_name, set_threads
+from phmctl.devices import pick_device, processor_name
 from phmctl.errors import UserError, check_known
 from phmctl.models.assembly import build_transformer
 from phmctl.nn.convert import to_dense
@@ -36,6 +36,7 @@ from phmctl.recipe.loading import expect
 from phmctl.recipe.models import StackSection
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.tasks import trains
+from phmctl.threads import set_threads
 from phmctl.timing import alternate
 from phmctl.training.optimiser import mean_loss, stepper
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phmctl.console import warn
-from phmctl.errors import RecipeError, UserError
+from phmctl.errors import RecipeError
 
 if TYPE_CHECKING:
     import torch
@@ -62,19 +62,6 @@ def pick_device(name: str) -> "torch.device":
             f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto"
         )
     return device
-
-
-def set_threads(threads: int) -> None:
-    """Set the CPU threads of torch and of other engines in this process; 0 keeps their defaults.
-
-    Torch is not imported for this; libraries that are imported later read the environment variable.
-    """
-    if not threads:
-        return
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -135,18 +122,3 @@ def check_compiler(device: "torch.device") -> None:
             missing = f"a C++ compiler ({compiler})"
     if missing is not None:
         raise RecipeError(f"training.compile = true needs {missing}, which is not installed; install it or use false")
-
-
-_MAX_JOBS_PER_CORE = 8  # more processes only wait for each other, and 1,000 make a machine unusable
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_jobs(jobs: int, option: str = "--jobs") -> None:
-    """Raise UserError if the number of processes is far above the number of cores."""
-    limit = _MAX_JOBS_PER_CORE * cores()
-    if jobs > limit:
-        raise UserError(f"{option} {jobs}: this machine has {cores()} cores; use at most {limit}")

@@ -238,7 +238,7 @@ def train(
     Raises:
         RecipeError: the recipe is invalid; lists all problems at once.
         DataError: the data is not prepared.
-        UserError: options contradict each other, or another thread of the process is training.
+        UserError: options contradict each other.
         RunError: the run cannot be resumed, or not with this recipe.
         NonFiniteError: a loss or a gradient became NaN or infinite.
         OutputError: the folder of runs cannot be written.

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from phmctl.devices import pick_device, set_threads
+from phmctl.devices import pick_device
 from phmctl.errors import RecipeError
+from phmctl.threads import set_threads
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from phmctl.cli.options import (
     Threads,
 )
 from phmctl.console import Shown, Table, note, progress
-from phmctl.devices import set_threads
 from phmctl.errors import OutputError, UserError, require
+from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Report

@@ -7,7 +7,7 @@ from typer import Option
 
 from phmctl.cli.options import Algebra, Data, Device, Json, N, RecipeName, Settings, Threads, integers, names
 from phmctl.console import Shown
-from phmctl.devices import set_threads
+from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
     from phmctl.benchmarks import Bench

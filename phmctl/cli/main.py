@@ -28,6 +28,7 @@ from phmctl.cli.training import distil, sweep, train
 from phmctl.console import Shown, note, stdout_refused
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, UserError, lack_of_memory
+from phmctl.threads import choose_threads
 
 _DEBUG = "PHMCTL_DEBUG"
 _MAX_LINE = 4000  # characters of a line of an error, which may quote a file
@@ -88,6 +89,7 @@ def main(
         os.environ[_DEBUG] = "1"
     if context.invoked_subcommand != "train" and world().size > 1:
         raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
+    choose_threads()
 
 
 def run() -> None:

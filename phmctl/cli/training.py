@@ -7,9 +7,10 @@ import typer
 from typer import Argument, Option
 
 import phmctl
-from phmctl.cli.options import Algebra, Data, Device, Json, N, RecipeName, Runs, Settings, integers, names
+from phmctl.cli.options import Algebra, Data, Device, Json, N, RecipeName, Runs, Settings, Threads, integers, names
 from phmctl.console import Shown
 from phmctl.devices import world
+from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
@@ -40,12 +41,16 @@ def train(
         str | None, Option(help="With --resume: checkpoint to continue from: last (default), best or step-N.")
     ] = None,
     tag: Tag = None,
+    threads: Threads = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="Print recipe, parameters and time; train nothing.")] = False,
     json: Json = False,
 ) -> Shown:
     """Train a recipe's model on its prepared data; print the run directory at the end."""
     options: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
     options |= {"execution": execution, "init": init}
+    if threads:
+        set_threads(threads)
+        settings = [*(settings or ()), f"training.threads={threads}"]
     if dry_run:
         from phmctl.cli.planning import training_plan
 

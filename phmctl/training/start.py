@@ -3,7 +3,7 @@
 ``training.initialise_from`` copies tensors with the same name and shape. If the source has other rules or dense
 weights, the model gets the nearest sums of Kronecker products. With ``model.composition_start: base`` the compositions
 of heads get the weights of the attention's output maps that they replace. The new run's environment records the source
-run, its checkpoint and SHA-256, and the names of the copied, new and unused tensors.
+run, its checkpoint, and the names of the copied, new and unused tensors.
 """
 
 import re
@@ -63,7 +63,7 @@ class Start:
     """The tensors of another run that a training starts from."""
 
     tensors: Mapping[str, Tensor]  # by their names in the new model
-    # for the environment: run, checkpoint, step, sha256; names of copied ("taken"), new and unused ("left") tensors
+    # for the environment: run, checkpoint, step; names of copied ("taken"), new and unused ("left") tensors
     record: Mapping[str, Any]
 
     def summary(self) -> str:

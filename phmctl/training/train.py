@@ -29,6 +29,7 @@ from phmctl.storage import (
     write_checkpoint,
 )
 from phmctl.tasks import trains
+from phmctl.threads import described, threads_of
 from phmctl.training.optimiser import build_schedule
 from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import summary_writer
@@ -151,6 +152,8 @@ def train_task(
             task.check_data()
             device = check_machine(settings, processes)
             threads = settings.threads and max(settings.threads // world().local_size, 1)
+            if old is not None and not settings.threads and not processes.many:
+                threads = threads_of(old.environment())
             stack.enter_context(isolated(device, threads))
             starts_at_zero = old is None or not saved_steps(old.checkpoints_folder)
             start = find_start(recipe, task, root) if processes.leads and starts_at_zero else None
@@ -213,6 +216,7 @@ def _environment(
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "openmp": described(),
         "precision": "bfloat16" if bfloat16 else "float32",
         "processes": processes.count,
     }

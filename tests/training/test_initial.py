@@ -1,6 +1,5 @@
 """Beginning with another run's tensors: what is taken, what is new, what was left, and what is refused."""
 
-import hashlib
 import re
 import shutil
 from pathlib import Path
@@ -106,7 +105,6 @@ def test_training_begins_where_the_other_ended_and_says_so(
     (expected,) = [entry["loss"] for entry in validations(tiny_run) if entry["step"] == step]
     assert validations(run)[0]["loss"] == pytest.approx(expected, abs=1e-5)
     assert (noted["run"], noted["checkpoint"]) == (str(tiny_run.folder.resolve()), path.parent.name)
-    assert noted["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert set(noted["taken"]) == tensors_of(tiny_run).keys()
     assert f"initialised: {len(noted['taken'])} tensors taken from {tiny_run.folder}" in capsys.readouterr().err
     assert run.recipe.training.initialise_from == str(tiny_run.folder)

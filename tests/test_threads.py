@@ -1,0 +1,114 @@
+"""The threads that are chosen before torch is loaded."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from phmctl import threads
+from phmctl.threads import choose_threads, threads_of
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process on four free cores that has not loaded torch, without variables of OpenMP."""
+    for name in [name for name in os.environ if name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))]:
+        monkeypatch.delenv(name)
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):  # to be restored
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(threads, "_chosen", {})
+    monkeypatch.setattr(threads, "visible_cores", lambda: 4)
+    monkeypatch.setattr(threads, "_quotas", lambda: [8.0])
+    monkeypatch.setattr(threads, "load", lambda: 0.5)
+    return monkeypatch
+
+
+def variables() -> tuple[str | None, str | None]:
+    return os.environ.get("OMP_NUM_THREADS"), os.environ.get("OMP_WAIT_POLICY")
+
+
+def test_a_free_machine_keeps_the_default(environment: pytest.MonkeyPatch) -> None:
+    choose_threads()
+    assert variables() == (None, None)
+
+
+def test_threads_yield_on_a_busy_machine(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(threads, "load", lambda: 4.0)
+    choose_threads()
+    assert variables() == (None, "passive")
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(2.0, "2"), (1.5, "1"), (0.5, "1")])
+def test_a_quota_is_the_number_of_threads(environment: pytest.MonkeyPatch, quota: float, expected: str) -> None:
+    environment.setattr(threads, "_quotas", lambda: [8.0, quota])
+    choose_threads()
+    assert variables() == (expected, None)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY", "MKL_NUM_THREADS"])
+def test_what_a_user_has_set_is_not_touched(environment: pytest.MonkeyPatch, name: str) -> None:
+    environment.setattr(threads, "load", lambda: 40.0)
+    environment.setattr(threads, "_quotas", lambda: [1.0])
+    environment.setenv(name, "3")
+    before = dict(os.environ)
+    choose_threads()
+    assert dict(os.environ) == before
+
+
+def test_nothing_is_chosen_for_a_loaded_torch(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(threads, "load", lambda: 40.0)
+    environment.setitem(sys.modules, "torch", threads)
+    choose_threads()
+    assert variables() == (None, None)
+
+
+def test_the_load_and_the_quotas_of_this_machine_can_be_read() -> None:
+    assert threads.load() >= 0
+    assert all(quota > 0 for quota in threads._quotas())
+    assert 1 <= threads.cores() <= threads.visible_cores()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_quotas_of_both_versions_of_control_groups(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float | None
+) -> None:
+    """The group's own folder has no quota here, and one of its parents has."""
+    line = "0::/a/b" if "cpu.max" in files else "4:cpuacct,cpu:/a/b"
+
+    def read(path: Path, encoding: str) -> str:
+        if path == Path("/proc/self/cgroup"):
+            return line
+        if path.parent.name == "a" and path.name in files:
+            return files[path.name]
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert [quota for quota in threads._quotas() if quota < 100] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"threads": 2}, 2),
+        ({"threads": 2, "resumed": [{"threads": 1}, {"threads": 3}]}, 3),
+        ({"threads": 64}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_resumed_training_takes_over_the_threads(
+    environment: pytest.MonkeyPatch, record: dict[str, object], expected: int
+) -> None:
+    assert threads_of(record) == expected
+    environment.setenv("OMP_NUM_THREADS", "1")
+    assert threads_of(record) == 0

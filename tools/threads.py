@@ -1,0 +1,102 @@
+"""Measure training on a busy machine: tokens a second of a recipe with n = 4 and of its dense twin.
+
+::
+
+    phmctl prepare-data miniature
+    python tools/threads.py miniature multi30k-de-en     # a table for docs/performance.md; needs an idle machine
+
+The script makes the load itself: no other process, one a core, five a core; and a control group with half of the cores,
+if this user may make one. `spinning` is OpenMP's own default, `phmctl` what the command chooses. Each row is a process
+of its own, and the shares are of the idle spinning one.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from phmctl.threads import visible_cores
+
+SETTLE = 70  # seconds after which the mean load of the last minute tells of a new one
+GROUPS = Path("/sys/fs/cgroup")
+SPINNING = {"OMP_DYNAMIC": "false"}  # OpenMP's default; a variable of the user's keeps phmctl from choosing
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep a number of processes busy in the block."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def quota(share: float) -> Iterator[list[str] | None]:
+    """Yield the beginning of a command that may use a share of the cores; None if no control group can be made."""
+    period = 100_000
+    microseconds = str(int(period * share * visible_cores()))
+    old = (GROUPS / "cpu").is_dir()
+    group = (GROUPS / "cpu" if old else GROUPS) / f"phmctl-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        limit = group / ("cpu.cfs_quota_us" if old else "cpu.max")
+        limit.write_text(microseconds if old else f"{microseconds} {period}")
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        group.rmdir()
+
+
+def speeds(recipe: str, environment: dict[str, str], beginning: list[str], rounds: int) -> dict[str, float]:
+    """Return the tokens a second of each candidate of ``bench train``."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    command = [*beginning, sys.executable, "-P", "-m", "phmctl", "bench", "train", recipe, "--n", "4", "--json"]
+    command += ["--rounds", str(rounds), "--device", "cpu"]
+    done = subprocess.run(command, env=inherited | environment, stdout=subprocess.PIPE, text=True, check=True)
+    return {row["candidate"]: row["tokens_per_second"] for row in json.loads(done.stdout)["rows"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--settle", type=int, default=SETTLE, help="seconds between a new load and the measurement")
+    parser.add_argument("--loads", type=int, nargs="*", default=[0, 1, 5], help="busy processes a core")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="measure these variables too")
+    options = parser.parse_args()
+    policies: dict[str, dict[str, str]] = {"spinning": SPINNING, "phmctl": {}}
+    policies |= {text: dict([text.split("=", 1)]) for text in options.set}
+    idle: dict[tuple[str, str], float] = {}
+    print("| recipe | load | threads | " + "candidate | tok/s | of idle |\n|---|---|---|---|---|---|")  # noqa: T201
+
+    def show(recipe: str, load: str, policy: str, beginning: list[str]) -> None:
+        for candidate, speed in speeds(recipe, policies[policy], beginning, options.rounds).items():
+            share = speed / idle.setdefault((recipe, candidate), speed)
+            print(f"| {recipe} | {load} | {policy} | {candidate} | {speed:,.0f} | {share:.2f} |", flush=True)  # noqa: T201
+
+    for load in options.loads:
+        with busy(load * visible_cores()):
+            time.sleep(options.settle)
+            for recipe in options.recipes:
+                for policy in policies:
+                    show(recipe, f"{load} a core", policy, [])
+    with quota(0.5) as beginning:
+        for recipe in options.recipes if beginning else ():
+            for policy in policies:
+                show(recipe, "half of the cores", policy, beginning or [])
+
+
+if __name__ == "__main__":
+    main()
