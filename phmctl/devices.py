@@ -1,4 +1,4 @@
-"""The processes, processor, device, threads and compilers that are available to this process."""
+"""The processes, processor, device and compilers that are available to this process."""
 
 import importlib.util
 import os
