@@ -1,5 +1,6 @@
 """Compilers, exporters and torch.func take the layers as they take torch's own."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,18 @@ def test_onnx_with_a_dynamic_batch(options: dict[str, Any], tmp_path: Any) -> No
     x = torch.randn(7, 12)
     (actual,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(actual), layer(x).detach(), **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the exporter's own
+def test_onnx_keeps_the_factors_without_the_exporters_optimisation(tmp_path: Any) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    model, _ = phmctl.convert(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)), 4)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    path = str(tmp_path / "model.onnx")
+    torch.onnx.export(model.eval(), (torch.randn(3, 64),), path, dynamo=True, optimize=False, external_data=False)
+    assert count == sum(math.prod(initializer.dims) for initializer in onnx.load(path).graph.initializer)
 
 
 @pytest.mark.slow
