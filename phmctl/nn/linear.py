@@ -4,8 +4,7 @@ A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of its parameters.
 """
 
 import math
-import warnings
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.initialisation import dense_variance
-from phmctl.algebra.kronecker import check_dtype, nearest_sum
+from phmctl.algebra.kronecker import check_dtype
 from phmctl.algebra.modes import compute_dtype
 from phmctl.dimension import LEARNED, check_divides
 from phmctl.errors import UserError, check_known
@@ -114,8 +113,7 @@ class StructuredWeight(nn.Module):
 class KroneckerWeight(StructuredWeight):
     """The weight ``H = Σᵢ kron(A[i], S[i])`` of a linear map or a table; with n = 1 a dense weight.
 
-    Checkpoints do not store a fixed rule. From a dense ``weight``, ``load_state_dict`` takes the nearest A and S, and a
-    warning names their error.
+    Checkpoints do not store a fixed rule.
     """
 
     S: Tensor
@@ -159,22 +157,6 @@ class KroneckerWeight(StructuredWeight):
         for name in self.structure.rule_names:
             setattr(self, name, getattr(source, name))
         self.owns_rule = False
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        weight = state.get(prefix + "weight")
-        is_sum = type(self.structure) is KroneckerSum and self.owns_rule
-        if is_sum and isinstance(weight, Tensor) and prefix + "S" not in state:
-            shape = (self.rows, self.columns, *self.kernel)
-            if weight.shape == shape:
-                A, S, error = nearest_sum(state.pop(prefix + "weight"), self.n, self.algebra, self.groups)
-                self.from_dense = True
-                state.update({f"{prefix}S": S} | ({f"{prefix}A": A} if self.algebra == LEARNED else {}))
-                nearest = f"the nearest sum of {self.n} Kronecker products has a relative error of {error:.3f}"
-                warnings.warn(f"{prefix}weight: {nearest}", stacklevel=5)
-            else:
-                problems: list[str] = arguments[-1]  # torch raises them together with the missing names
-                problems.append(f"{prefix}weight is {tuple(weight.shape)} there, {shape} in the layer")
-        super()._load_from_state_dict(state, prefix, *arguments)
 
 
 class PHMLinear(KroneckerWeight):

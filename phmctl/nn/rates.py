@@ -59,23 +59,19 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
     """
     if not 0 < lr < math.inf:
         raise UserError(f"lr = {lr}: the learning rate must be above 0 and finite")
-    weights = _weights(model, measure=False)
-    decays = _decays(weights)
     keys: dict[Tensor, tuple[object, ...]] = {}
     rates: dict[Tensor, float] = {}
-    for weight in weights:
+    for weight in _weights(model, measure=False):
         for name, factor in weight.factors:
             shape = factor.shape if weight.kind else ()  # dense weights of one rate are a group
             keys.setdefault(factor, (weight.kind, name, shape, weight.gain, weight.rate))
             rates.setdefault(factor, weight.rate_of(name))
-    members: dict[tuple[object, ...], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            members.setdefault((keys.get(parameter), decays.get(parameter)), []).append(parameter)
-    return [
-        _group(parameters, fmean(rates.get(parameter, 1.0) for parameter in parameters), decays, lr, weight_decay)
-        for parameters in members.values()
-    ]
+    by_key: dict[tuple[object, ...], list[float]] = {}
+    for factor, key in keys.items():
+        by_key.setdefault(key, []).append(rates[factor])
+    mean = {factor: _rounded(fmean(by_key[key])) for factor, key in keys.items()}
+    by_name = {name: mean.get(parameter, 1.0) for name, parameter in model.named_parameters()}
+    return groups_by_rate(model, by_name, lr, weight_decay, keys=keys)
 
 
 def relative_rates(model: nn.Module) -> dict[str, float]:
@@ -91,7 +87,13 @@ def relative_rates(model: nn.Module) -> dict[str, float]:
 
 
 def groups_by_rate(
-    model: nn.Module, rates: Mapping[str, float], lr: float, weight_decay: float, *, one_rate: bool = False
+    model: nn.Module,
+    rates: Mapping[str, float],
+    lr: float,
+    weight_decay: float,
+    *,
+    keys: Mapping[Tensor, object] | None = None,
+    one_rate: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a parameter group for each pair of a rate and a weight decay.
 
@@ -100,25 +102,20 @@ def groups_by_rate(
         rates: rate of each parameter as a multiple of `lr`, by its name.
         lr: the model's rate.
         weight_decay: weight decay of tables, norms, biases and weights H.
+        keys: a group for each key instead of each rate. Parameters with one key have one rate.
         one_rate: every weight H decays at the model's rate; otherwise at the rate of its dense weight.
     """
     decays = _decays(_weights(model, measure=False), one_rate=one_rate)
-    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decay = weight_decay * (decays.get(parameter, rates[name]) / rates[name])
-            members.setdefault((rates[name], decay), []).append(parameter)
-    return [_group(parameters, rate, decays, lr, weight_decay) for (rate, _), parameters in members.items()]
-
-
-def _group(
-    parameters: list[nn.Parameter], rate: float, decays: Mapping[Tensor, float], lr: float, weight_decay: float
-) -> dict[str, Any]:
-    """Return the group of parameters that have one rate, a multiple of `lr`, and one decay."""
-    rate = _rounded(rate)
-    if parameters[0] in decays:
-        weight_decay *= decays[parameters[0]] / rate  # AdamW multiplies a group's decay by its rate
-    return {"params": parameters, "lr": lr * rate, "relative": rate, "weight_decay": weight_decay}
+            rate, decay = rates[name], weight_decay
+            if parameter in decays:
+                decay *= decays[parameter] / rate  # AdamW multiplies the decay of a group by the group's rate
+            key = (rate, decay) if keys is None else (keys.get(parameter), decays.get(parameter))
+            group = {"params": [], "lr": lr * rate, "relative": rate, "weight_decay": decay}
+            groups.setdefault(key, group)["params"].append(parameter)
+    return list(groups.values())
 
 
 def _rounded(rate: float) -> float:

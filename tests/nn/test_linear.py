@@ -148,19 +148,6 @@ def test_impossible_layers_are_refused(options: dict[str, Any], place: str) -> N
 # --- from a dense layer
 
 
-@pytest.mark.filterwarnings("ignore:1.weight")
-@pytest.mark.parametrize("options", [{}, {"algebra": "quaternion"}])
-def test_a_dense_weight_loads_as_the_nearest_sum_with_a_warning(options: dict[str, Any]) -> None:
-    dense = nn.Sequential(nn.Linear(8, 12), nn.Embedding(12, 8))
-    model = nn.Sequential(PHMLinear(8, 12, n=4, **options), PHMEmbedding(12, 8, n=4))
-    nearest, report = convert(dense, 4, select="0", algebra=options.get("algebra", "phm"))
-    with pytest.warns(UserWarning, match=rf"0\.weight: .* {report.rows[0].error:.3f}"):
-        model.load_state_dict(dense.state_dict())
-    torch.testing.assert_close(model[0].weight, nearest[0].weight, atol=1e-4, rtol=1e-3)
-    torch.testing.assert_close(model[1].weight, convert(dense[1], 4)[0].weight)
-    assert torch.equal(model[0].bias, dense[0].bias)
-
-
 @pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (2, "phm"), (4, "quaternion")])
 def test_from_linear(n: int, algebra: str) -> None:
     linear = nn.Linear(8, 12, dtype=torch.float64).eval()
@@ -202,15 +189,6 @@ def test_n_may_be_an_integer_of_numpy() -> None:
     layers = [PHMLinear(8, 8, n=n), PHMEmbedding(8, 8, n=n), PHMLSTM(8, 8, n=n), PHMConv2d(8, 8, 3, n=n)]
     assert all(type(layer.n) is int for layer in layers if hasattr(layer, "n"))
     assert type(convert(nn.Linear(8, 8), n)[0].parametrizations.weight[0].arguments["n"]) is int
-
-
-def test_a_dense_weight_of_another_shape_or_for_a_shared_rule_is_refused_by_torch() -> None:
-    with pytest.raises(RuntimeError, match=r"weight is \(12, 8\) there, \(8, 8\)"):
-        PHMLinear(8, 8, n=4).load_state_dict(nn.Linear(8, 12).state_dict())
-    sharer = PHMLinear(8, 8, n=4)
-    sharer.share_rule(PHMLinear(8, 8, n=4))
-    with pytest.raises(RuntimeError, match="weight"):
-        sharer.load_state_dict(nn.Linear(8, 8).state_dict())
 
 
 # --- devices, precision, initialisation
