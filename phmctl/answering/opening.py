@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from phmctl.answering.classifier import Classifier
 
 CTRANSLATE2, ONNX, SAFETENSORS = FORMATS = ("ctranslate2", "onnx", "safetensors")
+COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
 EXACT = "float32"  # the quantisation that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
 # The files that phmctl reads; the manifest has to list each of them.

@@ -238,22 +238,33 @@ def export(
     quantize: Annotated[
         str | None, Option(help="Type of the stored numbers: float32, float16, int8, int4; or a type of CTranslate2.")
     ] = None,
-    texts: Annotated[int | None, Option(min=1, help="Number of validation texts to compare (default: all).")] = None,
+    texts: Annotated[
+        int | None, Option(min=0, help="Number of validation texts to compare (default: all); 0: compare nothing.")
+    ] = None,
+    with_text: Annotated[
+        bool, Option("--with-text", help="Copy the run's valid and test text too, so that eval can score the export.")
+    ] = False,
     force: Annotated[bool, Option("--force", help="Replace an export in the folder.")] = False,
     threads: Threads = 0,
     json: Json = False,
 ) -> Shown:
     """Export a run's model with its tokenizer, settings and model card.
 
-    decode, eval and serve take the folder as a run.
-
-    The export is compared with the run on the run's validation text.
+    decode, eval and serve take the folder as a run. The export is compared with the run on the run's validation text.
     """
     from phmctl.export.verb import export as export_run
     from phmctl.runs import Run
 
     set_threads(threads)
     exported = export_run(
-        Run.open(run), to, output, checkpoint=checkpoint, weights=weights, quantize=quantize, force=force, texts=texts
+        Run.open(run),
+        to,
+        output,
+        checkpoint=checkpoint,
+        weights=weights,
+        quantize=quantize,
+        force=force,
+        texts=texts,
+        with_text=with_text,
     )
     return Shown(exported.as_json(), exported.tables())

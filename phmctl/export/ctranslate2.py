@@ -15,13 +15,20 @@ from phmctl.answering.opening import MODEL
 from phmctl.data import BOS, EOS, SPECIAL_TOKENS, UNK
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import MissingExtraError, check_known, require
-from phmctl.export.dense import DenseForm
+from phmctl.export.forms import Form
 from phmctl.nn.layers import sinusoids
+from phmctl.recipe.schema import TranslationRecipe
+
+_LONGEST_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
 
 
-def write_ctranslate2(
-    form: DenseForm, tokenizers: TokenizerPair, quantize: str, max_positions: int, folder: Path
-) -> None:
+def position_count(recipe: TranslationRecipe) -> int:
+    """Return the number of stored positions: for each text of decoding, with BOS and EOS, and for CTranslate2 alone."""
+    source, decoding = recipe.data.max_tokens, recipe.decoding
+    return max(source + 1, int(decoding.max_ratio * source) + decoding.max_extra + 2, _LONGEST_INPUT)
+
+
+def write_ctranslate2(form: Form, tokenizers: TokenizerPair, quantize: str, positions: int, folder: Path) -> None:
     """Write a Transformer as a CTranslate2 model into ``folder/model``.
 
     Raises UserError if CTranslate2 cannot compute with the quantisation on this processor.
@@ -30,7 +37,7 @@ def write_ctranslate2(
     check_known("quantisation of CTranslate2 on this processor:", quantize, sorted(types))
     specs = require("ctranslate2.specs", "ctranslate2")
     try:
-        spec = _spec(specs, form, max_positions)
+        spec = _spec(specs, form, positions)
     except TypeError as error:  # older versions lack some arguments, such as head_dim
         raise MissingExtraError(
             f"CTranslate2 is too old ({error}); get a later one with: pip install --upgrade 'phmctl[ctranslate2]'"
@@ -49,7 +56,7 @@ def write_ctranslate2(
     spec.save(str(folder / MODEL))
 
 
-def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:
+def _spec(specs: Any, form: Form, positions: int) -> Any:
     config, tensors = form.config, form.all_tensors()
     heads = config["heads"]
     options = {"pre_norm": config["pre_norm"], "no_final_norm": not config["final_norm"]}
@@ -60,7 +67,7 @@ def _spec(specs: Any, form: DenseForm, max_positions: int) -> Any:
     encoder.embeddings[0].weight = tensors["source_embedding.weight"].numpy()
     decoder.embeddings.weight = tensors["target_embedding.weight"].numpy()
     for stack, name in ((encoder, "encoder"), (decoder, "decoder")):
-        stack.position_encodings.encodings = sinusoids(0, max_positions, config["width"]).numpy()
+        stack.position_encodings.encodings = sinusoids(0, positions, config["width"]).numpy()
         stack.scale_embeddings = True
         if config["final_norm"]:
             # The spec of a post-norm stack lacks an attribute for the final norm; the engine applies it if stored.

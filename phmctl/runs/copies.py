@@ -57,15 +57,15 @@ def load_cleaning(run: Trained) -> Cleaning:
 def read_text(run: Trained, split: str, side: str) -> list[str]:
     """Return the cleaned lines of a split's ``source`` or ``target`` that are stored in a run."""
     path = run.text_folder / f"{split}.{side}"
+    if not path.exists():
+        splits = run.splits()
+        has = ", ".join(splits) or "none (an export has text if it was made with --with-text)"
+        raise RunError(
+            f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}; it has {has}"
+        )
     refuse_damaged_copy(run, path)
     try:
         return path.read_bytes().decode("utf-8").split("\n")[:-1]
-    except FileNotFoundError as error:
-        splits = run.splits()
-        has = ", ".join(splits) or "none"
-        raise RunError(
-            f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}; it has {has}"
-        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
 

@@ -14,7 +14,7 @@ from phmctl.data import EOS
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
-from phmctl.export.dense import dense_form
+from phmctl.export.forms import dense_form
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection
 from tests.answering.conftest import TEXT, Kit, sharp_model

@@ -46,7 +46,7 @@ def test_variants_are_counted(args: str, variants: list[str], parameters: list[i
 
 
 def test_an_export_decodes_as_its_run(run: Run, tmp_path: Path) -> None:
-    done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--json")
+    done = call("export", run.folder, "--to", "safetensors", "-o", tmp_path / "out", "--with-text", "--json")
     document = json.loads(done.stdout)
     assert (document["to"], document["verification"]["scores"]["signature"][:7]) == ("safetensors", "nrefs:1")
     text = "".join(f"{line}\n" for line in SOURCES)

@@ -19,15 +19,13 @@ from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.answering.opening import ONNX, SAFETENSORS, Export
 from phmctl.errors import RunError, UserError
-from phmctl.export.compact import CompactForm, compact_form
-from phmctl.export.dense import DenseForm, dense_form
+from phmctl.export.forms import Form, compact_form, dense_form
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verb import export
-from phmctl.export.verify import open_source
 from phmctl.models.assembly import build_classifier
 from phmctl.runs import Run
 from tests.export.conftest import reseal
-from tests.export.test_dense import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer
+from tests.export.test_forms import CLASSIFIERS, TRANSFORMERS, ids, scattered, section, transformer
 from tests.tasks.translation.runs import SOURCES, make_run
 
 STRUCTURES = {
@@ -37,7 +35,7 @@ STRUCTURES = {
 NAMES = [*TRANSFORMERS, *STRUCTURES, *CLASSIFIERS]
 
 
-def forms(name: str) -> tuple[DenseForm, CompactForm]:
+def forms(name: str) -> tuple[Form, Form]:
     """Return both forms of a random model."""
     if name in CLASSIFIERS:
         torch.manual_seed(1)
@@ -48,10 +46,10 @@ def forms(name: str) -> tuple[DenseForm, CompactForm]:
         target = 42 if recipe.share_embeddings else 39
         model, sizes = transformer((TRANSFORMERS | STRUCTURES)[name], 42, target), {"source": 42, "target": target}
     dense = dense_form(model, recipe, sizes)
-    return dense, compact_form(model, dense, structured=True)
+    return dense, compact_form(model, dense)
 
 
-def write(compact: CompactForm, quantize: str, folder: Path) -> Path:
+def write(compact: Form, quantize: str, folder: Path) -> Path:
     config, tensors = compact.rounded(quantize)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
@@ -158,7 +156,7 @@ def test_a_session_folds_the_weights_into_constants(quantize: str, tmp_path: Pat
     operators = []
     for kind in ("narrow-phm-tables", "pair-fused"):
         dense, compact = forms(kind)
-        for each, form in ((CompactForm(dense.config, {}, dense.tensors), "float32"), (compact, quantize)):
+        for each, form in ((dense, "float32"), (compact, quantize)):
             folder = tmp_path / f"{kind}-{bool(each.rows)}"
             folder.mkdir()
             write_onnx(dense, each, form, folder)
@@ -216,11 +214,11 @@ def test_a_dense_run_has_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_the_dense_form_of_an_export_has_nothing_else(phm_run: Run, tmp_path: Path) -> None:
     folder = export(phm_run, SAFETENSORS, tmp_path / "out", weights="dense").export.folder
-    form = open_source(phm_run, "best").form
-    assert json.loads((folder / "config.json").read_text()) == form.config
-    tensors = load_file(folder / "model.safetensors")
-    assert tensors.keys() == form.tensors.keys()
-    assert all(tensors[name].equal(tensor) for name, tensor in form.tensors.items())
+    config, tensors = plain.read(folder)
+    assert json.loads((folder / "config.json").read_text()) == config
+    assert "rows" not in config
+    stored = load_file(folder / "model.safetensors")
+    assert stored.keys() == tensors.keys()
 
 
 def _nan_scale(tensors: dict[str, Tensor], name: str) -> None:

@@ -9,11 +9,11 @@ from phmctl.answering.opening import CTRANSLATE2, MODEL
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import MissingExtraError
 from phmctl.export.ctranslate2 import write_ctranslate2
-from phmctl.export.dense import dense_form
+from phmctl.export.forms import dense_form
 from phmctl.export.verb import export
 from phmctl.runs import Run
 from phmctl.runs.copies import load_tokenizers
-from tests.export.test_dense import TRANSFORMERS, ids, section, transformer
+from tests.export.test_forms import TRANSFORMERS, ids, section, transformer
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,15 @@ from phmctl import plain
 from phmctl.answering import opening as exports
 from phmctl.answering.base import Hypothesis
 from phmctl.answering.opening import Export, find, load_translator
+from phmctl.answering.translator import Translator
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import verb
 from phmctl.export.verb import Exported, export
-from phmctl.export.verify import open_source, verify_translator
+from phmctl.export.verify import verify
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
-from phmctl.runs.results import read_results
-from phmctl.storage import verify, write_json
+from phmctl.storage import verify as verify_files
+from phmctl.storage import write_json
 from tests.data.helpers import flip
 from tests.export.conftest import needs, reseal
 from tests.tasks.translation.runs import SOURCES, evaluate, make_run
@@ -39,8 +41,9 @@ def test_files_and_manifest_of_an_export(exported: Exported, tiny_run: Run) -> N
     folder, manifest = exported.export.folder, exported.export.manifest
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names == {entry["name"] for entry in manifest["files"]} | {"export.json"}
-    verify(folder, manifest["files"], RunError, "")
-    assert {"README.md", "recipe.yaml", "data.json", "tokenizer/tokenizer.json", "text/test.source"} <= names
+    verify_files(folder, manifest["files"], RunError, "")
+    assert {"README.md", "recipe.yaml", "data.json", "tokenizer/tokenizer.json"} <= names
+    assert not [name for name in names if name.startswith("text/")]
     assert (manifest["run"], manifest["checkpoint"]) == (tiny_run.name, tiny_run.checkpoint("auto").name)
     assert manifest["verification"]["texts"] == 16
     assert exported.export.recipe == tiny_run.recipe
@@ -94,12 +97,29 @@ def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, mon
     assert phmctl.load(result.export.folder, device="cpu").translate(SOURCES)
 
 
-def test_eval_scores_an_export_as_its_run(tmp_path: Path) -> None:
+def test_eval_scores_an_export_as_its_run_if_it_has_the_text(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    exported = export(run, exports.SAFETENSORS, tmp_path / "export").export
-    ours, theirs = evaluate(run), evaluate(exported)
+    ours = evaluate(run)
+    theirs = evaluate(export(run, exports.SAFETENSORS, tmp_path / "export", with_text=True).export)
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
-    assert len(read_results(exported)) == 1
+    without = export(run, exports.SAFETENSORS, tmp_path / "without").export
+    assert without.splits() == []
+    with pytest.raises(RunError, match=r"test\.source"):
+        evaluate(without)
+    (tmp_path / "mine").write_text("".join(f"{line}\n" for line in SOURCES))
+    phmctl.evaluate(without.folder, source=tmp_path / "mine", reference=tmp_path / "mine")
+
+
+def test_a_run_without_text_is_exported_without_a_comparison_if_asked(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    shutil.rmtree(run.text_folder)
+    with pytest.raises(RunError, match="--texts 0"):
+        export(run, exports.SAFETENSORS, tmp_path / "out")
+    made = export(run, exports.SAFETENSORS, tmp_path / "out", texts=0)
+    assert (made.verification, made.export.manifest["verification"]) == (None, None)
+    assert "not verified" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert load_translator(made.export, device="cpu").translate(SOURCES)
+    assert [row for table in made.tables() for row in table.rows if row[0] == "verified"] == []
 
 
 # --------------------------------------------------------------------------------------------------- verification
@@ -119,11 +139,17 @@ class Wrong:
         return [[Hypothesis([*best.tokens[:-1], 9, 9], best.score, best.log_prob)], *answers[1:]]
 
 
+def broken(translator: Translator) -> Translator:
+    changed = copy(translator)
+    changed.engine = Wrong(translator.engine)
+    return changed
+
+
 def test_different_answers_are_counted(tiny_run: Run) -> None:
-    source = open_source(tiny_run, "best")
-    same = verify_translator(source, source.predictor.engine, 8)
+    translator = load_translator(tiny_run, device="cpu", cleaned=True)
+    same = verify(tiny_run, translator, translator, 8)
     assert (same.texts, same.equal, same.ties, same.different, same.largest) == (8, 8, 0, 0, 0.0)
-    wrong = verify_translator(source, Wrong(source.predictor.engine), 8)
+    wrong = verify(tiny_run, translator, broken(translator), 8)
     assert (wrong.equal + wrong.ties + wrong.different, wrong.equal) == (8, 7)
     assert wrong.scores["torch"] == same.scores["torch"]
 
@@ -131,8 +157,8 @@ def test_different_answers_are_counted(tiny_run: Run) -> None:
 def test_bleu_uses_the_tokenizer_of_the_language(tiny_run: Run, tmp_path: Path) -> None:
     run = Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
     write_json(run.folder / "data.json", run.data() | {"target_language": "zh"})
-    source = open_source(run, "best")
-    verification = verify_translator(source, source.predictor.engine, 4)
+    translator = load_translator(run, device="cpu", cleaned=True)
+    verification = verify(run, translator, translator, 4)
     assert "tok:zh" in verification.scores["signature"]
 
 
@@ -212,13 +238,13 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
 def test_a_folder_that_another_process_fills(
     small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
-    def copy(run: Run, folder: Path) -> None:
-        copy_run(run, folder)
+    def fill(run: Run, folder: Path, *, with_text: bool) -> None:
+        copy_run(run, folder, with_text=with_text)
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine.txt").write_text("mine")
 
     copy_run = verb._copy_run
-    monkeypatch.setattr(verb, "_copy_run", copy)
+    monkeypatch.setattr(verb, "_copy_run", fill)
     with pytest.raises(OutputError):
         export(small_run, exports.SAFETENSORS, tmp_path / "out", force=force, texts=1)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

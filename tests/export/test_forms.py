@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phmctl.errors import UserError
-from phmctl.export.dense import dense_form
+from phmctl.export.forms import dense_form
 from phmctl.models.assembly import build_classifier, build_transformer
 from phmctl.plain import MODELS
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
