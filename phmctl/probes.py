@@ -63,10 +63,9 @@ def probe(
     check_scorable(encoder.run)
     root = data_root(data)
     recipes = _prepared(root, [f"training.device={device}", *settings])
-    codes = {recipe.data.language for recipe in recipes.values()} - {None}
     code = encoder.run.data().get("source_language")
-    other_languages = {language(other) for other in codes} - {language(code)}
-    if code not in (None, "source") and other_languages:  # "source": own files without a language
+    languages = {language(recipe.data.language) for recipe in recipes.values() if recipe.data.language}
+    if code not in (None, "source") and languages - {language(code)}:  # "source": own files without a language
         warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
     tasks = {}
     with progress(f"probing {encoder.run.name}", len(recipes)) as advance:
@@ -156,11 +155,10 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
         if cached.get("of") == key:
             return dict(cached["answers"])
     device = pick_device(training.device)
-    vectors, labels = {}, {}
+    vectors, labels, predictions = {}, {}, {}
     for split in ("train", "valid", "test"):
         vectors[split] = encoder.read(prepared.split(split).texts[0], recipe.model.pooling)
         labels[split] = torch.tensor(prepared.split(split).labels)
-    predictions = {}
     for name in VECTORS:
         splits = {split: (vectors[split][name].to(device), labels[split].to(device)) for split in ("train", "valid")}
         with isolated(device, training.threads):
@@ -250,6 +248,6 @@ class ProbingReport:
 
     @property
     def notes(self) -> Iterator[str]:
-        sizes = {scores.train for scores in self.tasks.values()}
-        yield f"probes were fitted to {min(sizes):,} to {max(sizes):,} sentences"
+        sizes = sorted(scores.train for scores in self.tasks.values())
+        yield f"probes were fitted to {sizes[0]:,} to {sizes[-1]:,} sentences"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"
