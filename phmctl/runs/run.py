@@ -218,7 +218,8 @@ class Run(Trained):
     def checkpoint_names(self) -> list[str]:
         """Return the names that :meth:`checkpoint` accepts: ``last``, ``best``, ``average`` and steps, if present."""
         folder = self.checkpoints_folder
-        names = [name for name in POINTERS if (folder / name).is_file()]
+        targets = {name: _read_pointer(folder / name) for name in POINTERS}
+        names = [name for name, target in targets.items() if target and (folder / target).is_dir()]
         if (folder / AVERAGE).is_dir():
             names.append(AVERAGE)
         return names + [step_name(step) for step in saved_steps(folder)]

@@ -101,7 +101,7 @@ def find_start(recipe: Recipe, task: "Task | None", root: Path | None = None) ->
     if task is None:
         return None
     task.check_vocabulary(run)
-    name = "best" if "best" in run.checkpoint_names() else "last"
+    name = next((name for name in ("best", "last", AVERAGE) if name in run.checkpoint_names()), "last")
     return run.load_checkpoint(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
 
 

@@ -110,6 +110,17 @@ def test_training_begins_where_the_other_ended_and_says_so(
     assert run.recipe.training.initialise_from == str(tiny_run.folder)
 
 
+def test_training_begins_with_the_average_where_the_steps_were_removed(
+    tiny_run: Run, miniature_data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_run.folder, tmp_path / "source")
+    for step in (tmp_path / "source/checkpoints").glob("step-*"):
+        shutil.rmtree(step)
+    start = start_of(changed(tmp_path / "source"), miniature_data)
+    assert start.record["checkpoint"] == "average"
+    assert start.tensors.keys() == tensors_of(tiny_run).keys()
+
+
 def test_resuming_does_not_begin_again(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
     """The source may be gone by then; what it was is still noted."""
     source = tmp_path / "source"
