@@ -1,10 +1,10 @@
 """The ``bench`` commands: speed as a ratio to a baseline, from rounds in which all candidates take turns.
 
 - ``bench layer`` compares PHM layers with ``nn.Linear``.
-- ``bench train`` and ``bench decode`` compare a recipe's model with its dense twin, on the recipe's prepared data. A
+- ``bench train`` and ``bench decode`` compare a recipe's model with the dense twin, on the recipe's prepared data. A
   training step is the trainer's: the loss of a batch, the backward pass, the gradient norm and the update. Decoding is
   beam search over padded batches of token ids. The models are untrained, so EOS is suppressed until an output has the
-  length of its reference.
+  length of the reference.
 
 Ratios of layers are of seconds: below 1 is faster. Speeds of models are of tokens or sentences: above 1 is faster.
 """
@@ -68,7 +68,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of a candidate, and their ratios to the baseline's seconds in the same round."""
+    """Seconds per call of a candidate, and ratios to the baseline's seconds in the same round."""
 
     seconds: Spread
     ratio: Spread
@@ -83,11 +83,11 @@ class Bench:
     rows: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return dictionaries and numbers; a spread becomes `median`, `low` and `high`."""
+        """Return dictionaries and numbers. A spread becomes `median`, `low` and `high`."""
         return {**self.about, "rows": asdict(self)["rows"]}
 
     def table(self) -> Table:
-        """Return the rows as a table: medians of seconds in milliseconds, ratios with their range."""
+        """Return the rows as a table: medians of seconds in milliseconds, ratios with the range."""
         first = self.rows[0]
         columns = [key.replace("seconds", "ms").replace("_", " ") for key in first]
         cells = [[_cell(key, value) for key, value in row.items()] for row in self.rows]
@@ -114,7 +114,7 @@ def time_in_turns(
     baseline: str | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Timing]:
-    """Time calls in turns, with a progress bar on a terminal; the default baseline is the first call."""
+    """Time calls in turns, with a progress bar on a terminal. The default baseline is the first call."""
     with progress(f"measuring {description}", len(calls) * (rounds + 1), plain=False) as advance:
         samples = alternate(calls, rounds=rounds, device=device, advance=advance)
     baseline_seconds = samples[baseline or next(iter(calls))]
@@ -172,7 +172,7 @@ def bench_layer(
 ) -> Bench:
     """Time ``PHMLinear`` and ``nn.Linear``: forward and backward together, and the forward pass in training mode.
 
-    The rows have each n, number of tokens, mode and execution; `ratio` divides PHM's seconds by ``nn.Linear``'s. A
+    The rows have each n, number of tokens, mode and execution. `ratio` divides PHM's seconds by ``nn.Linear``'s. A
     layer with a `rank` holds factors, and is timed in both executions. Raises UserError if an argument is invalid.
     """
     check_known("dtype", dtype, tuple(_DTYPES))
@@ -227,7 +227,7 @@ def variants_of(recipe: R) -> dict[str, R]:
 def bench_training(
     recipe: Recipe, data: str | Path | None = None, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
 ) -> Bench:
-    """Time training steps on a recipe's prepared data; a sample is one step on each of the batches.
+    """Time training steps on a recipe's prepared data. A sample is one step on each of the batches.
 
     `speed` divides a candidate's tokens per second by the baseline's. Raises DataError if the data is not prepared,
     UserError if the baseline is not a candidate.
@@ -311,7 +311,7 @@ def bench_decoding(
 
 
 class _Endless:
-    """A model that does not predict EOS, so that each output has its maximum length."""
+    """A model that does not predict EOS, so that each output has the maximum length."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self._model = model
@@ -331,7 +331,7 @@ def searcher(
     recipe: TranslationRecipe,
     allowed: int,
 ) -> Callable[[], list[list[Hypothesis]]]:
-    """Return a function that decodes each source to its length in `lengths`, with the recipe's batches and beam."""
+    """Return a function that decodes each source to the length in `lengths`, with the recipe's batches and beam."""
     decoding = recipe.decoding
     device = pick_device(recipe.training.device)
     endless = _Endless(model)

@@ -24,7 +24,7 @@ Baseline = Annotated[
     str | None,
     Option(metavar="RUN|VARIANT", help="Baseline: a run or a variant (default: the dense variant, else the first)."),
 ]
-Score = Annotated[
+ScoreFirst = Annotated[
     bool, Option("--eval", help="First score the runs that have the text and the checkpoint but no result.")
 ]
 
@@ -102,7 +102,7 @@ def compare(
     split: Split = "test",
     checkpoint: ResultsOf = None,
     baseline: Baseline = None,
-    score: Score = False,
+    score: ScoreFirst = False,
     json: Json = False,
 ) -> Shown:
     """Compare runs over seeds.
@@ -133,7 +133,7 @@ def report(
     split: Split = "test",
     checkpoint: ResultsOf = None,
     baseline: Baseline = None,
-    score: Score = False,
+    score: ScoreFirst = False,
     output: Annotated[Path, Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
     json: Json = False,
 ) -> Shown:

@@ -1,4 +1,4 @@
-"""Scores of classifiers: accuracy with its interval, F1 by class, the confusion matrix, McNemar's exact test.
+"""Scores of classifiers: accuracy with an interval, F1 by class, the confusion matrix, McNemar's exact test.
 
 Predictions and references have the same length, at least 1. :func:`parts` groups items by a
 number, to break a score down.
@@ -14,15 +14,15 @@ from operator import eq
 _MAX_VALUES = 12  # distinct values that get a group each
 _RANGES = 10  # groups of more values
 Label = str | int  # a name or a number
-Value = int | str | None  # a group's value, or the range of its values; None: unknown
-Part = tuple[Value, list[int]]  # a group: its value and the rows of its items
+Value = int | str | None  # the value or the range of values of a group, None if unknown
+ItemGroup = tuple[Value, list[int]]  # the value of a group, and the rows of the items
 
 _Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy from 0 to 1 with its 95 % interval (Wilson 1927)."""
+    """Accuracy from 0 to 1 with the 95 % interval (Wilson 1927)."""
 
     value: float
     lower: float
@@ -33,7 +33,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Precision, recall and F1 of a label, 0 where undefined; `support` counts its references."""
+    """Precision, recall and F1 of a label, 0 where undefined. `support` counts the references."""
 
     label: str
     precision: float
@@ -85,7 +85,7 @@ def mcnemar(baseline: Sequence[Label], system: Sequence[Label], references: Sequ
     outcomes = Counter((old == true, new == true) for old, new, true in zip(baseline, system, references, strict=True))
     lost, won = outcomes[True, False], outcomes[False, True]
     count = lost + won
-    term = tail = 1  # C(count, k) and its sum from k = 0, as exact integers
+    term = tail = 1  # C(count, k) and the sum from k = 0, as exact integers
     for k in range(min(lost, won)):
         term = term * (count - k) // (k + 1)
         tail += term
@@ -96,8 +96,8 @@ def _ratio(part: int, total: int) -> float:
     return part / total if total else 0.0
 
 
-def parts(values: Sequence[int]) -> list[Part]:
-    """Group rows by value in ascending order; unknown values (below 0) come last.
+def parts(values: Sequence[int]) -> list[ItemGroup]:
+    """Group rows by value in ascending order. Unknown values (below 0) come last.
 
     More than twelve distinct values make at most ten ranges with about equally many items.
     """
@@ -108,7 +108,7 @@ def parts(values: Sequence[int]) -> list[Part]:
     rows: list[list[int]] = [[] for _ in range(len(cuts) + 1)]
     for row, value in enumerate(values):
         rows[bisect_right(cuts, value) - 1].append(row)  # unknown values go to the last list
-    groups: list[Part] = []
+    groups: list[ItemGroup] = []
     for members in filter(None, rows[:-1]):
         low = min(values[row] for row in members)
         high = max(values[row] for row in members)

@@ -4,17 +4,17 @@ A score such as BLEU varies with the test items, which both systems share, and w
 The difference of the two means over seeds is tested in three steps:
 
 1. Items and seeds are resampled together with the Multi-Bootstrap (Sellam et al. 2022, "The MultiBERTs", section 3, for
-   unpaired seeds): items with replacement, the same for all trainings; the seeds of each system with replacement and
+   unpaired seeds): items with replacement, the same for all trainings, the seeds of each system with replacement and
    independently. Of S seeds S − 1 are drawn, because S draws would make the variance of a mean too small by (S − 1)/S,
    a half for two seeds (Rao and Wu 1988, section 2.2).
 2. The standard deviation of the resampled differences is the standard error of the difference.
-3. The difference over its standard error is tested as Student's t, two-sided, with the degrees of freedom of Welch and
+3. The difference over the standard error is tested as Student's t, two-sided, with the degrees of freedom of Welch and
    Satterthwaite (1946), because only the seeds' part of the variance is estimated from few numbers. Bootstrap
    quantiles are too narrow for few seeds: in 400 simulated comparisons of equal systems in which only seeds varied,
-   5 % became 12 % with three seeds and 29 % with two; with t both were 4 %. If seeds hardly matter, both tests are far
+   5 % became 12 % with three seeds and 29 % with two. With t both were 4 %. If seeds hardly matter, both tests are far
    below 5 %, because items that go with a seed are counted twice (Owen 2007): the test is conservative.
 
-If one system has a single seed and the other several, its seed is assumed to vary as theirs: the seeds' part of the
+If one system has a single seed, that seed is assumed to vary as the several of the other: the seeds' part of the
 variance is s² · (1/S₁ + 1/S₂), with the S₂ − 1 degrees of freedom of s². If both have a single seed, only items are
 resampled, and the result is about these two trainings. :func:`holm` corrects for the number of comparisons.
 
@@ -35,12 +35,12 @@ Scorer: TypeAlias = Callable[[Numbers], Numbers]
 
 _BLOCK = 20_000_000  # numbers in a block of samples
 _NORMAL_FROM = 1e4  # degrees of freedom from which the normal distribution replaces t
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)  # of Gauss and Legendre's quadrature
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss and Legendre's quadrature
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % interval."""
+    """A number and the 95 % interval."""
 
     value: float
     low: float
@@ -51,10 +51,10 @@ class Estimate:
 class Difference:
     """The comparison of two systems on the same items."""
 
-    baseline: Estimate  # mean over seeds; the interval of a single seed is over items only
+    baseline: Estimate  # mean over seeds (the interval of a single seed is over items only)
     system: Estimate
     difference: Estimate  # system minus baseline
-    p_value: float  # two-sided; at least 1/(samples + 1)
+    p_value: float  # two-sided, at least 1/(samples + 1)
 
 
 def difference(baseline: Scorer, system: Scorer, items: int, *, samples: int = 1000) -> Difference:
@@ -91,7 +91,7 @@ def difference(baseline: Scorer, system: Scorer, items: int, *, samples: int = 1
 
 
 def accuracy_scorer(right: Sequence[Sequence[bool]]) -> Scorer:
-    """Return the scorer of accuracy in per cent; `right` holds the right answers of each seed."""
+    """Return the scorer of accuracy in per cent. `right` holds the right answers of each seed."""
     table = np.asarray(right, dtype=float)  # (S, N)
     return lambda counts: 100 * counts @ table.T / table.shape[1]
 
@@ -121,7 +121,7 @@ def two_sided_t(t: float, freedom: float) -> float:
 
 
 def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
-    """Return the standard error of resampled values and its degrees of freedom; `scores` holds each system's."""
+    """Return the standard error of resampled values and the degrees of freedom. `scores` holds each system's."""
     with_seeds = [system for system in scores if len(system) > 1]
     if not with_seeds:
         return float(drawn.std(ddof=1)), math.inf
@@ -138,7 +138,7 @@ def _standard_error(drawn: Numbers, *scores: Numbers) -> tuple[float, float]:
 
 
 def t_interval(value: float, error: float, freedom: float) -> Estimate:
-    """Return the 95 % interval value ± t · error; the t of probability 5 % is found by bisection."""
+    """Return the 95 % interval value ± t · error. The t of probability 5 % is found by bisection."""
     low, high = 0.0, 1e4
     while high - low > 1e-6 * high:
         middle = (low + high) / 2

@@ -1,6 +1,6 @@
 """BLEU, chrF and TER by sacrebleu, each with sacrebleu's signature, and checks for degenerate answers.
 
-Hypotheses are detokenised text and references are raw text, because sacrebleu does its own tokenisation.
+Hypotheses are detokenised text and references are raw text, because sacrebleu tokenises both.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
 from phmctl.languages import language
-from phmctl.metrics.classification import Part, Value
+from phmctl.metrics.classification import ItemGroup, Value
 
 if TYPE_CHECKING:  # numpy is imported only if systems are compared
     from phmctl.metrics.significance import Numbers, Scorer
@@ -31,13 +31,14 @@ _LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}
 # From this share of source words in the reference on, both are one language. The share is 0.43 to 0.49 from modern to
 # Shakespeare's English, 0.11 from English to Romanian news, less from German to English.
 _ONE_LANGUAGE_SHARE = 1 / 3
+# one to four words, four times in a row
 _LOOP = re.compile(r"(?<!\S)(\S++(?: \S++){0,3}?)(?: \1){3}(?!\S)")
 _MIN_LINES = 10  # with fewer distinct inputs equal answers can be right
-_MAX_DISTINCT = 10_000  # distinct answers that are counted; a model with more is not degenerate
+_MAX_DISTINCT = 10_000  # distinct answers that are counted, because a model with more is not degenerate
 
 
 @dataclass(frozen=True)
-class Score:
+class CorpusScore:
     """A corpus score from 0 to 100 (TER can be higher) with sacrebleu's signature."""
 
     name: str
@@ -96,18 +97,20 @@ def _reference_sets(references: Sequence[str], options: ScoreOptions) -> list[Se
     return [references, *options.get("other_references", ())]
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Score:
+def bleu(hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> CorpusScore:
     """Return BLEU with exponential smoothing."""
     return _score("BLEU", hypotheses, references, **options)
 
 
-def all_scores(hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> list[Score]:
+def all_scores(
+    hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
+) -> list[CorpusScore]:
     """Return BLEU, chrF2 over 1 to 6 characters, and TER (lower is better), which is lower-cased as in tercom."""
     return [_score(name, hypotheses, references, **options) for name in ("BLEU", "chrF", "TER")]
 
 
 def copy_baseline(sources: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Copy:
-    """Return the BLEU of the sources, and the share of their words in the reference that has most of them."""
+    """Return the BLEU of the sources, and the share of the words that are in the reference with most of them."""
     words = shared = 0
     for source, *alternatives in zip(sources, *_reference_sets(references, options), strict=True):
         counts = _words(source)
@@ -132,8 +135,8 @@ def looks_tokenised(references: Sequence[str]) -> bool:
     return 2 * sum(line.endswith(" .") for line in full_stops) > len(full_stops)
 
 
-def length_parts(sources: Sequence[str]) -> list[Part]:
-    """Group sentences by their number of words; each Chinese character and each kana counts as a word."""
+def length_parts(sources: Sequence[str]) -> list[ItemGroup]:
+    """Group sentences by the number of words. Each Chinese character and each kana counts as a word."""
     groups: dict[int, list[int]] = {lower: [] for lower in _LENGTHS}
     for row, source in enumerate(sources):
         length = len(re.findall(rf"[{_NO_BLANKS}]|[^\s{_NO_BLANKS}]+", source))
@@ -143,7 +146,7 @@ def length_parts(sources: Sequence[str]) -> list[Part]:
 
 
 def bleu_by(
-    parts: Sequence[Part], hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
+    parts: Sequence[ItemGroup], hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
 ) -> list[Bin]:
     """Return the BLEU of each group of sentences."""
     bins = []
@@ -205,12 +208,14 @@ def _metric(name: str, references: Sequence[str] | None, **options: Unpack[Score
         raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
 
 
-def _score(name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]) -> Score:
+def _score(
+    name: str, hypotheses: Sequence[str], references: Sequence[str], **options: Unpack[ScoreOptions]
+) -> CorpusScore:
     for lines in _reference_sets(references, options):
         _check(hypotheses, lines)
     metric = _metric(name, references, **options)
     result = metric.corpus_score(list(hypotheses), None)
-    return Score(result.name, float(result.score), str(metric.get_signature()))
+    return CorpusScore(result.name, float(result.score), str(metric.get_signature()))
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
@@ -221,7 +226,7 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 
 
 class Degenerate:
-    """Counts empty, equal and looping answers, which show that a model ignores its input."""
+    """Counts empty, equal and looping answers, which show that a model ignores the input."""
 
     def __init__(self, equal_share: float = 1.0) -> None:
         self._equal_share = equal_share  # share of equal answers from which on they are reported
@@ -232,13 +237,13 @@ class Degenerate:
         self._lines: set[str] = set()
 
     def add(self, lines: Sequence[str], answers: Sequence[str]) -> None:
-        """Count the answers to some lines; empty lines are skipped."""
+        """Count the answers to some lines. Empty lines are skipped."""
         for line, answer in zip(lines, answers, strict=True):
             if not line.strip():
                 continue
             self._count += 1
             self._empty += not answer.strip()
-            self._looping += loops(answer)
+            self._looping += _LOOP.search(" ".join(answer.split())) is not None
             if len(self._answers) < _MAX_DISTINCT:
                 self._answers[answer] += 1
             if len(self._lines) < _MIN_LINES:
@@ -257,11 +262,6 @@ class Degenerate:
         if answer.strip() and count >= self._equal_share * self._count:
             shortened = answer if len(answer) <= 60 else f"{answer[:59]}…"
             yield f"{count:,} {total} are the same: {shortened!r}"
-
-
-def loops(text: str) -> bool:
-    """Return whether one to four words occur four times in a row."""
-    return _LOOP.search(" ".join(text.split())) is not None
 
 
 def remarks(lines: Sequence[str], answers: Sequence[str], equal_share: float = 1.0) -> list[str]:

@@ -34,8 +34,6 @@ from phmctl.tasks.base import Metric, within
 _NAMED = 10  # runs or seeds that a note names
 OVER_SEEDS = "Multi-Bootstrap over items and seeds, Student's t"
 POOLED = f"{OVER_SEEDS}; the single seed is assumed to vary as the other model's seeds"
-
-
 ONE_SEED = "one seed each: valid for these two trainings only"
 
 
@@ -45,7 +43,7 @@ class SignificanceTest:
 
     metric: str
     method: str  # name of the test, for people
-    estimate: Difference  # both means, their difference and its p-value
+    estimate: Difference  # both means, the difference and the p-value
     p_holm: float = 1.0  # p-value after Holm's correction over all variants
 
 
@@ -65,7 +63,7 @@ class Comparison:
 
     @cached_property
     def same_machine(self) -> bool:
-        """Whether all runs were trained on the same machine, so that their speeds can be compared."""
+        """Whether all runs were trained on the same machine, so that speeds can be compared."""
         machines = [member.machines for variant in self.variants for member in variant.runs]
         return len(set.union(*machines)) == 1
 
@@ -204,7 +202,7 @@ def compare(
     baseline: str | None = None,
     score: bool = False,
 ) -> list[Comparison]:
-    """Compare runs over their seeds; return one comparison for each split.
+    """Compare runs over seeds. Return a comparison for each split.
 
     Args:
         names: Runs, folders of runs, or tags.
@@ -261,7 +259,7 @@ def compare(
 
 
 def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | None) -> Variant:
-    """Return the variant with this label, name or run; by default the first dense variant, else the first."""
+    """Return the variant with this label, name or run. The default is the first dense variant, else the first."""
     if name is None:
         dense = [variant for variant in variants if variant.first.run.recipe.model.algebra == "real"]
         return dense[0] if dense else variants[0]
@@ -282,7 +280,7 @@ def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | N
 
 
 def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str) -> None:
-    """Raise RunError if the runs differ in their task, in the text of the split or in how it was scored."""
+    """Raise RunError if the runs differ in the task, in the text of the split or in how it was scored."""
     task = baseline.first.run.recipe.task
     members = [member for variant in (baseline, *variants) for member in variant.runs]
     for member in members:
@@ -329,7 +327,7 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Sign
 
 
 def _differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
-    """Return the differences of two runs and their results other than n, algebra and seed, with both values."""
+    """Return the differences of two runs and results other than n, algebra and seed, with both values."""
     changes = run_differences(first.run, second.run)
     if "training.steps" not in changes and first.summary.step != second.summary.step:
         changes["steps trained"] = (first.summary.step, second.summary.step)
@@ -352,14 +350,14 @@ def _merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int
 
 
 def _notes(variant: Variant, split: str) -> Iterator[str]:
-    """Yield what limits the comparison of one variant; a remark about several seeds is one line."""
+    """Yield what limits the comparison of one variant. A remark about several seeds is one line."""
     if len(variant.runs) == 1:
         yield "one seed, so the spread over seeds is unknown"
     lost = [str(member.seed) for member in variant.scored if member.answers is None]
     if lost and trains(variant.first.run.recipe).comparer is not None:
         advice = "; score it again" if split in (variant.first.run.splits() or [split]) else ""
         yield f"the answers of seed {_shortened(lost)} were not kept, so they are not tested{advice}"
-    seeds: dict[str, list[str]] = {}  # of the runs that a remark is about
+    seeds: dict[str, list[str]] = {}
     for member in variant.runs:
         for remark in _seed_notes(variant, member, split):
             seeds.setdefault(remark, []).append(str(member.seed))

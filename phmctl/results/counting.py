@@ -28,7 +28,7 @@ _PUBLISHED = ("row", "published", "our count", "agrees", "counted parts")
 
 
 class Arrangement(NamedTuple):
-    """The parameters of a possible arrangement of a published model; `figure` selects one of several figures."""
+    """The parameters of a possible arrangement of a published model. `figure` selects one of several figures."""
 
     parameters: int
     description: str
@@ -92,14 +92,14 @@ def table_names() -> list[str]:
 
 
 def published_tables(name: str = "") -> list[PublishedTable]:
-    """Return the tables of a name such as ``table1`` or of a recipe's name; without a name, all tables."""
+    """Return the tables of a name such as ``table1`` or of a recipe's name. Without a name, return all tables."""
     prefixes = [prefix for prefix in table_names() if f"{name}-".startswith(f"{prefix}-")]
     longest = max(prefixes, key=len, default=None)
     return [table for table in _all_tables() if not name or longest in table.names]
 
 
 def agrees(figure: str, count: int, unit: float | None = None, *, cut: bool = False) -> bool:
-    """Return whether a count rounds to a printed figure (``5.5M``, ``721K``); see ``unit`` and ``cut`` in the data."""
+    """Return whether a count rounds to a printed figure (``5.5M``, ``721K``). The data explain ``unit`` and ``cut``."""
     decimals = figure.rstrip("KM").partition(".")[2]
     unit = unit or _scale(figure) / 10 ** len(decimals)
     lowest = value_of(figure) - (0 if cut else unit / 2)
@@ -118,7 +118,7 @@ def _scale(figure: str) -> int:
 @dataclass(frozen=True)
 class ParameterCount:
     recipe: str  # name of the recipe or of the published table
-    ledgers: tuple[Ledger, ...]  # one per variant; empty for a published table without a recipe
+    ledgers: tuple[Ledger, ...]  # one per variant, none for a published table without a recipe
     published: tuple[PublishedTable, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -141,9 +141,9 @@ def count_parameters(
     """Count a recipe's parameters without allocating a weight.
 
     Args:
-        recipe: a path or a shipped name; with `paper` also the name of a published table, or None for all tables.
-        ns: the values of n to compare; by default the recipe's.
-        algebras: the algebras to compare; by default n decides. An algebra with a fixed n is counted once.
+        recipe: a path or a shipped name. With `paper` also the name of a published table, or None for all tables.
+        ns: the values of n to compare, by default the recipe's.
+        algebras: the algebras to compare. By default n decides. An algebra with a fixed n is counted once.
         overrides: settings as ``key.path=value``.
         paper: add the published figures of the recipe.
 
@@ -166,7 +166,7 @@ def count_parameters(
     try:
         variants = [resolve(recipe, [*choice, *overrides]) for choice in choices]
     except RecipeError:
-        resolve(recipe)  # if the recipe itself is invalid, its error must not name a variant's option
+        resolve(recipe)  # raises an error without the variant's options if the recipe itself is invalid
         raise
     name = variants[0].name
     published = tuple(published_tables(name)) if paper else ()
@@ -176,7 +176,7 @@ def count_parameters(
 
 
 def count_tables(count: ParameterCount) -> list[Table]:
-    """Return the published tables, the ledger of a variant or the comparison of several, and their sizes."""
+    """Return the published tables, the ledger of a variant or the comparison of several, and the sizes."""
     tables = [_published_table(table, count) for table in count.published]
     if len(count.ledgers) > 1:
         tables.append(_variants_table(count))

@@ -1,4 +1,4 @@
-"""The parameter ledger: the parameters of each module of a model, and of its dense twin.
+"""The parameter ledger: the parameters of each module of a model, and of the dense twin.
 
 The ledger reads the model that trains, module by module, built on torch's ``meta`` device, which allocates nothing.
 "1/n" holds only for the weights of linear maps, so rules, biases, norms and tables are counted separately.
@@ -32,8 +32,8 @@ class Totals:
     """Parameter counts of a model or a part of it."""
 
     dense: int = 0  # parameters of the dense twin, biases included
-    components: int = 0  # S of the maps; the weight of a dense map; both factors of a thin map
-    rule: int = 0  # learned rules; a shared rule is counted at its first map
+    components: int = 0  # S of the maps, the weight of a dense map, both factors of a thin map
+    rule: int = 0  # learned rules (a shared rule is counted at the first map)
     bias: int = 0  # biases of the maps
     norm: int = 0
     embedding: int = 0  # S of the tables, or dense tables
@@ -47,12 +47,12 @@ class Totals:
 
     @property
     def share(self) -> float:
-        """Parameters as a fraction of the dense twin's; 1 without any."""
+        """Parameters as a fraction of the dense twin's, 1 without any."""
         return self.parameters / self.dense if self.dense else 1.0
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of the stored parameters by the type of the matrices; rules, biases and norms stay float32."""
+        """Bytes of the stored parameters by the type of the matrices. Rules, biases and norms stay float32."""
         exact = 4 * (self.parameters - self.matrices)
         scaled = exact + 4 * self.scales
         sizes = {"float32": 4 * self.matrices + exact, "float16": 2 * self.matrices + exact}
@@ -66,7 +66,7 @@ class Totals:
 class ModuleCounts(Totals):
     """The row of one module, or of equal modules of several layers."""
 
-    component: str  # module name; ``encoder.0-3.`` in a folded row of equal layers
+    component: str  # module name, such as ``encoder.0-3.`` in a folded row of equal layers
     kind: ModuleKind
     shape: tuple[int, ...]  # shape of the dense weight: (k, d) of a map, (V, d) of a table, (d,) of a norm
     copies: int = 1  # number of modules in the row
@@ -98,7 +98,7 @@ class Ledger:
         return self.without_embeddings.components + self.without_embeddings.rule
 
     def folded(self) -> list[ModuleCounts]:
-        """Return the rows, with rows that differ only in their layer numbers added up."""
+        """Return the rows, with rows that differ only in layer numbers added up."""
         groups: dict[tuple[object, ...], list[ModuleCounts]] = {}
         for row in self.rows:
             groups.setdefault((_LAYER.sub(".*.", row.component), row.kind, row.shape), []).append(row)
@@ -128,7 +128,7 @@ class Ledger:
 
 
 def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
-    """Return the ledger of a recipe's model; without `sizes` of the data it uses the recipe's sizes and adds a note.
+    """Return the ledger of a recipe's model. Without `sizes` of the data it uses the recipe's sizes and adds a note.
 
     Raises DimensionError if n does not divide a dimension.
     """
@@ -140,7 +140,7 @@ def ledger_for_recipe(recipe: Recipe, sizes: Sizes | None = None) -> Ledger:
 
 
 def ledger_for(task: TaskSpec, settings: LinearSection, sizes: Mapping[str, int], *, name: str = "model") -> Ledger:
-    """Return the ledger of a model of any task, without allocating its weights.
+    """Return the ledger of a model of any task, without allocating weights.
 
     Raises DimensionError if n does not divide a dimension.
     """
@@ -159,14 +159,14 @@ def ledger_for(task: TaskSpec, settings: LinearSection, sizes: Mapping[str, int]
 def rows_of(model: nn.Module) -> tuple[tuple[ModuleCounts, ...], int]:
     """Return a row for each module that holds parameters itself, and the number of distinct learned rules.
 
-    Shared modules and parameters are counted at their first use, so the rows add up to
+    Shared modules and parameters are counted at the first use, so the rows add up to
     ``sum(p.numel() for p in model.parameters())``.
     """
     counted: set[nn.Parameter] = set()
     rules = 0
     rows = []
     for name, module in model.named_modules():
-        counts = {}  # of this module's parameters that are not counted yet
+        counts = {}  # parameters of this module that are not counted yet
         matrices = scales = 0
         for key, parameter in module.named_parameters(recurse=False):
             if parameter not in counted:
@@ -187,7 +187,7 @@ def _rule_names(module: nn.Module) -> set[str]:
 
 
 def _row(name: str, module: nn.Module, counts: Mapping[str, int]) -> ModuleCounts:
-    """Return the row of a module that has `counts` parameters under the names of its attributes."""
+    """Return the row of a module that has `counts` parameters under the names of the attributes."""
     total, bias = sum(counts.values()), counts.get("bias", 0)
     rule = sum(counts.get(key, 0) for key in _rule_names(module))
     components = total - rule - bias

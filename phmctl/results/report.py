@@ -20,7 +20,7 @@ from phmctl.storage import write_atomic, writing
 from phmctl.tasks import trains
 
 # Content of a section: pairs of a type and a value, which ``page.html`` shows with all text escaped. Types are
-# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``pictures``, and ``details`` (a summary and its blocks).
+# ``table``, ``text``, ``heading``, ``code``, ``lines``, ``pictures``, and ``details`` (a summary and blocks).
 Blocks = list[tuple[str, Any]]
 
 COLORS = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
@@ -52,7 +52,7 @@ _CURVES = (
 
 
 def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path) -> list[Comparison]:
-    """Make the comparisons, write their page, and return them. Raises OutputError if it would replace another file."""
+    """Make the comparisons, write the page, and return them. Raises OutputError if it would replace another file."""
     if output.is_dir():
         raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
     with writing(output):
@@ -161,7 +161,7 @@ def _draw(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: 
         axes.legend(fontsize=7.5)
         file = io.BytesIO()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # matplotlib's font lacks some letters; the browser has other fonts
+            warnings.simplefilter("ignore")  # matplotlib's font lacks some letters, but the browser has other fonts
             figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return f"data:image/svg+xml;base64,{b64encode(file.getvalue()).decode()}"
 

@@ -30,7 +30,7 @@ class ComparedRun:
 
     summary: Summary
     result: Result | None
-    checkpoint_option: str | None = None  # value of --checkpoint; None: results of any checkpoint
+    checkpoint_option: str | None = None  # value of --checkpoint, None for results of any
 
     @property
     def run(self) -> Run:
@@ -47,14 +47,14 @@ class ComparedRun:
 
     @cached_property
     def answers(self) -> Answers | None:
-        """The scored answers; None without a result, or if its answers were not kept."""
+        """The scored answers. None without a result, or if the answers were not kept."""
         if self.result is None or self.result.answers is None:
             return None
         return trains(self.run.recipe).scored_answers(self.run, self.result)
 
     @cached_property
     def speed(self) -> float | None:
-        """Median training speed, in tokens of both sides per second; None if the log does not have it."""
+        """Median training speed, in tokens of both sides per second. None if the log does not have it."""
         rates = [value for _, value in series(read_metrics(self.run.metrics_path), "train", "tokens_per_second")]
         return statistics.median(rates) if rates else None
 
@@ -104,11 +104,11 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in the seed."""
 
     label: str  # name in tables: phm-n4, plus a mark if several variants share the name
     runs: tuple[ComparedRun, ...]  # one run per seed, sorted by seed
-    duplicates: tuple[Run, ...] = ()  # runs left out because another run has their seed
+    duplicates: tuple[Run, ...] = ()  # runs left out because another run has the seed
 
     @property
     def first(self) -> ComparedRun:
@@ -133,7 +133,7 @@ class Variant:
 
     @property
     def sizes(self) -> Parameters | None:
-        """Numbers of parameters; None without a checkpoint."""
+        """Numbers of parameters. None without a checkpoint."""
         return next((member.summary.parameters for member in self.runs if member.summary.parameters), None)
 
     @property
@@ -142,7 +142,7 @@ class Variant:
 
     @property
     def steps(self) -> str:
-        """Number of steps of the trainings, or their range: ``1,800`` or ``1,750–1,800``."""
+        """Number of steps of the trainings, or the range: ``1,800`` or ``1,750–1,800``."""
         ends = sorted({member.summary.step for member in self.runs})
         return "–".join(f"{step:,}" for step in dict.fromkeys((ends[0], ends[-1])))
 
@@ -178,7 +178,7 @@ def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | N
     """Choose the result of each run: on the split, of the checkpoint if given, of the weights that the run has.
 
     If a run has several, prefer the settings and checkpoint that the most runs have in common, so that all runs are
-    decoded the same way; then the checkpoint that ``auto`` selects; then the recipe's decoding settings; then the
+    decoded the same way, then the checkpoint that ``auto`` selects, then the recipe's decoding settings, then the
     newest.
     """
     candidates = []
@@ -212,7 +212,7 @@ def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | N
 
 
 def _is_current(run: Run, result: Result) -> bool:
-    """Return False if the checkpoint has other weights than when it was scored; True if it was deleted."""
+    """Return False if the checkpoint has other weights than when it was scored, True if it was deleted."""
     with suppress(RunError):
         return run.weights(result.checkpoint).sha256 == result.checkpoint_sha256
     return True
@@ -221,7 +221,7 @@ def _is_current(run: Run, result: Result) -> bool:
 def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
     """Group runs that differ only in the seed and were scored at the same kind of checkpoint.
 
-    A run without a result joins any group of its model. If several runs have the same seed, prefer one with a result,
+    A run without a result joins any group of the model. If several runs have the same seed, prefer one with a result,
     then a finished one, then the newest.
     """
     groups: list[list[ComparedRun]] = []
@@ -248,7 +248,7 @@ def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
 
 
 def _labels(representatives: Sequence[ComparedRun]) -> list[str]:
-    """Return a unique label for each variant: its name, with the recipe if there are several recipes."""
+    """Return a unique label for each variant: the name, with the recipe if there are several recipes."""
     recipes = [member.run.recipe for member in representatives]
     if len({recipe.name for recipe in recipes}) > 1:
         labels = [f"{recipe.name}/{recipe.variant}" for recipe in recipes]
@@ -282,8 +282,8 @@ def _marks(members: Sequence[ComparedRun]) -> list[str]:
 def run_differences(first: Run, second: Run) -> Changes:
     """Return the differences of two runs, each with both values: recipe keys, training data, software versions.
 
-    Algebra, n, seed and settings that change no result are ignored. Data are compared by a digest of their source
-    files, vocabulary and kept texts.
+    Algebra, n, seed and settings that change no result are ignored. Data are compared by a digest of source files,
+    vocabulary and kept texts.
     """
     ignored = OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
     recipes = differences(first.recipe, second.recipe)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from phmctl.console import Table
 from phmctl.errors import UserError
-from phmctl.metrics.classification import Part, mcnemar
+from phmctl.metrics.classification import ItemGroup, mcnemar
 from phmctl.metrics.text import ScoreOptions, bleu_by, length_parts, sentence_chrf, text_scorer
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
@@ -249,11 +249,11 @@ class TextComparer:
         lowercase = run.score_options.get("lowercase", False)
         return sentence_chrf(run.outputs, run.references, lowercase=lowercase)
 
-    def parts(self, run: Answers) -> list[Part]:
+    def parts(self, run: Answers) -> list[ItemGroup]:
         """Return the items of each part of the task's own breakdown."""
         return length_parts(run.texts)
 
-    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+    def scores(self, run: Answers, parts: Sequence[ItemGroup]) -> list[float]:
         return [part.bleu for part in bleu_by(parts, run.outputs, run.references, **run.score_options)]
 
 
@@ -274,13 +274,13 @@ class LabelComparer:
     def item_scores(self, run: Answers) -> list[float]:
         return [100.0 * (output == label) for output, label in zip(run.outputs, run.references, strict=True)]
 
-    def parts(self, run: Answers) -> list[Part]:
+    def parts(self, run: Answers) -> list[ItemGroup]:
         rows: dict[str, list[int]] = {label: [] for label in sorted(set(run.references))}
         for row, label in enumerate(run.references):
             rows[label].append(row)
         return list(rows.items())
 
-    def scores(self, run: Answers, parts: Sequence[Part]) -> list[float]:
+    def scores(self, run: Answers, parts: Sequence[ItemGroup]) -> list[float]:
         scores = self.item_scores(run)
         return [fmean(scores[row] for row in rows) for _, rows in parts]
 

@@ -23,7 +23,7 @@ from phmctl.data.readers import guess_format, read_sentences
 from phmctl.data.rows import clean_line
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics import text as scoring
-from phmctl.metrics.classification import Part, part_name, parts
+from phmctl.metrics.classification import ItemGroup, part_name, parts
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO
@@ -91,7 +91,7 @@ class Evaluation:
     decoding: DecodingSection  # settings of the search
     sentences: int  # number of scored sentences
     decoding_seconds: float  # duration of the search when the translations were made
-    scores: list[scoring.Score]  # BLEU, chrF and TER
+    scores: list[scoring.CorpusScore]  # BLEU, chrF and TER
     copy: scoring.Copy  # score of the untranslated source
     bleu_by_source_length: list[scoring.Bin]
     bleu_by_extra: Mapping[str, list[scoring.Bin]]  # by the values of each extra of the corpus
@@ -161,7 +161,7 @@ def evaluate(
     for remark in scoring.remarks(text.source, hypotheses, equal_share=0.5):
         warn(f"{run.name}, {key.weights.name}: {remark}")
 
-    def bleu_by(groups: Sequence[Part]) -> list[scoring.Bin]:
+    def bleu_by(groups: Sequence[ItemGroup]) -> list[scoring.Bin]:
         return scoring.bleu_by(groups, hypotheses, references, **options)
 
     evaluation = Evaluation(

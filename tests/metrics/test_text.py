@@ -17,7 +17,6 @@ from phmctl.metrics.text import (
     check_tokenizer,
     copy_baseline,
     length_parts,
-    loops,
     remarks,
     text_scorer,
     usual_tokenizer,
@@ -180,7 +179,7 @@ def test_degenerate_answers_are_reported(lines: list[str], answers: list[str], e
     ],
 )
 def test_loops(text: str, expected: bool) -> None:
-    assert loops(text) is expected
+    assert bool(remarks(["a source"], [text] if text else ["-"])) is expected
 
 
 def test_loops_are_reported_from_one_in_a_hundred_on() -> None:

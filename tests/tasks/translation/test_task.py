@@ -19,7 +19,7 @@ from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
 from phmctl.errors import DataError, RunError, UserError
-from phmctl.metrics.text import Score
+from phmctl.metrics.text import CorpusScore
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.copies import record_copies
@@ -181,7 +181,7 @@ def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tin
     prepared = prepare(data, corpus, root=tmp_path)
     monkeypatch.setattr(
         "phmctl.tasks.translation_training.bleu",
-        lambda *_, tokenize, **__: asked.append(tokenize) or Score("BLEU", 1, ""),
+        lambda *_, tokenize, **__: asked.append(tokenize) or CorpusScore("BLEU", 1, ""),
     )
     for name in (None, "char", "13b"):
         training = tiny_recipe.training.model_copy(update={"validate_bleu": True, "bleu_tokenizer": name})
