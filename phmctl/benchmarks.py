@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+from torch.optim import Optimizer
 
 from phmctl.answering.base import Hypothesis, plan
 from phmctl.answering.beam import Seq2Seq, beam_search, pad
@@ -27,21 +29,24 @@ from phmctl.console import Table, progress
 from phmctl.data import EOS
 from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared import PreparedData, data_root
-from phmctl.devices import pick_device, processor_name
+from phmctl.devices import isolated, pick_device, processor_name
 from phmctl.errors import UserError, check_known
 from phmctl.models.assembly import build_transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
+from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect
 from phmctl.recipe.models import StackSection
-from phmctl.recipe.schema import Recipe, TranslationRecipe
+from phmctl.recipe.schema import Recipe, TrainingSection, TranslationRecipe
 from phmctl.tasks import trains
+from phmctl.tasks.base import Task
 from phmctl.threads import set_threads
 from phmctl.timing import alternate
-from phmctl.training.optimiser import mean_loss, stepper
+from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser
 
 R = TypeVar("R", bound=Recipe)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TIMED_BATCHES = 8  # evenly spaced over an epoch, because batches differ in length
 _EOS_PENALTY = -1e4  # added to the logit of EOS
 
 
@@ -222,6 +227,53 @@ def variants_of(recipe: R) -> dict[str, R]:
     if structured:
         models[section.variant] = section
     return {name: recipe.model_copy(update={"model": model}) for name, model in models.items()}
+
+
+def seconds_per_step(task: Task, training: TrainingSection, device: torch.device) -> float:
+    """Return the seconds that a step takes, timed on a model that is discarded."""
+    with isolated(device, training.threads):
+        plan = task.plan(0)
+        timed = [plan[number * len(plan) // _TIMED_BATCHES] for number in range(_TIMED_BATCHES)]
+        model = task.build_model(device)
+        sample = [task.collate(rows).to(device) for rows in timed]
+        calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
+        round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
+        return statistics.median(round_seconds) / len(sample) * training.accumulate
+
+
+def mean_loss(task: Task, model: nn.Module, batch: Any) -> Tensor:
+    total, count = task.loss(model, batch)
+    return total / count
+
+
+def stepper(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    training: TrainingSection,
+    sample: Sequence[Any],
+    device: torch.device,
+    optimiser: Optimizer | None = None,
+) -> Callable[[], object]:
+    """Return a function that trains one step on each batch of a sample, compiled if ``training.compile`` is set."""
+    called: Any = torch.compile(model) if training.compile else model
+    autocast = build_autocast(device, training.precision)
+    leaves, prepared = Leaves(model), autocast if training.compile else None
+    optimiser = optimiser or build_optimiser(model, training)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.train()
+
+    @sdpa_kernel(ATTENTION)
+    def steps() -> None:
+        for batch in sample:
+            with leaves.active(prepared, passes=1):
+                with autocast():
+                    value = loss(called, batch)
+                value.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(parameters, training.clip or torch.inf)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    return steps
 
 
 def bench_training(

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import phmctl
-from phmctl.benchmarks import Bench, machine, parameters_of, time_in_turns, training_call, variants_of
+from phmctl.benchmarks import (
+    Bench,
+    machine,
+    mean_loss,
+    parameters_of,
+    stepper,
+    time_in_turns,
+    training_call,
+    variants_of,
+)
 from phmctl.console import emit
 from phmctl.data import PAD
 from phmctl.data.prepared import data_root
@@ -31,7 +40,6 @@ from phmctl.recipe.loading import common_overrides, expect, resolve
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.tasks import trains
-from phmctl.training.optimiser import mean_loss, stepper
 
 
 def bench_lstm(n: int, d: int = 300, h: int = 300, batch: int = 256, steps: int = 40, rounds: int = 20) -> Bench:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from phmctl.benchmarks import seconds_per_step
 from phmctl.console import Shown
 from phmctl.data.prepared import data_root
 from phmctl.devices import pick_device, world
@@ -14,7 +15,6 @@ from phmctl.results.counting import ledger_table
 from phmctl.results.ledger import ledger_for_recipe
 from phmctl.runs.find import runs_root
 from phmctl.tasks import task_of, trains
-from phmctl.training.optimiser import seconds_per_step
 from phmctl.training.start import find_start
 from phmctl.verbs import recipe_and_run
 

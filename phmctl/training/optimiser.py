@@ -1,4 +1,4 @@
-"""The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the timing of a step.
+"""The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the guard against NaN.
 
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
 (:mod:`phmctl.nn.rates`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
@@ -7,35 +7,27 @@ of a gradient, so A and S need no separate bounds.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.devices import isolated, takes_bfloat16
+from phmctl.devices import takes_bfloat16
 from phmctl.errors import RunError
 from phmctl.nn.rates import groups_by_rate, relative_rates
-from phmctl.nn.step import Leaves
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.storage import read_json_object, saved_steps, write_atomic
 from phmctl.tasks.base import Autocast
-from phmctl.timing import alternate
-
-if TYPE_CHECKING:
-    from phmctl.tasks.base import Task
 
 RATES = "rates.json"  # file in the run: parameter name -> rate as a multiple of the recipe's
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 # Attention's kernels in training, without cuDNN's: it makes a plan for every new shape.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_TIMED_BATCHES = 8  # evenly spaced over an epoch, because batches differ in length
 
 
 def build_optimiser(
@@ -135,56 +127,6 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
     if precision == "float32" or not takes_bfloat16(device, "training.precision"):
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-# ------------------------------------------------------------------------------------------- measured before step 1
-
-
-def seconds_per_step(task: "Task", training: TrainingSection, device: torch.device) -> float:
-    """Return the seconds that a step takes, timed on a model that is discarded."""
-    with isolated(device, training.threads):
-        plan = task.plan(0)
-        timed = [plan[number * len(plan) // _TIMED_BATCHES] for number in range(_TIMED_BATCHES)]
-        model = task.build_model(device)
-        sample = [task.collate(rows).to(device) for rows in timed]
-        calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
-        round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
-        return median(round_seconds) / len(sample) * training.accumulate
-
-
-def mean_loss(task: "Task", model: nn.Module, batch: Any) -> Tensor:
-    total, count = task.loss(model, batch)
-    return total / count
-
-
-def stepper(
-    model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
-    training: TrainingSection,
-    sample: Sequence[Any],
-    device: torch.device,
-    optimiser: Optimizer | None = None,
-) -> Callable[[], object]:
-    """Return a function that trains one step on each batch of a sample, compiled if ``training.compile`` is set."""
-    called: Any = torch.compile(model) if training.compile else model
-    autocast = build_autocast(device, training.precision)
-    leaves, prepared = Leaves(model), autocast if training.compile else None
-    optimiser = optimiser or build_optimiser(model, training)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.train()
-
-    @sdpa_kernel(ATTENTION)
-    def steps() -> None:
-        for batch in sample:
-            with leaves.active(prepared, passes=1):
-                with autocast():
-                    value = loss(called, batch)
-                value.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(parameters, training.clip or torch.inf)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-
-    return steps
 
 
 # ------------------------------------------------------------------------------------------------- NaN and infinity
