@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class World:
     """The rank of this process and the number of processes, from the environment variables of ``torchrun``."""
 
-    rank: int = 0  # 0 to `size` − 1; rank 0 writes and prints
+    rank: int = 0  # 0 to `size` − 1. Rank 0 writes and prints.
     size: int = 1  # processes on all machines
     local_rank: int = 0  # on this machine
     local_size: int = 1  # processes on this machine
 
 
 def world() -> World:
-    """Return this process's rank; without ``torchrun``, and with one process, it is alone."""
+    """Return this process's rank. Without ``torchrun``, and with one process, it is alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = [os.environ.get(name, "") for name in names]
     if not all(value.isdecimal() for value in values) or int(values[1]) < 2:
@@ -47,7 +47,7 @@ def processor_name() -> str | None:
 
 
 def pick_device(name: str) -> "torch.device":
-    """Return the device with a name; ``auto`` is the first CUDA device, or the CPU. Raises RecipeError."""
+    """Return the device with a name. ``auto`` is the first CUDA device, or the CPU. Raises RecipeError."""
     import torch
 
     if name == "auto":
@@ -66,7 +66,7 @@ def pick_device(name: str) -> "torch.device":
 
 @contextmanager
 def isolated(device: "torch.device", threads: int) -> Iterator[None]:
-    """Restore torch's random generators after the block, in which it computes with `threads` (0 keeps their number)."""
+    """Restore torch's random generators after the block, in which `threads` threads compute (0: as many as before)."""
     import torch
 
     if threads:
@@ -103,7 +103,7 @@ def has_bfloat16(device: "torch.device") -> bool:
 
 
 def takes_bfloat16(device: "torch.device", setting: str) -> bool:
-    """Return whether a device computes in bfloat16; otherwise warn that the setting is ignored."""
+    """Return whether a device computes in bfloat16. If not, warn that the setting is ignored."""
     if has_bfloat16(device):
         return True
     warn(f"{setting} = bfloat16: {device.type} has no bfloat16 arithmetic here; float32 is used")

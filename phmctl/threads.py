@@ -2,7 +2,7 @@
 
 OpenMP's threads wait for each other at the end of every small operation. By default they spin, which is quickest on an
 idle machine. On a busy one a thread then spins while the thread that it waits for has no core. The load decides how
-threads wait, and not how many there are, because the results of a training depend on their number in the last digit.
+threads wait, and not how many there are, because the number of threads decides the last digits of a training.
 """
 
 import math
@@ -39,9 +39,9 @@ def choose_threads() -> None:
 
 
 def set_threads(threads: int) -> None:
-    """Set the CPU threads of torch and of other engines in this process; 0 keeps their defaults.
+    """Set the CPU threads of torch and of other engines in this process. 0 keeps the defaults.
 
-    Torch is not imported for this; libraries that are imported later read the environment variable.
+    Torch is not imported for this. Libraries that are imported later read the environment variable.
     """
     if not threads:
         return
@@ -52,7 +52,7 @@ def set_threads(threads: int) -> None:
 
 
 def threads_of(environment: Mapping[str, Any]) -> int:
-    """Return the threads that a resumed training takes over from its run's ``environment.json``, or 0.
+    """Return the threads that a resumed training takes over from the run's ``environment.json``, or 0.
 
     The same number of threads makes the resumed training equal to an uninterrupted one, to the last bit. The user's own
     OMP_NUM_THREADS is kept, and a machine with fewer cores chooses for itself.
@@ -73,7 +73,7 @@ def visible_cores() -> int:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use: a container may see more than its quota allows."""
+    """Return the number of cores that this process may use. A container may see more than the quota allows."""
     return max(1, int(min(visible_cores(), *_quotas())))
 
 
@@ -103,7 +103,7 @@ def load() -> float:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the cores that each control group of this process allows (``docker --cpus``); and infinity."""
+    """Yield the cores that each control group of this process allows (``docker --cpus``), and infinity."""
     yield math.inf
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():

@@ -18,13 +18,13 @@ def alternate(
     """Return the seconds per call in each round, by the name of the function.
 
     Every round measures each function once and starts with another function than the round before, so that no function
-    always follows the same one. Each function is called once or twice before its first sample.
+    always follows the same one. Each function is called once or twice before the first sample.
 
     Args:
         calls: the functions, by name.
         rounds: samples per function.
-        seconds: approximate length of a sample; short functions are called repeatedly.
-        device: the device of the functions; a CUDA device is synchronised before and after each sample.
+        seconds: approximate length of a sample. Short functions are called repeatedly.
+        device: the device of the functions. A CUDA device is synchronised before and after each sample.
         advance: called with 1 after each sample and each warm-up, ``(rounds + 1) * len(calls)`` times.
     """
     names = list(calls)

@@ -3,11 +3,11 @@
 ::
 
     phmctl prepare-data miniature
-    python tools/threads.py miniature multi30k-de-en     # a table for docs/performance.md; needs an idle machine
+    python tools/threads.py miniature multi30k-de-en     # a table for docs/performance.md, on an idle machine
 
-The script makes the load itself: no other process, one a core, five a core; and a control group with half of the cores,
-if this user may make one. `spinning` is OpenMP's own default, `phmctl` what the command chooses. Each row is a process
-of its own, and the shares are of the idle spinning one.
+The script makes the load itself: no other process, one a core, five a core, and a control group with half of the cores,
+if this user may make one. `spinning` is OpenMP's default, and `phmctl` is what the command chooses. Each row is
+measured in a new process, and the shares are of the idle spinning one.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from phmctl.threads import visible_cores
 
 SETTLE = 70  # seconds after which the mean load of the last minute tells of a new one
 GROUPS = Path("/sys/fs/cgroup")
-SPINNING = {"OMP_DYNAMIC": "false"}  # OpenMP's default; a variable of the user's keeps phmctl from choosing
+SPINNING = {"OMP_DYNAMIC": "false"}  # OpenMP's default. phmctl does not choose if a user has set a variable.
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def busy(processes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quota(share: float) -> Iterator[list[str] | None]:
-    """Yield the beginning of a command that may use a share of the cores; None if no control group can be made."""
+    """Yield the beginning of a command that may use a share of the cores, or None if no control group can be made."""
     period = 100_000
     microseconds = str(int(period * share * visible_cores()))
     old = (GROUPS / "cpu").is_dir()

@@ -3,7 +3,7 @@
 ``GET /`` is a page to type into, ``GET /health`` the state of the server. The JSON body of a request is::
 
     /translate   {"text": "…"} or {"texts": ["…", …]}, optionally with "beam", "alpha", "n_best", "cut"
-    /classify    {"text": "…"} or {"texts": ["…", …]}, optionally with "cut"; a text of a pair classifier is ["…", "…"]
+    /classify    {"text": "…"} or {"texts": ["…", …]}, optionally with "cut" (pairs: ["…", "…"] is a text)
     /score       {"source": "…", "target": "…"} or {"sources": […], "targets": […]}
 
 Other web sites cannot use the server: it sends no CORS headers, requires a JSON content type, which browsers refuse to
@@ -53,7 +53,7 @@ _MAX_BEAM = 64  # memory grows with the beam
 Line = Annotated[str, AfterValidator(lambda text: re.sub("\r\n?|\n", " ", text))]
 T = TypeVar("T")
 Answer = dict[str, Any]
-Key = tuple[str, tuple[tuple[str, Any], ...]]  # method and options; texts with equal keys may share a batch
+Key = tuple[str, tuple[tuple[str, Any], ...]]  # method and options: texts with equal keys may share a batch
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
@@ -66,7 +66,7 @@ class Body(BaseModel):
 class Classify(Body, Generic[T]):
     text: T | None = None
     texts: list[T] | None = None
-    cut: bool | None = None  # whether to truncate long texts; None: the server's setting
+    cut: bool | None = None  # whether to truncate long texts (None: as the server does)
 
     def items(self) -> list[T]:
         if self.text is not None and self.texts is None:
@@ -110,7 +110,7 @@ class _Item:
 
 
 class Batcher:
-    """Answer items in batches on worker threads; `workers` batches are answered at once.
+    """Answer items in batches on worker threads, `workers` batches at once.
 
     A batch holds items of one key, at most `largest`, whose costs are at most `largest_cost` unless it is a single
     item. It waits `wait` seconds to become as large as the batch before, so that a single client never waits.
@@ -127,7 +127,7 @@ class Batcher:
         wait: float = 0.005,
         workers: int = 1,
     ) -> None:
-        self.counts = dict.fromkeys(("answered", "failed", "dropped", "batches"), 0)  # items; batches
+        self.counts = dict.fromkeys(("answered", "failed", "dropped", "batches"), 0)  # items, and batches
         self.running = 0  # items
         self._answer = answer
         self._largest, self._largest_cost, self._wait = largest, largest_cost, wait
@@ -141,7 +141,7 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """Number of waiting items; cancelled items are dropped first."""
+        """Drop the cancelled items and return the number of waiting ones."""
         with self._changed:
             active = [item for item in self._waiting if not item.future.cancelled()]
             self.counts["dropped"] += len(self._waiting) - len(active)
@@ -149,7 +149,7 @@ class Batcher:
             return len(active)
 
     def submit(self, key: Hashable, values: Sequence[Any], costs: Sequence[int]) -> "list[Future[Any]]":
-        """Queue values of one key and return a future for each answer; cancel it to drop a waiting value."""
+        """Queue values of one key and return a future for each answer. To cancel it drops a waiting value."""
         items = [_Item(key, value, cost) for value, cost in zip(values, costs, strict=True)]
         with self._changed:
             self._waiting += items
@@ -172,7 +172,7 @@ class Batcher:
                 self.running -= len(batch)
 
     def _next_batch(self) -> list[_Item]:
-        """Wait for a batch and return it; an empty list if the batcher is closed."""
+        """Wait for a batch and return it, or an empty list if the batcher is closed."""
         with self._changed:
             while not self._closed:
                 if not self.queued:
@@ -197,7 +197,7 @@ class Batcher:
         return []
 
     def _solve(self, batch: Sequence[_Item]) -> None:
-        """Answer a batch; if that fails, answer its halves."""
+        """Answer a batch, or both halves if that fails."""
         try:
             answers = list(self._answer(batch[0].key, [item.value for item in batch]))
             if len(answers) != len(batch):
@@ -219,7 +219,7 @@ class Batcher:
 
 
 class Service:
-    """Validate requests, and let a model answer their texts in batches.
+    """Validate requests, and let a model answer the texts in batches.
 
     `cut` says whether texts longer than the model's limit are truncated if a request does not say. `batching` are the
     arguments of :class:`Batcher`.
@@ -291,7 +291,7 @@ class Service:
 
 
 def build_app(service: Service, names: Sequence[str] | None = None) -> Starlette:
-    """Return the ASGI application. `names` are the host names to which it answers, without port; None: any."""
+    """Return the ASGI application. `names` are the host names to which it answers, without port (None: any)."""
     html = PAGE.read_text(encoding="utf-8")
     headers = {"content-security-policy": _content_policy(html), "referrer-policy": "no-referrer"}
 
@@ -348,7 +348,7 @@ async def _answer(service: Service, name: str, request: Request) -> Response:
     except UserError as error:
         return JSONResponse({"error": str(error)}, error.status if isinstance(error, RequestError) else 400)
     except ClientDisconnect:
-        return Response(status_code=499)  # nginx's status for a closed connection; the client cannot see it
+        return Response(status_code=499)  # nginx's status for a closed connection, which the client cannot see
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         warn(f"/{name}: {message}")
@@ -362,7 +362,7 @@ async def _answer(service: Service, name: str, request: Request) -> Response:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; its connections wait until :func:`run_server` is called. Raises UserError."""
+    """Return a listening socket, whose connections wait until :func:`run_server` is called. Raises UserError."""
     is_ipv6 = ":" in host
     dualstack = is_ipv6 and socket.has_dualstack_ipv6()  # "::" accepts IPv4 too
     try:
@@ -395,7 +395,7 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM, answer open requests for up to `grace` seconds, then raise the signal again.
 
-    On localhost the server answers to the names of localhost and `allow_hosts`; on other addresses to any name, or to
+    On localhost the server answers to the names of localhost and `allow_hosts`, on other addresses to any name, or to
     `allow_hosts` if there are some. Requests above `connections` at once get status 503.
     """
     names = None

@@ -1,4 +1,4 @@
-"""The optimiser: Adam or AdamW, its state as named tensors, its learning rates, and the guard against NaN.
+"""The optimiser: Adam or AdamW, moments as named tensors, learning rates, and the guard against NaN.
 
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
 (:mod:`phmctl.nn.rates`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
@@ -35,7 +35,7 @@ def build_optimiser(
 ) -> Adam | AdamW:
     """Return the recipe's optimiser over all trainable parameters, a shared parameter once.
 
-    `rates` has the rate of each parameter, by name, as a multiple of the recipe's; None: see :func:`choose_rates`.
+    `rates` has the rate of each parameter, by name, as a multiple of the recipe's (default: :func:`choose_rates`).
     Fused kernels make one pass over the memory instead of eight, on the CPU and on CUDA.
     """
     optimiser_class = AdamW if settings.optimizer == "adamw" else Adam
@@ -73,7 +73,7 @@ def choose_rates(model: nn.Module, settings: TrainingSection, run: Run | None = 
 
 
 def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Set the learning rate of every group to its multiple of the model's rate."""
+    """Set the learning rate of every group to the group's multiple of the model's rate."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["relative"]
 
@@ -100,8 +100,8 @@ def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]
 def build_schedule(settings: TrainingSection) -> Callable[[int], float]:
     """Return the recipe's schedule: update (from 1) -> learning rate.
 
-    All rise linearly to the peak at step `warmup`. ``constant`` stays there; ``linear`` falls to 0 one step after the
-    last; ``inverse_sqrt`` falls with ``step^-0.5``, as in "Attention Is All You Need" (§5.3), where
+    All rise linearly to the peak at step `warmup`. ``constant`` stays there, ``linear`` falls to 0 one step after the
+    last, ``inverse_sqrt`` falls with ``step^-0.5``, as in "Attention Is All You Need" (§5.3), where
     ``d^-0.5 · min(step^-0.5, step · warmup^-1.5)`` has the peak ``(d · warmup)^-0.5``.
     """
     peak, warmup, end = settings.learning_rate, max(settings.warmup, 1), settings.steps + 1
@@ -135,7 +135,7 @@ def build_autocast(device: torch.device, precision: str) -> Autocast:
 class Guard:
     """Flags on the device that record the first step whose loss or gradient norm is not finite.
 
-    From that step on the fused optimiser skips its updates, so that the weights stay as they were before it.
+    From that step on the fused optimiser skips all updates, so that the weights stay as they were.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -154,7 +154,7 @@ class Guard:
 
 
 def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> tuple[int, str]:
-    """Return the first value that is not finite while `replay` runs a step again and returns its loss.
+    """Return the first value that is not finite while `replay` runs a step again and returns the loss.
 
     The number orders the values of several processes: 0 is a module's output, 1 the loss, 2 a gradient, 3 unknown.
     """

@@ -47,7 +47,7 @@ class Processes:
         self.many = self.count > 1
 
     def device(self, name: str) -> torch.device:
-        """Return this process's device; several processes on a machine use different GPUs. Raises RecipeError."""
+        """Return this process's device. Several processes on a machine use different GPUs. Raises RecipeError."""
         device, local_processes = pick_device(name), self._world.local_size
         if device.type == "cpu" or not self.many:
             return device
@@ -123,9 +123,9 @@ class Processes:
             self.exchange(dist.broadcast, tensor.detach(), src=0)
 
     def from_leader(self, function: Callable[[], T]) -> T:
-        """Call a function in rank 0 and return its result in every process.
+        """Call a function in rank 0 and return the result in every process.
 
-        If the function raises a PhmctlError, rank 0 raises it and the others exit silently with its exit code.
+        If the function raises a PhmctlError, rank 0 raises it and the others exit silently with the same exit code.
         """
         results: list[Any] = [None]
         with self.agreed():
@@ -138,7 +138,7 @@ class Processes:
     def agreed(self) -> Iterator[None]:
         """Make all processes fail if the block raises a PhmctlError in any.
 
-        Rank 0 raises the error of the first failing rank; the others exit silently with its exit code.
+        Rank 0 raises the error of the first failing rank. The others exit silently with the same exit code.
         """
         error: PhmctlError | None = None
         try:
@@ -169,7 +169,7 @@ def joined(timeout: float) -> Iterator[Processes]:
 
     def connect() -> None:
         limit = timedelta(seconds=timeout)
-        # torchrun keeps one store for all restarts; a prefix hides the addresses of processes that have ended.
+        # torchrun keeps one store for all restarts. A prefix hides the addresses of processes that have ended.
         store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[attr-defined]
         store = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)

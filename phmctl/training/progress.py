@@ -1,4 +1,4 @@
-"""Report a training: its speed, a progress line on stderr, ``metrics.jsonl``, and optionally TensorBoard's log."""
+"""Report a training: speed, a progress line on stderr, ``metrics.jsonl``, and optionally TensorBoard's log."""
 
 import os
 import time
@@ -21,7 +21,7 @@ _MINUTE = 60.0  # seconds
 
 
 class Throughput:
-    """Measures tokens per second between log lines; `seconds` is the training time of earlier processes."""
+    """Measures tokens per second between log lines. `seconds` is the training time of earlier processes."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._origin = time.perf_counter() - seconds
@@ -80,7 +80,7 @@ class Throughput:
 
 
 class ProgressLine:
-    """Shows the progress of a training with `steps` steps that starts at step `start`; a context manager."""
+    """Shows the progress of a training with `steps` steps that starts at step `start`. A context manager."""
 
     def __init__(self, steps: int, start: int, *, quiet: bool = False) -> None:
         self._steps, self._start, self._quiet = steps, start, quiet
@@ -129,12 +129,12 @@ EARLY_STOP = "early_stop"
 
 
 class MetricsLog:
-    """Appends entries to a training log; a context manager. Entering it drops the entries after the checkpoint.
+    """Appends entries to a training log. A context manager. Entering it drops the entries after the checkpoint.
 
     Args:
-        path: the ``metrics.jsonl``, which is not changed before the context is entered; None to write nothing.
-        step: step of the checkpoint; later entries are dropped.
-        validated: step of its newest validation; later validations and early stops are dropped. By default `step`.
+        path: the ``metrics.jsonl``, which is not changed before the context is entered. None writes nothing.
+        step: step of the checkpoint. Later entries are dropped.
+        validated: step of the newest validation. Later validations and early stops are dropped. By default `step`.
         tensorboard: folder of TensorBoard's log, or None.
     """
 

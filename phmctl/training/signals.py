@@ -1,6 +1,6 @@
 """Stop a training after Ctrl-C or a signal from a scheduler or a lost terminal.
 
-SIGTERM precedes a kill; schedulers send SIGUSR1 some minutes before the time limit; SIGHUP follows a lost terminal and
+SIGTERM precedes a kill. Schedulers send SIGUSR1 some minutes before the time limit. SIGHUP follows a lost terminal and
 is ignored under ``nohup``.
 """
 
@@ -31,7 +31,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int | None:
-        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 138 after SIGUSR1; None without a signal."""
+        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 138 after SIGUSR1, None without a signal."""
         return None if self.received is None else 128 + self.received
 
     def __enter__(self) -> Self:

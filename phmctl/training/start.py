@@ -3,7 +3,7 @@
 ``training.initialise_from`` copies tensors with the same name and shape. If the source has other rules or dense
 weights, the model gets the nearest sums of Kronecker products. With ``model.composition_start: base`` the compositions
 of heads get the weights of the attention's output maps that they replace. The new run's environment records the source
-run, its checkpoint, and the names of the copied, new and unused tensors.
+run, the checkpoint, and the names of the copied, new and unused tensors.
 """
 
 import re
@@ -62,12 +62,12 @@ _RULE_KEYS = ("algebra", "n", "rules", "parametrization", "rank")  # model keys 
 class Start:
     """The tensors of another run that a training starts from."""
 
-    tensors: Mapping[str, Tensor]  # by their names in the new model
-    # for the environment: run, checkpoint, step; names of copied ("taken"), new and unused ("left") tensors
+    tensors: Mapping[str, Tensor]  # by the names in the new model
+    # for the environment: run, checkpoint, step, and the names of copied ("taken"), new and unused ("left") tensors
     record: Mapping[str, Any]
 
     def summary(self) -> str:
-        """Return the number of copied tensors and the modules of new and unused ones; layer numbers become ``*``."""
+        """Return the number of copied tensors and the modules of new and unused ones, with ``*`` for layer numbers."""
         run, checkpoint = self.record["run"], self.record["checkpoint"]
         parts = [f"initialised: {len(self.tensors)} tensors taken from {run} ({checkpoint})"]
         for group in ("new", "left"):
@@ -80,11 +80,11 @@ class Start:
 def find_start(recipe: Recipe, task: "Task | None", root: Path | None = None) -> Start | None:
     """Return the tensors that a recipe's model starts from, or None if it starts at random.
 
-    Without a task (its data is not prepared) the source run is checked and None is returned.
+    Without a task, because the data is not prepared, the source run is checked and None is returned.
 
     Raises:
-        RunError: the run of ``training.initialise_from`` is missing or damaged; has another task, model, width or
-            vocabulary; or none of its tensors fits.
+        RunError: the run of ``training.initialise_from`` is missing or damaged, or has another task, model, width or
+            vocabulary, or no tensor that fits.
     """
     if recipe.training.initialise_from is None:
         return None
@@ -157,7 +157,7 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
 def run_to_resume(root: Path, recipe: Recipe) -> Run | None:
     """Return the newest run that a recipe can resume, with or without a checkpoint, or None.
 
-    RecipeError names the keys that somebody changed in the run's ``recipe.yaml`` although its training depends on them.
+    RecipeError names the keys that somebody changed in the run's ``recipe.yaml`` although the training depends on them.
     """
     for run in Run.trained_with(root, recipe, _free_to_change(recipe)):
         check_resumable(run, recipe)
@@ -212,7 +212,7 @@ def only_average_left(run: Run, recipe: Recipe) -> int | None:
 
 
 def averaged_steps(folder: Path) -> list[int]:
-    """Return the steps that ``average`` was made from; an empty list if it is missing or damaged."""
+    """Return the steps that ``average`` was made from, or an empty list if it is missing or damaged."""
     with suppress(RunError):
         verify_checkpoint(folder / AVERAGE, ["model"])
         return list(read_state(folder / AVERAGE)["steps"])
@@ -222,7 +222,7 @@ def averaged_steps(folder: Path) -> list[int]:
 def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | None:
     """Return the checkpoint to resume from, or None before the first checkpoint. Raises RunError.
 
-    ``last`` is the newest complete checkpoint; the pointer may be outdated after a kill.
+    ``last`` is the newest complete checkpoint. The pointer may be outdated after a kill.
     """
     task.check_run(run)
     folder = run.checkpoints_folder
@@ -247,12 +247,12 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
 def reopen(
     run: Run, recipe: Recipe, environment: Mapping[str, Any], state: Mapping[str, Any] | None, *, finished: bool
 ) -> bool:
-    """Prepare the folder of a resumed run; return whether steps or its average may be computed.
+    """Prepare the folder of a resumed run. Return whether steps or the average may be computed.
 
-    `state` is that of the checkpoint that training continues from; None: from step 0. All other checks must have
+    `state` is that of the checkpoint that training continues from, or None at step 0. All other checks must have
     passed, and the caller must have claimed the run. Files of killed processes are removed or restored. If steps
     remain, later checkpoints and the average are removed, because training writes them again, and the environment gets
-    a record of the resumption. If the run is `finished`, its pointers are repaired. Its average may be computed if the
+    a record of the resumption. If the run is `finished`, the pointers are repaired. The average may be computed if the
     recipe gives the results of the run's and the checkpoint is the newest. Raises RunError and OutputError.
     """
     record = run.environment()

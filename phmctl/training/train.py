@@ -57,8 +57,8 @@ class TrainingResult:
     run: Run
     steps: int  # optimiser steps, those before a resumption included
     steps_now: int  # optimiser steps of this process
-    seconds: float  # of this process
-    best_score: float | None  # the task's score of the best checkpoint, higher is better; None without a validation
+    seconds: float  # that this process took
+    best_score: float | None  # the task's score of the best checkpoint, higher is better. None without a validation.
     best_step: int | None
     exit_code: int  # 130 or 143 if a signal stopped the training, else 0
 
@@ -86,7 +86,7 @@ def train(
     quiet: bool = False,
     record: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train a recipe's model on its prepared data; :func:`phmctl.train` describes the arguments and errors.
+    """Train a recipe's model on the prepared data. :func:`phmctl.train` describes the arguments and errors.
 
     `record` contains further entries for the ``environment.json`` of a new run. After a restart by ``torchrun`` the
     newest run is resumed, as with `resume`. Torch's generators and default dtype are restored at the end.
@@ -128,10 +128,10 @@ def train_task(
     processes: Processes | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train a recipe's model for a task that is bound to its data, in a new run below `root` or in the run `old`.
+    """Train a recipe's model for a task that is bound to data, in a new run below `root` or in the run `old`.
 
     Every process of the training calls this function, and the arguments of rank 0 count. A run that cannot be resumed,
-    or has all its steps, is not changed.
+    or has no steps left, is not changed.
     """
     began = time.perf_counter()
     processes = processes or Processes()
@@ -146,7 +146,7 @@ def train_task(
         if processes.leads and not quiet:
             note(f"nothing left to train: {run.folder} is at step {last}, of which only the average is left")
         return TrainingResult(run, last, 0, time.perf_counter() - began, None, None, 0)
-    resumed: Checkpoint | None = None  # of rank 0 alone
+    resumed: Checkpoint | None = None  # in rank 0 alone
     with ExitStack() as stack:
         with processes.agreed():  # before a run is created
             task.check_data()
@@ -253,7 +253,7 @@ def _fit(trainer: Trainer, stop: StopRequest) -> None:
     settings = trainer.settings
 
     def warn_of_cut_schedule(end: str, steps: int, rate: str = "") -> None:
-        """Say that the training may end, or ended, before the schedule of its learning rate does."""
+        """Say that the training may end, or ended, before the schedule of the learning rate does."""
         if steps < settings.warmup:
             warmup = f"the warm-up's {settings.warmup:,}"
             progress.say(f"{steps:,} steps are fewer than {warmup}; lower training.warmup{rate}")
@@ -286,7 +286,7 @@ def update_average(trainer: Trainer) -> list[int]:
     """Average the models of the last checkpoints (Vaswani et al. 2017, §6.1) and load the average into the model.
 
     The checkpoint ``average`` is written. Sums are float64, and integer tensors are copied from the last step. A
-    damaged checkpoint is left out, with a warning. Returns the averaged steps; an empty list if nothing is to be done.
+    damaged checkpoint is left out, with a warning. Returns the averaged steps, or an empty list if nothing is to do.
     Raises RunError if no checkpoint is undamaged, and OutputError.
     """
     settings, final, folder = trainer.settings, trainer.state.step, trainer.run.checkpoints_folder

@@ -1,7 +1,7 @@
-"""The training loop: from batches to gradients to weights; logging, validation and checkpoints at their intervals.
+"""The training loop: from batches to gradients to weights, with log lines, validations and checkpoints at intervals.
 
 A step does not wait for the device: losses, norms and the NaN flag stay on it until the next log line. On the CPU the
-flag is read before each update. The micro-batches of a process and its random numbers depend only on seed, epoch,
+flag is read before each update. The micro-batches and random numbers of a process depend only on seed, epoch,
 position, rank and number of processes, so that checkpoints contain no generator state.
 """
 
@@ -69,8 +69,8 @@ class TrainingState(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     step: _Count = 0  # optimiser steps done
-    epoch: _Count = 0  # of the next batch
-    position: _Count = 0  # of the next batch in its epoch
+    epoch: _Count = 0  # epoch of the next batch
+    position: _Count = 0  # place of the next batch in the epoch
     validated: _Count = 0  # step of the newest validation
     best_score: float | None = None  # higher is better
     best_loss: float | None = None  # validation loss at the best score
@@ -117,8 +117,8 @@ class TrainingState(BaseModel):
 def update_pointers(run: Run, settings: TrainingSection) -> None:
     """Set ``last`` and ``best`` and remove checkpoints that are not kept. Raises OutputError.
 
-    Both follow from the checkpoints alone: the newest complete one, and the one that its state names as the best. They
-    are updated after every save and whenever a run is resumed, so that a kill leaves at worst outdated pointers.
+    Both follow from the checkpoints alone: the newest complete one, and the one that the newest state names as the best.
+    They are updated after every save and whenever a run is resumed, so that a kill leaves at worst outdated pointers.
     Checkpoints that an interruption or a new best score wrote do not count among the ``training.keep`` newest, so that
     the kept checkpoints do not depend on interruptions.
     """
@@ -140,7 +140,7 @@ def update_pointers(run: Run, settings: TrainingSection) -> None:
 
 
 class BatchStream:
-    """Yields the rows of micro-batches, beginning at an epoch and position; the attributes name the next batch."""
+    """Yields the rows of micro-batches, beginning at an epoch and position. The attributes name the next batch."""
 
     def __init__(self, task: "Task", epoch: int = 0, position: int = 0) -> None:
         self._task = task
@@ -164,16 +164,16 @@ class BatchStream:
 class Part:
     """The rows of one forward and backward pass of a process."""
 
-    micro_batch: int  # of the step, from 0
-    piece: int  # of the micro-batch, from 0
-    rows: "Rows"  # of the split
+    micro_batch: int  # number in the step, from 0
+    piece: int  # number in the micro-batch, from 0
+    rows: "Rows"  # rows of the training split
     counts: bool = True  # False for a process without rows, which only takes part in the exchange of gradients
 
 
 def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
     """Return the parts of a step that process `rank` computes, from the rows of the step's micro-batches.
 
-    Process r of W gets parts r, r + W, … A part is a micro-batch; only if there are fewer micro-batches than processes,
+    Process r of W gets parts r, r + W, … A part is a micro-batch. Only if there are fewer micro-batches than processes,
     each is divided into k pieces, so that all processes get equally many parts. (Dividing changes dropout.) The rows of
     a micro-batch are sorted by length: a piece takes every k-th row, so that all pieces cost the same.
     """
@@ -200,7 +200,7 @@ def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None
 class Trainer:
     """Trains a task's model into a run, as the training section of the run's recipe says.
 
-    Each of several processes has a trainer; only rank 0 reads a checkpoint's tensors and writes files. Call
+    Each of several processes has a trainer. Only rank 0 reads a checkpoint's tensors and writes files. Call
     :meth:`begin` before the first step. `state` is that of the checkpoint that the training continues from.
     """
 
@@ -347,9 +347,9 @@ class Trainer:
         self._throughput.count(sum(cost.tokens for cost in costs))
 
     def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, repeated: bool = False) -> Tensor:
-        """Add up the gradient of the mean loss over all items of the step; return the summed loss.
+        """Add up the gradient of the mean loss over all items of the step. Return the summed loss.
 
-        Processes exchange gradients afterwards; if the step is `repeated`, not at all.
+        Processes exchange gradients afterwards, unless the step is `repeated`.
         """
         total = torch.zeros((), device=self.device)
         parts = parts_of(plan, self.processes.rank, self.processes.count)
@@ -430,7 +430,7 @@ class Trainer:
         return improved
 
     def evaluate(self) -> dict[str, float]:
-        """Return the validation metrics of the current model, by its dense copy. Raises ValidationStoppedError."""
+        """Return the validation metrics of the dense copy of the current model. Raises ValidationStoppedError."""
         return self.task.validate(to_dense(self.model).eval(), self._autocast, self.processes)
 
     def save(self) -> None:
@@ -456,9 +456,9 @@ class Trainer:
         self._unsaved = False
 
     def _check(self) -> None:
-        """Raise NonFiniteError if a step since the last check was not finite; run it again to name the first bad value.
+        """Raise NonFiniteError if a step since the last check was not finite. Run it again to name the first bad value.
 
-        Waits for the device. Rank 0 raises for all processes; the others exit.
+        Waits for the device. Rank 0 raises for all processes, and the others exit.
         """
         bad = self._guard.first_bad_step()
         if bad is None:

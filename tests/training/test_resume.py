@@ -139,7 +139,7 @@ class InterruptedInValidation(FakeTask):
         return super().validate(model, autocast, share)
 
 
-@pytest.mark.parametrize(("validation", "step"), [(1, 8), (3, 24), (5, 40)])
+@pytest.mark.parametrize(("validation", "step"), [(1, 8), (5, 40)])
 def test_a_stop_is_heard_during_a_validation_and_loses_nothing(
     fit: Fit, uninterrupted: Run, validation: int, step: int
 ) -> None:
@@ -189,9 +189,7 @@ def test_training_on_drops_the_average_of_the_former_end(fit: Fit, uninterrupted
 # ------------------------------------------------------------------------------------------- nothing left to train
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "steps"), [("last", 20), ("last", 15), ("last", 10), ("step-000010", 10), ("step-000010", 5)]
-)
+@pytest.mark.parametrize(("checkpoint", "steps"), [("last", 20), ("last", 10), ("step-000010", 10), ("step-000010", 5)])
 def test_steps_that_are_done_already_change_nothing(
     fit: Fit, capsys: pytest.CaptureFixture[str], checkpoint: str, steps: int
 ) -> None:
@@ -205,7 +203,7 @@ def test_steps_that_are_done_already_change_nothing(
     assert (_everything(run), average.stat().st_mtime_ns) == (before, written)
 
 
-@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"step-000099\n", b"step-000005\n", None])
+@pytest.mark.parametrize("content", [b"\xff\n", b"step-000005\n", None])
 @pytest.mark.parametrize("steps", [20, 30])
 def test_pointers_are_derived_from_the_checkpoints(fit: Fit, content: bytes | None, steps: int) -> None:
     """A kill before they were moved, or damage, changes nothing that is trained; nor where nothing is left to train."""
@@ -439,17 +437,15 @@ def test_a_run_that_has_nothing_left_to_train_is_pruned_and_swept(fit: Fit) -> N
     assert _everything(run) == right
 
 
-@pytest.mark.parametrize("content", [b"{}\n5\n", b"\xff\n", b"[]\n"])
-def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit, content: bytes) -> None:
+def test_a_damaged_environment_stops_the_resume_and_changes_nothing(fit: Fit) -> None:
     run = fit(steps=20, keep=4).run
-    (run.folder / "environment.json").write_bytes(content)
+    (run.folder / "environment.json").write_bytes(b"{}\n5\n")
     with _refused(run, r"environment\.json"):
         fit(old=run, steps=30, keep=4)
 
 
-@pytest.mark.parametrize("moment", ["step", "exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("shape", [None, (3,)])
-def test_moments_that_are_not_the_model_s_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
+@pytest.mark.parametrize(("moment", "shape"), [("step", None), ("exp_avg", (3,))])
+def test_moments_that_are_not_the_models_are_refused(fit: Fit, moment: str, shape: tuple[int] | None) -> None:
     run = fit(steps=10).run
     folder, name = run.checkpoint("last"), f"{moment}.last.bias"
     result = read_checkpoint(folder, ["model", "optimizer"])
