@@ -117,7 +117,7 @@ class TrainingState(BaseModel):
 def update_pointers(run: Run, settings: TrainingSection) -> None:
     """Set ``last`` and ``best`` and remove checkpoints that are not kept. Raises OutputError.
 
-    Both follow from the checkpoints alone: the newest complete one, and the one that the newest state names as the best.
+    Both follow from the checkpoints alone: the newest complete one, and the one that the newest state calls the best.
     They are updated after every save and whenever a run is resumed, so that a kill leaves at worst outdated pointers.
     Checkpoints that an interruption or a new best score wrote do not count among the ``training.keep`` newest, so that
     the kept checkpoints do not depend on interruptions.
