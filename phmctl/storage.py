@@ -332,8 +332,15 @@ def damage(folder: Path, entry: Mapping[str, Any], *, hashed: bool = True) -> st
     if not exists:
         return "is missing"
     if path.stat().st_size != entry["bytes"] or (hashed and sha256(path) != entry["sha256"]):
+        if path.suffix == ".json" and _sha256_of_lines(path) == entry["sha256"]:
+            return "has the line ends of Windows: git's core.autocrlf must be off when it is checked out"
         return "is damaged: its SHA-256 is not the one recorded"
     return None
+
+
+def _sha256_of_lines(path: Path) -> str:
+    """Return the SHA-256 that a text would have with the line ends of Unix."""
+    return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def verify(

@@ -9,7 +9,6 @@ import pytest
 from phmctl import verbs
 from phmctl.errors import RunError
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
 from phmctl.storage import write_atomic
 from tests.calls import call
 from tests.data.helpers import cut, files_below
@@ -84,19 +83,6 @@ def test_references_are_a_piece_of_a_score(run: Path) -> None:
     cut(run / "text/test.target")
     decode_test(run)
     refuse(score, run, r"text/test\.target")
-
-
-def change_data(run: Path, **changed: object) -> None:
-    opened = Run.open(run)
-    record_copies(opened, {**opened.data(), **changed})
-
-
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_a_text_that_is_shorter_than_its_other_side_is_refused(run: Path, side: str) -> None:
-    lines = (run / f"text/test.{side}").read_text().splitlines(keepends=True)
-    (run / f"text/test.{side}").write_text("".join(lines[:-1]))
-    change_data(run)
-    refuse(score, run, "sources and")
 
 
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:

@@ -1,38 +1,25 @@
 """Copies of data in a run, so that it can be used anywhere: tokenizers, raw evaluation text, the manifest.
 
-The manifest of the prepared data is the run's ``data.json``. Its ``copies`` are the files of ``tokenizer/`` and
-``text/`` with their SHA-256, which is verified before a file is used.
+The manifest of the prepared data is the run's ``data.json``.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phmctl.data.card import Cleaning
-from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair, Vocabulary
+from phmctl.data.tokenizer import TokenizerPair, Vocabulary
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.runs import DATA, Run, Trained
 from phmctl.runs.find import find_run
-from phmctl.storage import are_file_entries, file_entry, verify, write_json
 
 if TYPE_CHECKING:  # an export answers without numpy
     from phmctl.data.prepared import PreparedData
 
-_COPIES = "copies"
 EXTRAS = ".extras"  # suffix of a split's file of whole numbers by name, JSON
 ADVICE = "copy the run again"
 
 
-def record_copies(run: Run, manifest: Mapping[str, Any], *extra_files: Path) -> None:
-    """Write a new run's ``data.json``: the data's manifest, and the SHA-256 of tokenizers, text and extra files."""
-    paths = [path for folder in (run.tokenizer_folder, run.text_folder) for path in sorted(folder.glob("*"))]
-    entries = [file_entry(run.folder, str(path.relative_to(run.folder))) for path in (*paths, *extra_files)]
-    write_json(run.folder / DATA, {**manifest, _COPIES: entries})
-
-
 def load_tokenizers(run: Trained) -> TokenizerPair:
-    for name in (JOINT_FILE, *SIDE_FILES):
-        refuse_damaged_copy(run, run.tokenizer_folder / name)
     try:
         return TokenizerPair.load(run.tokenizer_folder)
     except DataError as error:
@@ -63,11 +50,14 @@ def read_text(run: Trained, split: str, side: str) -> list[str]:
         raise RunError(
             f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}; it has {has}"
         )
-    refuse_damaged_copy(run, path)
     try:
-        return path.read_bytes().decode("utf-8").split("\n")[:-1]
+        lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
+    rows = run.data().get("splits", {}).get(split, {}).get("kept", len(lines))
+    if len(lines) != rows:
+        raise RunError(f"{path} has {len(lines)} lines, but {DATA} counts {rows}; {ADVICE}")
+    return lines
 
 
 def vocabulary_of(path: Path) -> Vocabulary:
@@ -86,14 +76,6 @@ def vocabulary_of(path: Path) -> Vocabulary:
     if "vocabulary" not in settings:
         raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
     return Vocabulary(run.name, load_tokenizers(run), load_cleaning(run), settings)
-
-
-def refuse_damaged_copy(run: Trained, path: Path) -> None:
-    entries: list[dict[str, Any]] = run.data().get(_COPIES, [])
-    if not are_file_entries(entries):
-        raise RunError(f"{run.folder / DATA} is damaged: {_COPIES!r} must be a list of files; {ADVICE}")
-    name = str(path.relative_to(run.folder))
-    verify(run.folder, entries, RunError, ADVICE, [name])
 
 
 def check_same_vocabulary(run: Run, prepared: "PreparedData", key: str = "training.initialise_from") -> None:

@@ -19,8 +19,8 @@ from phmctl.models.assembly import Classifier, build_classifier, texts_of
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
-from phmctl.runs import Run, copies
-from phmctl.storage import write_atomic
+from phmctl.runs import DATA, Run, copies
+from phmctl.storage import write_atomic, write_json
 from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
 
 
@@ -143,7 +143,7 @@ class ClassificationTask(Task):
         for name in self.prepared.splits:
             if name != "train":
                 write_atomic(run.text_folder / f"{name}.jsonl", "".join(self._json_lines(self.prepared.split(name))))
-        copies.record_copies(run, self.prepared.manifest)
+        write_json(run.folder / DATA, self.prepared.manifest)
 
     def _json_lines(self, split: Split) -> Iterator[str]:
         numbers = [] if split.labels is None else split.labels.tolist()

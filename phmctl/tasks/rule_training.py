@@ -33,10 +33,10 @@ from phmctl.models.assembly import builder_for, trained
 from phmctl.models.classifiers import RuleModel
 from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
-from phmctl.runs import AUTO, Run, Weights
-from phmctl.runs.copies import record_copies, refuse_damaged_copy
+from phmctl.runs import AUTO, DATA, Run, Weights
+from phmctl.runs.copies import ADVICE
 from phmctl.runs.results import ScoringKey, write_result
-from phmctl.storage import write_atomic
+from phmctl.storage import file_entry, verify, write_atomic, write_json
 from phmctl.tasks.base import Autocast, Cost, Device, Rows, Share, Task
 
 TRUTH = "truth.safetensors"  # stored in a run, because another version of torch may draw another map
@@ -115,9 +115,8 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
 
 def read_truth(run: Run) -> Truth:
     """Return the true map that a run was trained on. Raises RunError."""
-    path = run.folder / TRUTH
-    refuse_damaged_copy(run, path)
-    return Truth(**load(path.read_bytes()))
+    verify(run.folder, run.data().get("files", []), RunError, ADVICE, [TRUTH])
+    return Truth(**load((run.folder / TRUTH).read_bytes()))
 
 
 class RuleTask(Task):
@@ -173,7 +172,8 @@ class RuleTask(Task):
     def furnish(self, run: Run) -> None:
         """Write the true map, and ``data.json`` with the map's SHA-256."""
         write_atomic(run.folder / TRUTH, save({"A": self.truth.A.contiguous(), "S": self.truth.S.contiguous()}))
-        record_copies(run, self.recipe.data.model_dump(), run.folder / TRUTH)
+        files = [file_entry(run.folder, TRUTH)]
+        write_json(run.folder / DATA, {**self.recipe.data.model_dump(), "files": files})
 
 
 @torch.no_grad()

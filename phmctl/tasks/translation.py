@@ -27,7 +27,7 @@ from phmctl.metrics.classification import ItemGroup, part_name, parts
 from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO
-from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, read_text, refuse_damaged_copy
+from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, read_text
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.storage import read_json_object, sha256_text
 from phmctl.tasks.base import Answering, Answers, Device, Metric, Task, TaskSpec, TextComparer, Trains, text_sizes
@@ -58,7 +58,6 @@ def text_of(run: Source, split: str) -> Text:
     path = run.text_folder / f"{split}{EXTRAS}"
     extras: dict[str, list[int]] = {}
     if path.is_file():
-        refuse_damaged_copy(run, path)
         extras = read_json_object(path, RunError, ADVICE)
     return Text(split, source, [target], extras)
 

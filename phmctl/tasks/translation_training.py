@@ -17,8 +17,8 @@ from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
-from phmctl.runs import Run
-from phmctl.runs.copies import EXTRAS, check_same_data, check_same_vocabulary, record_copies
+from phmctl.runs import DATA, Run
+from phmctl.runs.copies import EXTRAS, check_same_data, check_same_vocabulary
 from phmctl.storage import write_atomic, write_json
 from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
 
@@ -98,7 +98,7 @@ class TranslationTask(Task):
                     write_atomic(run.text_folder / f"{name}.{side}", "".join(f"{line}\n" for line in lines))
                 if extras := {key: values.tolist() for key, values in split.extras.items()}:
                     write_json(run.text_folder / f"{name}{EXTRAS}", extras)
-        record_copies(run, self.prepared.manifest)
+        write_json(run.folder / DATA, self.prepared.manifest)
 
     def check_data(self) -> None:
         """Plan the first epoch. Raises DataError if a sentence is longer than a batch, UserError for the tokenizer."""

@@ -161,6 +161,14 @@ def test_own_tables(tmp_path):
     assert [texts(rows) for rows in corpus.splits.values()] == [[("one, two",)], [('"three',)], [("four",)]]
 
 
+def test_a_side_that_is_one_value_in_most_rows_is_named(tmp_path, capsys):
+    """As a column of licences is, if columns are counted from 1."""
+    table = put(tmp_path / "t.tsv", *(f"Satz {row}\tsentence {row}\tCC BY" for row in range(20)))
+    for columns, warned in (((0, 1), False), ((1, 2), True)):
+        own_corpus("own", {"train": [[table]]}, RowFormat(header=False, texts=columns))
+        assert ("warning: text 2 is 'CC BY' in 20 of" in capsys.readouterr().err) == warned
+
+
 @pytest.mark.parametrize(
     ("files", "place"),
     [

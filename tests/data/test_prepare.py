@@ -170,6 +170,13 @@ def test_damage_is_found_when_the_data_is_used(tmp_path, name, damage):
         PreparedData.find(SECTION, tmp_path).split(path.stem)
 
 
+def test_line_ends_that_git_has_changed_are_named(tmp_path):
+    path = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(DataError, match=r"tokenizer\.json .*autocrlf"):
+        PreparedData.find(SECTION, tmp_path)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
 @pytest.mark.parametrize("where", ["_encoded", "write_manifest"])
 def test_an_interrupted_preparation_leaves_nothing_or_the_earlier_data(tmp_path, monkeypatch, error, where):

@@ -1,7 +1,8 @@
 import pytest
 
+from phmctl.data import Row
 from phmctl.data.card import Cleaning
-from phmctl.data.rows import CleanRows, HeldOut, clean_line
+from phmctl.data.rows import CleanRows, HeldOut, clean_line, hold_out
 from tests.data.helpers import as_rows, texts
 
 PLAIN = Cleaning()
@@ -77,3 +78,25 @@ def test_valid_and_test_keep_every_line():
     assert fits(clean, 50, 1)
     assert fits(clean, 1, 5)
     assert clean.counts() == {"read": 3, "kept": 2, "dropped": {}, "noted": {"empty_side": 2, "over_long": 1}}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_source_of_a_label_stays_in_train(seed):
+    """Half of the labels have one source, the others two."""
+    rows = [Row((f"text {seed} {number}",), f"label {number % 67}") for number in range(100)]
+    divided = hold_out(rows, "10%,10%")
+    assert {row.label for row in divided["train"]} == {row.label for row in rows}
+    assert [len([*divided[name]]) for name in ("train", "valid", "test")] == [80, 10, 10]
+
+
+def test_a_pair_and_its_swap_are_held_out_together():
+    pairs = [(f"sentence {number}", f"other {number}") for number in range(100)]
+    rows = as_rows([*pairs, *(pair[::-1] for pair in pairs), ("sentence 1", "a third")])
+    divided = hold_out(rows, "40,40")
+    kept = {frozenset(row.texts) for row in divided["train"]}
+    for name in ("valid", "test"):
+        held = [row.texts for row in divided[name]]
+        assert 40 <= len(held) <= 43
+        assert not kept & {frozenset(pair) for pair in held}
+    sources = {name: {row.texts[0] for row in divided[name]} for name in divided}
+    assert not sources["train"] & (sources["valid"] | sources["test"])

@@ -12,10 +12,9 @@ from phmctl.metrics.text import all_scores
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
 from phmctl.runs.results import ScoringKey, log_line, write_result
 from phmctl.saving import model_tensors
-from phmctl.storage import write_atomic, write_checkpoint
+from phmctl.storage import write_atomic, write_checkpoint, write_json
 from phmctl.tasks import task_of
 
 REFERENCES = [f"the little cat number {row} sat on the old mat in the house" for row in range(24)]
@@ -50,7 +49,7 @@ def make_run(
     def fill(run: Run) -> None:
         for side, lines in (("source", SOURCES[: len(references)]), ("target", references)):
             write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
-        record_copies(run, {"sources": [{"name": "train", "sha256": data}], "splits": {}})
+        write_json(run.folder / "data.json", {"sources": [{"name": "train", "sha256": data}], "splits": {}})
 
     run = finish(Run.create(root, loaded, environment=environment, fill=fill), rate, loss)
     if hypotheses is not None:
@@ -73,7 +72,7 @@ def make_classifier(
 
     def fill(run: Run) -> None:
         write_atomic(run.text_folder / f"{split}.jsonl", "".join(json.dumps(example) + "\n" for example in examples))
-        record_copies(run, {"sources": []})
+        write_json(run.folder / "data.json", {"sources": []})
 
     run = finish(Run.create(root, loaded, environment=MACHINE, fill=fill), 500.0)
     setting = ScoringKey(split, run.weights("best"))

@@ -15,7 +15,7 @@ from phmctl.metrics.text import bleu, text_scorer
 from phmctl.results.compare import ONE_SEED, OVER_SEEDS, POOLED
 from phmctl.results.variants import mean_and_spread
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
+from phmctl.storage import write_json
 from phmctl.tasks import TASKS
 from tests.calls import call
 from tests.references import compare_runs
@@ -321,7 +321,7 @@ def test_named_test_sets_are_compared_without_a_plain_one(tmp_path: Path) -> Non
     for side in ("source", "target"):
         text = (run.text_folder / f"test.{side}").rename(run.text_folder / f"test_a.{side}")
         shutil.copy(text, run.text_folder / f"test_b.{side}")
-    record_copies(run, run.data())
+    write_json(run.folder / "data.json", run.data())
     printed = [line for line in call("compare", run.folder).stderr.split("\n") if line.startswith("phmctl")]
     assert printed == [f"phmctl eval {run.folder} --split test_{name}" for name in "ab"]
     assert call(*printed[0].split()[1:]).exit_code == 0

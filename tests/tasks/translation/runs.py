@@ -9,9 +9,8 @@ from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
 from phmctl.saving import model_tensors
-from phmctl.storage import write_atomic, write_checkpoint
+from phmctl.storage import write_atomic, write_checkpoint, write_json
 from phmctl.tasks import translation
 from phmctl.tasks.translation import Evaluation
 from tests.answering.conftest import TEXT, sharp_model
@@ -42,7 +41,7 @@ def make_run(
         TokenizerPair(both, both).save(run.tokenizer_folder)
         for side, lines in (("source", SOURCES), ("target", references)):
             write_atomic(run.text_folder / f"test.{side}", "".join(f"{line}\n" for line in lines))
-        record_copies(run, {"settings": {"cleaning": {}}})
+        write_json(run.folder / "data.json", {"settings": {"cleaning": {}}})
 
     run = Run.create(root, recipe, fill=fill)
     section = recipe.model.model_dump(mode="json")

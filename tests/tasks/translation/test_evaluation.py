@@ -10,8 +10,8 @@ from phmctl.answering.translator import Translator
 from phmctl.errors import OutputError
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
 from phmctl.runs.results import read_results
+from phmctl.storage import write_json
 from phmctl.tasks import translation as module
 from tests.tasks.translation.runs import REFERENCES, SOURCES, evaluate, make_run
 
@@ -100,7 +100,7 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
         run.set_pointer("best", 1)
     elif change == "text":
         (run.text_folder / "test.source").write_text("Ein Mann .\n" * len(SOURCES), encoding="utf-8")
-        record_copies(run, run.data())
+        write_json(run.folder / "data.json", run.data())
     elif change == "record":
         path.with_suffix(".decoding.json").write_text("{", encoding="utf-8")
     after = translations(run, **settings)
@@ -152,7 +152,7 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
 
 def test_empty_translations_and_tokenised_references_are_said_once(run, monkeypatch, capsys) -> None:
     (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
-    record_copies(run, run.data())
+    write_json(run.folder / "data.json", run.data())
     monkeypatch.setattr(Translator, "answer", lambda self, lines, **how: [("", {})] * len(lines))
     evaluate(run)
     told, wanted = capsys.readouterr().err, len(SOURCES) - 1

@@ -11,8 +11,8 @@ from phmctl.answering.opening import load_translator
 from phmctl.errors import DataError, UserError
 from phmctl.metrics.text import all_scores
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
 from phmctl.runs.results import read_results
+from phmctl.storage import write_json
 from phmctl.tasks.translation import scored_answers
 from tests.calls import call
 from tests.data.helpers import put
@@ -54,7 +54,7 @@ def test_a_file_called_as_a_split_is_not_that_split(run: Run, tmp_path: Path) ->
 
 
 def test_text_goes_through_what_the_corpus_went_through(run: Run, tmp_path: Path) -> None:
-    record_copies(run, {"settings": {"cleaning": {"entities": "decode"}}})
+    write_json(run.folder / "data.json", {"settings": {"cleaning": {"entities": "decode"}}})
     source, reference = put(tmp_path / "s", " a &amp; b"), put(tmp_path / "r", "c &quot; d  ")
     text = phmctl.evaluate(run.folder, source=source, reference=[reference], device="cpu")
     assert text.split == "s"
@@ -89,7 +89,7 @@ def test_the_tokenizer_is_an_option_and_follows_the_target_language(run: Run) ->
     assert len(read_results(run)) == 2
     (result,) = [each for each in read_results(run) if each.settings.get("tokenize") == "char"]
     answers = scored_answers(run, result)
-    record_copies(run, {"target_language": "zh", "settings": {"cleaning": {}}})
+    write_json(run.folder / "data.json", {"target_language": "zh", "settings": {"cleaning": {}}})
     assert answers is None or answers.score_options["tokenize"] == "char"
     assert "tok:zh" in evaluate(run)["scores"][0]["signature"]
     with pytest.raises(UserError, match=r"tokenize.13b: sacrebleu has"):

@@ -22,7 +22,7 @@ from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.text import CorpusScore
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
-from phmctl.runs.copies import record_copies
+from phmctl.storage import write_json
 from phmctl.tasks.translation_training import TranslationTask
 from phmctl.training.processes import Processes
 from phmctl.training.train import train_task
@@ -126,7 +126,7 @@ def test_a_run_is_not_continued_with_other_tokenizers(tiny_run: Run, task: Trans
     tokenizer = TokenizerPair.load(run.tokenizer_folder).source
     merges = [*tokenizer.merges[1::-1], *tokenizer.merges[2:]]
     Tokenizer(tokenizer.algorithm, tokenizer.vocabulary, merges).save(run.tokenizer_folder / "tokenizer.json")
-    record_copies(run, run.data())
+    write_json(run.folder / "data.json", run.data())
     with pytest.raises(RunError, match="tokenizers"):
         task.check_run(run)
 
@@ -191,15 +191,3 @@ def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tin
     assert asked == ["zh", "char", "13b"]
     with pytest.raises(UserError, match="13b"):
         task.check_data()
-
-
-def test_an_unknown_language_is_named_with_its_tokenizer(tmp_path, tiny_recipe, capsys) -> None:
-    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
-    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
-    for target, notes in (("qqq", 1), ("zho", 0), ("target", 0)):
-        corpus = replace(patterned(tmp_path, "Line {} ."), languages=("deu", target))
-        prepared = prepare(data, corpus, root=tmp_path / target)
-        capsys.readouterr()
-        TranslationTask(tiny_recipe.model_copy(update={"data": data, "training": training}), prepared).check_data()
-        lines = capsys.readouterr().err.splitlines()
-        assert [("'qqq'" in line, "13a" in line) for line in lines] == [(True, True)] * notes
