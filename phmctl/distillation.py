@@ -60,23 +60,17 @@ def distil(
     tag: str | None = None,
     quiet: bool = True,
 ) -> "TrainingResult":
-    """Train a student of a trained translator or classifier.
+    """Train a student of a trained translator or classifier: ``phmctl distil``.
+
+    Arguments that are not described here are the command's options, and the student's (``phmctl distil --help``).
 
     Args:
         teacher: A trained translator or classifier. The student is trained on the same data.
         recipe: The student's recipe (default: the teacher's).
-        n: PHM hyperparameter of the student; 1 is dense.
-        algebra: Algebra of the student.
-        seed: Seed of the student.
-        steps: Number of optimiser steps of the student.
-        settings: Set any key of the student's recipe: training.clip=1.0.
         start: nearest: start with the teacher's tables, norms and biases, and with the Kronecker sums nearest to the
             teacher's weights, if the shapes are equal. random: with random weights.
         beam: Beam size of the teacher (default: the teacher's recipe's).
         references: Train on the references too, instead of on the teacher's translations only.
-        data: Data folder (default: ``$PHMCTL_DATA`` or ``data``).
-        runs: Folder of runs (default: ``$PHMCTL_RUNS`` or ``runs``).
-        tag: Name of the student's run.
         quiet: Print nothing on stderr.
 
     Raises:

@@ -11,8 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from phmctl.console import Shown, Table, note
 from phmctl.data.prepared import data_root
 from phmctl.recipe.loading import common_overrides, resolve
@@ -41,7 +39,7 @@ class Training:
 def sweep(
     recipe: str,
     axes: Mapping[str, Sequence[Any]],
-    settings: Sequence[str],
+    settings: Sequence[Sequence[str]],
     *,
     data: Path | None,
     runs: Path | None,
@@ -49,13 +47,13 @@ def sweep(
     jobs: int,
     list_only: bool,
 ) -> Shown:
-    """Train each combination of the values of `axes` (options of ``train``) and `settings`, or list the commands.
+    """Train each combination of values: of options of ``train`` (`axes`) and of ``key=value`` (`settings`).
 
     Finished trainings are skipped, stopped trainings are continued. Raises UserError, DataError.
     """
     check_jobs(jobs)
     check_tag(tag)
-    trainings = plan(recipe, axes, settings or ())
+    trainings = plan(recipe, axes, settings)
     places = [word for name, path in (("data", data), ("runs", runs)) if path for word in (f"--{name}", str(path))]
     named = ["--tag", tag] if tag else []
     if list_only:
@@ -71,15 +69,14 @@ def sweep(
         begin = [recipe, *named] if run is None else [str(run.run.folder), "--resume"]
         commands[training] = ["train", *begin, *training.options, *places]
     code = run_commands(commands, jobs) or int(any(each.state in ("failed", "stopped") for each in trainings))
-    rows, documents, remarks = [], [], []
-    for training in trainings:
-        run = newest_of(training.recipe, runs_root(runs))
+    rows, documents = [], []
+    for each in trainings:
+        run = newest_of(each.recipe, runs_root(runs))
         figures = ("–", "–") if run is None else (format_best(run), str(run.run.folder))
-        rows.append((training.label, training.state, *figures))
-        document = {"training": training.label, "state": training.state, "run": run and run.as_json()}
-        documents.append(document | {"problem": training.problem if training.state == "failed" else None})
-        if training.state == "failed":
-            remarks.append(f"failed: {training.label}\n  " + training.problem.strip().replace("\n", "\n  "))
+        rows.append((each.label, each.state, *figures))
+        document = {"training": each.label, "state": each.state, "problem": each.problem or None}
+        documents.append(document | {"run": run and run.as_json()})
+    remarks = [f"failed: {each.label}\n{each.problem}" for each in trainings if each.state == "failed"]
     unfinished = sum(each.state not in ("finished", "failed") for each in trainings)
     if unfinished:
         remarks.append(f"{unfinished} of {len(trainings)} trainings are not finished; the same command continues them")
@@ -87,16 +84,15 @@ def sweep(
     return Shown({"trainings": documents, "exit_code": code}, [table], remarks=remarks, code=code)
 
 
-def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> list[Training]:
+def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[Sequence[str]]) -> list[Training]:
     """Return a training for each combination of values; the last setting changes fastest. Raises RecipeError.
 
     Combinations with equal recipes, such as those of ``--n 1 --algebra real,phm``, are one training.
     """
     choices = [[(name, value, f"{name}={value}") for value in values] for name, values in axes.items() if values]
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        short = key.rpartition(".")[2]
-        choices.append([("set", f"{key}{equals}{value}", f"{short}={value}") for value in split_values(text)])
+    for values in settings:
+        key_start = values[0].partition("=")[0].rfind(".") + 1  # of model.dropout=0.1
+        choices.append([("set", value, value[key_start:]) for value in values])
     trainings: dict[str, Training] = {}
     for combination in product(*choices):
         overrides = common_overrides(**{name: value for name, value, _ in combination if name != "set"})
@@ -107,59 +103,46 @@ def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[str]
     return list(trainings.values())
 
 
-def split_values(text: str) -> list[str]:
-    """Split a text at its top-level commas, as in a YAML list; a text that is not a list is one value."""
-    try:
-        node = yaml.compose(f"[{text}]")
-    except yaml.YAMLError:
-        return [text]
-    if not isinstance(node, yaml.SequenceNode) or node.end_mark.index != len(text) + 2:
-        return [text]
-    return [text[item.start_mark.index - 1 : item.end_mark.index - 1] for item in node.value] or [text]
-
-
 def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int | None:
     """Run the commands of trainings, `jobs` at once; set their states, and return the exit code of a signal.
 
     A failed training does not stop the others. After a signal no training begins, and those that run save and end.
     """
     environment = {"OMP_NUM_THREADS": str(max(cores() // jobs, 1)), **os.environ}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running: dict[Training, subprocess.Popen[str]] = {}
 
     def train(training: Training) -> None:
         if stop.received:
             return
+        command = [sys.executable, "-P", "-m", "phmctl", *commands[training]]
+        # In a session of its own a Ctrl-C in the terminal reaches it once, from this process.
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", "phmctl", *commands[training]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            env=environment,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches it once, from this process
+            command, env=environment, start_new_session=True, encoding="utf-8", errors="replace", **pipes
         ) as process:
             running[training] = process
             for line in process.stderr or ():
                 note(f"{training.label}: {line.rstrip()}")
-                is_after_error = training.problem.startswith("error") and not line.startswith("error")
-                training.problem = training.problem + line if is_after_error else line
+                goes_on = training.problem.startswith("error") and not line.startswith("error")
+                training.problem = training.problem + line if goes_on else line
         del running[training]
-        if process.returncode == 0:
-            training.state = "finished"
-        else:  # a negative code: by a signal before its handler was installed
-            training.state = "stopped" if {process.returncode, 128 - process.returncode} & _STOPPED else "failed"
+        code = process.returncode  # negative: by a signal before its handler was installed
+        training.state = "stopped" if {code, 128 - code} & _STOPPED else "failed" if code else "finished"
+        training.problem = training.problem.strip() if training.state == "failed" else ""
         note(f"{training.label}: {training.state}")
 
     with StopRequest() as stop, ThreadPoolExecutor(jobs) as pool:
-        waiting, told = {pool.submit(train, training) for training in commands}, set[Training]()
+        futures, told = [pool.submit(train, training) for training in commands], set[Training]()
         try:
-            while waiting := wait(waiting, _SIGNAL_POLL_SECONDS).not_done:
-                for training in set(running) - told if stop.received else ():
-                    running[training].terminate()
-                    told.add(training)
+            while wait(futures, _SIGNAL_POLL_SECONDS).not_done:
+                for training, process in list(running.items()) if stop.received else ():
+                    if training not in told:
+                        process.terminate()
+                        told.add(training)
         except BaseException:  # a second signal
             for process in list(running.values()):
                 process.kill()
             raise
+    for future in futures:
+        future.result()  # an error of this process
     return stop.exit_code

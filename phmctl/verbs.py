@@ -67,39 +67,15 @@ def prepare(
 ) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
 
+    Arguments that are not described here are the command's options (``phmctl prepare-data --help``). `columns` and
+    `languages` may be pairs: ``("de", "en")``.
+
     Args:
         name: Name of a dataset card, or a name for your own corpus.
-        data: Data folder (default: ``$PHMCTL_DATA`` or ``data``).
-        source: Folder with the card's files; without it they are downloaded.
-        recipe: Read tokenizer, vocabulary and lengths from this recipe.
         files: Your own parallel text, by split: ``{"train": ("train.de", "train.en"), "valid": …}``. A split is a pair
             of files, a table with both sides, or a list of pairs and tables, which are concatenated. Further test sets
             are called ``test_NAME``.
-        columns: Columns of source and target in a table: names, or numbers from 0.
-        languages: Languages of your own files, by codes: de,en.
-        table: Your own labelled text: TSV, CSV or JSON lines.
-        text: Column of the text in --table; twice for pairs.
-        label: Column of the label in --table files.
-        quoting: Whether table cells may be quoted (default: only in CSV).
-        header: Whether tables have a header; without a header, columns are numbers from 0.
-        extra: Column of whole numbers; eval prints scores for each value.
-        vectors: Word vectors for labelled text, in GloVe's text format.
-        skip_bad_lines: Skip and count unreadable lines of your own files.
-        split: Take valid and test from your train files: 1000,1000 rows or 5%,5%; equal sources stay together.
-        vocabulary_of: Use the vocabulary of a run or of a prepared folder.
-        tokenizer: bpe or word.
-        vocabulary: Number of token types; of each side with --separate.
-        joint: Translation: one vocabulary for both sides, or one for each.
-        reverse: Translation: from the corpus' target language to its source language.
-        copies: Translation: train on each target as its own source too (style transfer).
-        max_tokens: Length of the longest text kept in train, in tokens.
-        lowercase: Lower-case the text to tokenize (default: the card's).
-        normalise: Apply Unicode NFC; replace all kinds of white space by one blank.
-        entities: decode: turn entities of Moses (&apos;) into characters; or keep.
-        max_ratio: Largest ratio of the lengths of a train pair in tokens; 0 keeps all.
-        min_count: Least number of occurrences of a word, or of a pair that BPE joins.
-        force: Prepare again even if nothing has changed.
-        refetch: Download the card's files again.
+        table: Your own labelled text, by split: ``{"train": "train.csv", "valid": "valid.csv"}``.
         quiet: Print nothing on stderr.
 
     Returns:
@@ -209,6 +185,8 @@ def train(
 ) -> "TrainingResult":
     """Train a recipe's model on its prepared data: ``phmctl train``.
 
+    Arguments that are not described here are the command's options (``phmctl train --help``).
+
     Training seeds torch's random numbers and, if the recipe says so, sets the number of torch's threads, so that a
     process trains one model at a time. In the main thread Ctrl-C and SIGTERM make it save and return (``exit_code``
     130 or 143).
@@ -216,19 +194,8 @@ def train(
     Args:
         recipe: A path or a shipped name, a mapping with the keys of the YAML, or a
             :class:`~phmctl.recipe.schema.Recipe`. With `resume` also a run: a folder, a name below `runs` or a tag.
-        n: PHM hyperparameter; 1 is dense.
-        algebra: ``real``, ``phm`` or a fixed algebra (default: phm if n is given and above 1).
-        seed: Seed of initialisation, dropout and batch order.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        steps: Number of optimiser steps.
-        execution: How PHM maps are applied: ``dense`` or ``rank`` (default: rank where it is faster).
-        init: Copy tensors of the same name and shape from this run.
         settings: Values of recipe keys: ``{"training.clip": 1.0}`` or ``["training.clip=1.0"]``.
-        data: Data folder (default: ``$PHMCTL_DATA`` or ``data``).
-        runs: Folder of runs (default: ``$PHMCTL_RUNS`` or ``runs``).
         resume: Continue the run, or the newest run whose training steps agree with the recipe; start one if none does.
-        checkpoint: With `resume`: the checkpoint to continue from, ``last`` (default), ``best`` or ``step-N``.
-        tag: Name of a new run; commands accept it like a folder.
         quiet: Print nothing on stderr.
 
     Returns:
@@ -306,25 +273,11 @@ def evaluate(
 ) -> "Report":
     """Score a split of a run's own text, and write the scores into the run: ``phmctl eval``.
 
+    Arguments that are not described here are the command's options (``phmctl eval --help``).
+
     Args:
         run: Run, folder of versions (its newest run is used), tag or export.
         split: ``test``, ``valid`` or ``test_NAME``, a named test set.
-        checkpoint: ``best``, ``last``, ``average`` or ``step-N``; ``auto`` is the average if the recipe asks for one.
-        beam: Beam size; 1 is greedy (default: the recipe's).
-        alpha: Exponent of the length penalty (default: the recipe's).
-        batch_tokens: Number of source tokens in a batch, including padding.
-        precision: Translation: compute in ``float32`` or ``bfloat16``.
-        probing: Probe a translator's encoder (Table 3 of Li et al. 2020).
-        settings: With `probing`: keys of the recipe ``probe``.
-        data: With `probing`: the data folder (default: ``$PHMCTL_DATA`` or ``data``).
-        lowercase: Score BLEU and chrF in lower case (default: as the corpus).
-        tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).
-        source: Source text to score instead of a split.
-        reference: Reference translations of --source.
-        table: Labelled text to score a classifier on instead of a split.
-        text: Column of the text in --table; twice for pairs.
-        label: Column of the label in --table.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         quiet: Print nothing on stderr.
 
     Returns:

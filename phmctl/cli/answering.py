@@ -16,10 +16,15 @@ from phmctl.cli.options import (
     Checkpoint,
     Data,
     Device,
+    File,
+    Flag,
     Json,
+    Number,
     Precision,
     RunName,
     Split,
+    Text,
+    Texts,
     Threads,
 )
 from phmctl.console import Shown, Table, note, progress
@@ -32,17 +37,11 @@ if TYPE_CHECKING:
 
 def decode(
     run: RunName,
-    input_: Annotated[
-        Path | None, Option("--input", help="Text file with one sentence in each line (default: stdin).")
-    ] = None,
-    output: Annotated[
-        Path | None, Option(help="Write the answers to this file as they come (default: stdout).")
-    ] = None,
-    split: Annotated[str | None, Option(help="Decode this split of the run's own text: test or valid.")] = None,
+    input_: Annotated[File, Option("--input", help="Text, one sentence a line (default: stdin).")] = None,
+    output: Annotated[File, Option(help="Write the answers to this file as they come (default: stdout).")] = None,
+    split: Annotated[Text, Option(help="Decode this split of the run's own text: test or valid.")] = None,
     checkpoint: Checkpoint = "auto",
-    n_best: Annotated[
-        int | None, Option(min=1, help="Number of hypotheses to print for each line: its number, rank, score, text.")
-    ] = None,
+    n_best: Annotated[Number, Option(min=1, help="Hypotheses a line: its number, rank, score, text.")] = None,
     beam: Beam = None,
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
@@ -95,9 +94,7 @@ def decode(
 
 
 def evaluate(
-    runs: Annotated[
-        list[str], Argument(metavar="RUN", help="Runs, folders of versions (the newest run is used) or exports.")
-    ],
+    runs: Annotated[list[str], Argument(metavar="RUN", help="Runs, folders of versions or exports.")],
     split: Split = "test",
     checkpoint: Checkpoint = "auto",
     beam: Beam = None,
@@ -105,27 +102,15 @@ def evaluate(
     batch_tokens: BatchTokens = None,
     precision: Precision = None,
     probing: Annotated[bool, Option("--probing", help="Train and score a probe for each task in --data.")] = False,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="With --probing: set a key of the recipe 'probe'.")
-    ] = None,
+    settings: Annotated[Texts, Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe 'probe'.")] = None,
     data: Data = None,
-    lowercase: Annotated[
-        bool | None, Option("--lowercase/--cased", help="Score BLEU and chrF in lower case (default: as the corpus).")
-    ] = None,
-    tokenize: Annotated[
-        str | None, Option(help="Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, … (default: the language's).")
-    ] = None,
-    source: Annotated[Path | None, Option(metavar="FILE", help="Source text to score instead of a split.")] = None,
-    reference: Annotated[
-        list[Path] | None, Option(metavar="FILE", help="Reference translations of --source. Repeatable.")
-    ] = None,
-    table: Annotated[
-        Path | None, Option(metavar="FILE", help="Labelled text to score a classifier on instead of a split.")
-    ] = None,
-    text: Annotated[
-        list[str] | None, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")
-    ] = None,
-    label: Annotated[str | None, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
+    lowercase: Annotated[Flag, Option("--lowercase/--cased", help="Score in lower case or cased.")] = None,
+    tokenize: Annotated[Text, Option(help="Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, …")] = None,
+    source: Annotated[File, Option(metavar="FILE", help="Source text to score instead of a split.")] = None,
+    reference: Annotated[list[Path] | None, Option(metavar="FILE", help="References of --source.")] = None,
+    table: Annotated[File, Option(metavar="FILE", help="Labelled text to score instead of a split.")] = None,
+    text: Annotated[Texts, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")] = None,
+    label: Annotated[Text, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
     device: Device = None,
     threads: Threads = 0,
     json: Json = False,
@@ -191,9 +176,7 @@ def serve(
     run: RunName,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free port, which is printed.")] = 8000,
-    allow_host: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Further host name that requests may use. Repeatable.")
-    ] = None,
+    allow_host: Annotated[Texts, Option(metavar="NAME", help="Further host name of requests.")] = None,
     checkpoint: Checkpoint = "auto",
     precision: Precision = None,
     device: Device = None,
@@ -202,9 +185,7 @@ def serve(
     max_batch: Annotated[int, Option(min=1, help="Largest number of texts in a batch.")] = 64,
     max_batch_tokens: Annotated[int, Option(min=1, help="Largest number of tokens in a batch.")] = 2048,
     max_connections: Annotated[int, Option(min=1, help="Largest number of requests at once; more get 503.")] = 256,
-    cut: Annotated[
-        bool, Option("--cut", help="Answer the beginning of a text longer than the model knows, instead of 413.")
-    ] = False,
+    cut: Annotated[bool, Option("--cut", help="Cut a too long text instead of answering 413.")] = False,
     grace: Annotated[float, Option(min=0, help="Seconds for open requests when the server stops.")] = 30.0,
     json: Json = False,
 ) -> None:
@@ -232,18 +213,10 @@ def export(
     to: Annotated[str, Option(help="ctranslate2, onnx or safetensors.")],
     output: Annotated[Path, Option("--output", "-o", help="Folder to write.")],
     checkpoint: Checkpoint = "auto",
-    weights: Annotated[
-        str | None, Option(help="phm: A and S of each map (the default of onnx and safetensors); or dense.")
-    ] = None,
-    quantize: Annotated[
-        str | None, Option(help="Type of the stored numbers: float32, float16, int8, int4; or a type of CTranslate2.")
-    ] = None,
-    texts: Annotated[
-        int | None, Option(min=0, help="Number of validation texts to compare (default: all); 0: compare nothing.")
-    ] = None,
-    with_text: Annotated[
-        bool, Option("--with-text", help="Copy the run's valid and test text too, so that eval can score the export.")
-    ] = False,
+    weights: Annotated[Text, Option(help="phm: A and S of each map; or dense.")] = None,
+    quantize: Annotated[Text, Option(help="float32, float16, int8, int4; or a type of CTranslate2.")] = None,
+    texts: Annotated[Number, Option(min=0, help="Number of validation texts to compare (default: all).")] = None,
+    with_text: Annotated[bool, Option("--with-text", help="Copy valid and test text too, for eval.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an export in the folder.")] = False,
     threads: Threads = 0,
     json: Json = False,

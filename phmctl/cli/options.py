@@ -16,6 +16,12 @@ def _remember(requested: bool) -> bool:
     return requested
 
 
+Flag = bool | None
+Number = int | None
+Text = str | None
+Texts = list[str] | None
+File = Path | None
+
 RecipeName = Annotated[str, Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")]
 RunName = Annotated[str, Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export.")]
 N = Annotated[
@@ -61,3 +67,17 @@ def integers(option: str, text: str | None) -> list[int]:
         if not number.isdecimal():
             raise UserError(f"--{option} {number}: expected a whole number without a sign, or several between commas")
     return [int(number) for number in numbers]
+
+
+def split_setting(setting: str) -> list[str]:
+    """Return ``key=value`` for each value of ``key=value,value``, whose commas separate as in a YAML list."""
+    import yaml
+
+    key, equals, text = setting.partition("=")
+    try:
+        node = yaml.compose(f"[{text}]")
+    except yaml.YAMLError:
+        return [setting]
+    if not isinstance(node, yaml.SequenceNode) or node.end_mark.index != len(text) + 2 or not node.value:
+        return [setting]
+    return [f"{key}{equals}{text[item.start_mark.index - 1 : item.end_mark.index - 1]}" for item in node.value]

@@ -8,109 +8,47 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import phmctl
-from phmctl.cli.options import Data, Json
+from phmctl.cli.options import Data, File, Flag, Json, Number, Text, Texts
 from phmctl.console import Shown, Table
 
 SPLITS = ("train", "valid", "test")
 TABLES = (".tsv", ".csv", ".jsonl", ".tmx")  # ends of the names of files that have both sides
 
-Name = Annotated[str | None, Argument(metavar="NAME", help="Name of a dataset card, or a name for your own corpus.")]
-Train = Annotated[
-    list[str] | None,
-    Option(metavar="FILE", help="Your own training text: a table of both sides, or --train SOURCE --train TARGET."),
-]
-Valid = Annotated[list[str] | None, Option(metavar="FILE", help="Your own validation text, as --train.")]
-Test = Annotated[
-    list[str] | None,
-    Option(metavar="[NAME=]FILE", help="Your own test text, as --train; NAME makes a further test set."),
-]
-Labelled = Annotated[
-    list[str] | None, Option(metavar="SPLIT=FILE", help="Your own labelled text: TSV, CSV or JSON lines. Repeatable.")
-]
-Source = Annotated[Path | None, Option(help="Folder with the card's files; without it they are downloaded.")]
-Recipe = Annotated[str | None, Option(help="Read tokenizer, vocabulary and lengths from this recipe.")]
-Columns = Annotated[
-    str | None, Option(metavar="SRC,TGT", help="Columns of source and target in a table: names, or numbers from 0.")
-]
-Languages = Annotated[str | None, Option(metavar="SRC,TGT", help="Languages of your own files, by codes: de,en.")]
-Text = Annotated[list[str] | None, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")]
-Label = Annotated[str | None, Option(metavar="COLUMN", help="Column of the label in --table.")]
-Quoting = Annotated[bool | None, Option(help="Whether table cells may be quoted (default: only in CSV).")]
-Header = Annotated[bool | None, Option(help="Whether tables have a header; without one, columns are numbers from 0.")]
-Extra = Annotated[
-    list[str] | None,
-    Option(metavar="COLUMN", help="Column of whole numbers; eval prints scores for each value. Repeatable."),
-]
-Vectors = Annotated[Path | None, Option(metavar="FILE", help="Word vectors for labelled text, in GloVe's text format.")]
-SkipBadLines = Annotated[bool, Option("--skip-bad-lines", help="Skip and count unreadable lines of your own files.")]
-Divide = Annotated[
-    str | None,
-    Option(
-        metavar="VALID[,TEST]",
-        help="Take valid and test from your train files: 1000,1000 rows or 5%,5%; equal sources stay together.",
-    ),
-]
-VocabularyOf = Annotated[
-    Path | None, Option(metavar="RUN", help="Use the vocabulary of a run or of a prepared folder.")
-]
-Tokenizer = Annotated[str | None, Option(help="bpe or word.")]
-Vocabulary = Annotated[int | None, Option(help="Number of token types; of each side with --separate.")]
-Joint = Annotated[
-    bool | None, Option("--joint/--separate", help="Translation: one vocabulary for both sides, or one for each.")
-]
-Reverse = Annotated[
-    bool, Option("--reverse", help="Translation: from the corpus' target language to its source language.")
-]
-Copies = Annotated[
-    bool, Option("--copies", help="Translation: train on each target as its own source too (style transfer).")
-]
-MaxTokens = Annotated[int | None, Option(help="Length of the longest text kept in train, in tokens.")]
-Lowercase = Annotated[bool | None, Option(help="Lower-case the text to tokenize (default: the card's).")]
-Normalise = Annotated[bool | None, Option(help="Apply Unicode NFC; replace all kinds of white space by one blank.")]
-Entities = Annotated[str | None, Option(help="decode: turn entities of Moses (&apos;) into characters; or keep.")]
-MaxRatio = Annotated[float | None, Option(help="Largest ratio of the lengths of a train pair in tokens; 0 keeps all.")]
-MinCount = Annotated[
-    int | None, Option(min=1, help="Least number of occurrences of a word, or of a pair that BPE joins.")
-]
-Force = Annotated[bool, Option("--force", help="Prepare again even if nothing has changed.")]
-Refetch = Annotated[bool, Option("--refetch", help="Download the card's files again.")]
-List = Annotated[bool, Option("--list", help="List the dataset cards, or show the card NAME.")]
-
 
 def prepare_data(
-    name: Name = None,
+    name: Annotated[Text, Argument(metavar="NAME", help="Dataset card, or a name for your own corpus.")] = None,
     data: Data = None,
-    source: Source = None,
-    recipe: Recipe = None,
-    train: Train = None,
-    valid: Valid = None,
-    test: Test = None,
-    table: Labelled = None,
-    columns: Columns = None,
-    languages: Languages = None,
-    text: Text = None,
-    label: Label = None,
-    quoting: Quoting = None,
-    header: Header = None,
-    extra: Extra = None,
-    vectors: Vectors = None,
-    skip_bad_lines: SkipBadLines = False,
-    split: Divide = None,
-    vocabulary_of: VocabularyOf = None,
-    tokenizer: Tokenizer = None,
-    vocabulary: Vocabulary = None,
-    joint: Joint = None,
-    reverse: Reverse = False,
-    copies: Copies = False,
-    max_tokens: MaxTokens = None,
-    lowercase: Lowercase = None,
-    normalise: Normalise = None,
-    entities: Entities = None,
-    max_ratio: MaxRatio = None,
-    min_count: MinCount = None,
-    force: Force = False,
-    refetch: Refetch = False,
-    list_: List = False,
+    source: Annotated[File, Option(help="Folder with the card's files; without it they are downloaded.")] = None,
+    recipe: Annotated[Text, Option(help="Read tokenizer, vocabulary and lengths from this recipe.")] = None,
+    train: Annotated[Texts, Option(metavar="FILE", help="Training text: source, then target; or a table.")] = None,
+    valid: Annotated[Texts, Option(metavar="FILE", help="Validation text, as --train.")] = None,
+    test: Annotated[Texts, Option(metavar="[NAME=]FILE", help="Test text, as --train; NAME: a further set.")] = None,
+    table: Annotated[Texts, Option(metavar="SPLIT=FILE", help="Labelled text: TSV, CSV or JSON lines.")] = None,
+    columns: Annotated[Text, Option(metavar="SRC,TGT", help="Columns of a table: names, or numbers from 0.")] = None,
+    languages: Annotated[Text, Option(metavar="SRC,TGT", help="Languages of your files, by codes: de,en.")] = None,
+    text: Annotated[Texts, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")] = None,
+    label: Annotated[Text, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
+    quoting: Annotated[Flag, Option(help="Whether table cells may be quoted (default: only in CSV).")] = None,
+    header: Annotated[Flag, Option(help="Whether tables have a header; without one, columns are numbers.")] = None,
+    extra: Annotated[Texts, Option(metavar="COLUMN", help="Whole numbers; eval scores each value by itself.")] = None,
+    vectors: Annotated[File, Option(metavar="FILE", help="Word vectors of labelled text, in GloVe's format.")] = None,
+    skip_bad_lines: Annotated[bool, Option("--skip-bad-lines", help="Skip and count unreadable lines.")] = False,
+    split: Annotated[Text, Option(metavar="VALID[,TEST]", help="Take rows (1000) or a part (5%) of train.")] = None,
+    vocabulary_of: Annotated[File, Option(metavar="RUN", help="Use the vocabulary of a run or a folder.")] = None,
+    tokenizer: Annotated[Text, Option(help="bpe or word.")] = None,
+    vocabulary: Annotated[Number, Option(help="Number of token types; of each side with --separate.")] = None,
+    joint: Annotated[Flag, Option("--joint/--separate", help="One vocabulary for both sides, or one for each.")] = None,
+    reverse: Annotated[bool, Option("--reverse", help="Translate from the corpus' target to its source.")] = False,
+    copies: Annotated[bool, Option("--copies", help="Train on each target as its own source too.")] = False,
+    max_tokens: Annotated[Number, Option(help="Length of the longest text kept in train, in tokens.")] = None,
+    lowercase: Annotated[Flag, Option(help="Lower-case the text to tokenize (default: the card's).")] = None,
+    normalise: Annotated[Flag, Option(help="Apply Unicode NFC; all kinds of white space become a blank.")] = None,
+    entities: Annotated[Text, Option(help="decode: turn entities of Moses (&apos;) into characters; or keep.")] = None,
+    max_ratio: Annotated[float | None, Option(help="Largest ratio of a pair's lengths in tokens; 0: all.")] = None,
+    min_count: Annotated[Number, Option(min=1, help="Least occurrences of a word, or of a pair of BPE.")] = None,
+    force: Annotated[bool, Option("--force", help="Prepare again even if nothing has changed.")] = False,
+    refetch: Annotated[bool, Option("--refetch", help="Download the card's files again.")] = False,
+    list_: Annotated[bool, Option("--list", help="List the dataset cards, or show the card NAME.")] = False,
     json: Json = False,
 ) -> Shown:
     """Clean and tokenize a corpus, once for all runs that use it."""

@@ -7,7 +7,20 @@ import typer
 from typer import Argument, Option
 
 import phmctl
-from phmctl.cli.options import Algebra, Data, Device, Json, N, RecipeName, Runs, Settings, Threads, integers, names
+from phmctl.cli.options import (
+    Algebra,
+    Data,
+    Device,
+    Json,
+    N,
+    RecipeName,
+    Runs,
+    Settings,
+    Threads,
+    integers,
+    names,
+    split_setting,
+)
 from phmctl.console import Shown
 from phmctl.devices import world
 from phmctl.threads import set_threads
@@ -105,7 +118,8 @@ def sweep(
 
     axes: dict[str, list[Any]] = {"n": integers("n", n), "algebra": names("algebra", algebra)}
     axes |= {"seed": integers("seed", seed), "steps": integers("steps", steps)}
-    return sweeps.sweep(recipe, axes, settings or (), data=data, runs=runs, tag=tag, jobs=jobs, list_only=list_)
+    chosen = [split_setting(setting) for setting in settings or ()]
+    return sweeps.sweep(recipe, axes, chosen, data=data, runs=runs, tag=tag, jobs=jobs, list_only=list_)
 
 
 def distil(

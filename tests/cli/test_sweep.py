@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.cli.options import split_setting
 from phmctl.errors import DataError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
 from phmctl.runs.summary import Summary, list_runs
-from phmctl.sweeps import split_values
 from phmctl.training.train import train
 from tests.calls import call, start
 from tests.training.copying import copying_recipe
@@ -130,4 +130,4 @@ def test_combinations_with_equal_recipes_are_one_training(copying_file: Path) ->
     ],
 )
 def test_commas_separate_values_outside_quotes_and_brackets(text: str, values: list[str]) -> None:
-    assert split_values(text) == values
+    assert split_setting(f"a.b={text}") == [f"a.b={value}" for value in values]
