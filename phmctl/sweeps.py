@@ -108,7 +108,9 @@ def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int |
 
     A failed training does not stop the others. After a signal no training begins, and those that run save and end.
     """
-    environment = {"OMP_NUM_THREADS": str(max(cores() // jobs, 1)), **os.environ}
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(setting) if setting.isdecimal() else cores()  # of all processes
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(threads // jobs, 1))}
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running: dict[Training, subprocess.Popen[str]] = {}
 
