@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.initialisation import dense_variance
-from phmctl.algebra.kronecker import check_dtype
+from phmctl.algebra.kronecker import check_algebra, check_dtype
 from phmctl.algebra.modes import compute_dtype
 from phmctl.dimension import LEARNED, check_divides
 from phmctl.errors import UserError, check_known
-from phmctl.nn.structures import FactorSum, KroneckerSum, LowRank, Structure, computed, phm_structure
+from phmctl.nn.structures import Dense, FactorSum, KroneckerSum, LowRank, Structure, computed
 
 DENSE, RANK = EXECUTIONS = ("dense", "rank")
 
@@ -131,7 +131,16 @@ class KroneckerWeight(StructuredWeight):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        structure = phm_structure(n, algebra, rank, groups)
+        check_algebra(algebra, n)
+        if rank is not None and (algebra != LEARNED or n == 1):
+            raise UserError(f"rank = {rank}: only algebra 'phm' with n > 1 takes a rank, not {algebra!r} with n = {n}")
+        if rank is not None and rank < 1:
+            raise UserError(f"rank = {rank}: the rank must be at least 1")
+        structure: Structure = Dense()
+        if n > 1:
+            structure = KroneckerSum(n, algebra, groups=groups)
+        if rank is not None:
+            structure = FactorSum(n, algebra, rank, groups=groups)
         super().__init__(structure, rows, columns, kernel=kernel, device=device, dtype=dtype)
         self.n, self.algebra, self.groups = n, algebra, groups
         self.owns_rule = True

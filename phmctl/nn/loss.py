@@ -40,7 +40,9 @@ def vocabulary_loss(
     """
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
     if needs_plain_operations():
-        return _plain_loss(flat, weight, bias, targets, smoothing, ignore)
+        logits = wide(F.linear(flat, weight, bias))  # (N, V), at once
+        loss = F.cross_entropy(logits, targets, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
+        return loss, F.cross_entropy(logits.detach(), targets, ignore_index=ignore, reduction="sum")
     if flat.device.type == "cpu" and type(flat) is Tensor:  # the count would synchronise a GPU and break a trace
         rows = (targets != ignore).nonzero().squeeze(1)
         if len(rows) < len(targets):
@@ -58,16 +60,6 @@ def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
 
 def wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype.itemsize < 4 else values
-
-
-def _plain_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, ignore: int
-) -> tuple[Tensor, Tensor]:
-    """Return the same sums by plain operations, with all logits at once."""
-    logits = wide(F.linear(hidden, weight, bias))  # (N, V)
-    loss = F.cross_entropy(logits, targets, ignore_index=ignore, reduction="sum", label_smoothing=smoothing)
-    likelihood = F.cross_entropy(logits.detach(), targets, ignore_index=ignore, reduction="sum")
-    return loss, likelihood
 
 
 class _VocabularyLoss(torch.autograd.Function):

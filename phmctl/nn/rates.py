@@ -162,23 +162,31 @@ def _weights(model: nn.Module, *, measure: bool) -> list[_Weight]:
     weights: list[_Weight] = []
     for module in model.modules():
         if isinstance(module, StructuredWeight):
-            weights.append(_structured(module, measure=measure))
-        elif not hasattr(module, "normalized_shape") and not isinstance(module, parametrize.ParametrizationList):
-            named = module.named_parameters(recurse=False)  # the weight of a norm may have several axes
-            weights += _dense(module, [parameter for name, parameter in named if "weight" in name])
-            weights += _parametrized(module)
+            structure, tensors = module.structure, module.tensors()
+            if measure or module.from_dense:
+                scales = _measured_scales(tensors, structure.scale(tensors))
+            else:
+                shapes = {name: tensor.shape for name, tensor in tensors.items()}
+                scales = structure.initial_scales(module.variance, shapes)
+            is_table = isinstance(module, PHMEmbedding)
+            rate, gain = (1.0, 1.0) if is_table else (dense_rate(module.fan_in), structure.gain)
+            weights.append(_product(module, tensors, (type(module).__name__, module.variance), rate, gain, scales))
+            continue
+        if hasattr(module, "normalized_shape") or isinstance(module, parametrize.ParametrizationList):
+            continue  # the weight of a norm may have several axes
+        parameters = [parameter for name, parameter in module.named_parameters(recurse=False) if "weight" in name]
+        weights += _dense(module, parameters)
+        parametrizations: Any = getattr(module, "parametrizations", nn.ModuleDict())
+        for name, chain in parametrizations.items():
+            H = getattr(module, name)
+            if isinstance(chain[0], Kronecker):
+                tensors = {f"original{index}": getattr(chain, f"original{index}") for index in range(chain.ntensors)}
+                gain = 1.0 if isinstance(module, _TABLES) else chain[0].structure.gain
+                scales = _measured_scales(tensors, rms(H))
+                weights.append(_product(chain, tensors, (type(chain).__name__,), _rate(module, H), gain, scales))
+            else:  # one of torch's, such as spectral_norm
+                weights += _dense(module, [parameter for parameter in chain.parameters() if parameter.shape == H.shape])
     return sorted(weights, key=lambda weight: weight.rate != 1.0)
-
-
-def _structured(module: StructuredWeight, *, measure: bool) -> _Weight:
-    structure, tensors = module.structure, module.tensors()
-    is_table = isinstance(module, PHMEmbedding)
-    rate, gain = (1.0, 1.0) if is_table else (dense_rate(module.fan_in), structure.gain)
-    if measure or module.from_dense:
-        scales = _measured_scales(tensors, structure.scale(tensors))
-    else:
-        scales = structure.initial_scales(module.variance, {name: tensor.shape for name, tensor in tensors.items()})
-    return _product(module, tensors, (type(module).__name__, module.variance), rate, gain, scales)
 
 
 def _measured_scales(tensors: Mapping[str, Tensor], scale: float) -> dict[str, float]:
@@ -215,22 +223,6 @@ def _dense(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Weigh
     """Return a weight for each parameter of at least two axes, if its shape is known."""
     matrices = [parameter for parameter in parameters if not is_lazy(parameter) and parameter.dim() > 1]
     return [_Weight((), _rate(module, weight), 1.0, {"weight": 1.0}, [("weight", weight)]) for weight in matrices]
-
-
-def _parametrized(module: nn.Module) -> list[_Weight]:
-    """Return the weights that parametrizations of a module compute, from factors (Kronecker) or from one matrix."""
-    weights: list[_Weight] = []
-    parametrizations: Any = getattr(module, "parametrizations", nn.ModuleDict())
-    for name, chain in parametrizations.items():
-        H = getattr(module, name)
-        if isinstance(chain[0], Kronecker):
-            tensors = {f"original{index}": getattr(chain, f"original{index}") for index in range(chain.ntensors)}
-            gain = 1.0 if isinstance(module, _TABLES) else chain[0].structure.gain
-            scales = _measured_scales(tensors, rms(H))
-            weights.append(_product(chain, tensors, (type(module).__name__,), _rate(module, H), gain, scales))
-        else:  # one of torch's, such as spectral_norm
-            weights += _dense(module, [parameter for parameter in chain.parameters() if parameter.shape == H.shape])
-    return weights
 
 
 def _rate(module: nn.Module, weight: Tensor) -> float:

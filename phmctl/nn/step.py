@@ -127,7 +127,11 @@ class _Map:
         """Return H, or None if it must be computed: from other, changed or frozen tensors, or without gradients."""
         compiling = torch.compiler.is_compiling()
         if not compiling:
-            _check_wrapper(DistributedDataParallel._get_active_ddp_module())  # type: ignore[no-untyped-call]
+            wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+            if wrapper is not None and (wrapper.static_graph or wrapper.find_unused_parameters):
+                raise UserError(
+                    "phmctl.step: DistributedDataParallel must not set static_graph or find_unused_parameters"
+                )
         if not torch.is_grad_enabled() or tensors.keys() != self.tensors.keys():
             return None
         if any(tensor is not self.tensors[name] for name, tensor in tensors.items()):
@@ -223,11 +227,6 @@ def _weight_of(module: nn.Module) -> tuple[KroneckerSum | Kronecker | None, Tens
         names = (*kronecker.structure.rule_names, "S")
         return kronecker, {name: getattr(module, f"original{i}") for i, name in enumerate(names)}
     return None, {}
-
-
-def _check_wrapper(wrapper: DistributedDataParallel | None) -> None:
-    if wrapper is not None and (wrapper.static_graph or wrapper.find_unused_parameters):
-        raise UserError("phmctl.step: DistributedDataParallel must not set static_graph or find_unused_parameters")
 
 
 def _refuse_step(optimiser: Optimizer, *_: Any) -> None:

@@ -33,7 +33,7 @@ from phmctl.algebra.initialisation import (
     initialise_factors_,
     initialise_rule_,
 )
-from phmctl.algebra.kronecker import check_algebra, fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import needs_plain_operations
 from phmctl.algebra.rank_product import Factors, block_sums, rank_linear, recompose
 from phmctl.dimension import FIXED_DIMENSION, LEARNED
@@ -211,23 +211,6 @@ class LowRank(Structure):
     def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
         inputs = shapes["R"][1]
         return {"R": 1 / math.sqrt(inputs * variance), "L": math.sqrt(inputs / self.rank)}
-
-
-def phm_structure(n: int, algebra: str, rank: int | None = None, groups: int = 1) -> Structure:
-    """Return the structure of a PHM weight; a learned rule with a `rank` is held as factors.
-
-    Raises:
-        DimensionError: n is not the algebra's dimension.
-        UserError: no algebra has this name; or a rank of a rule that is not learned, or below 1.
-    """
-    check_algebra(algebra, n)
-    if rank is not None and (algebra != LEARNED or n == 1):
-        raise UserError(f"rank = {rank}: only algebra 'phm' with n > 1 takes a rank, not {algebra!r} with n = {n}")
-    if rank is not None and rank < 1:
-        raise UserError(f"rank = {rank}: the rank must be at least 1")
-    if n == 1:
-        return Dense()
-    return KroneckerSum(n, algebra, groups=groups) if rank is None else FactorSum(n, algebra, rank, groups=groups)
 
 
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
