@@ -7,8 +7,8 @@ from typing import SupportsIndex
 
 from phmctl.errors import DimensionError
 
-LEARNED = "phm"  # the algebra whose rule is a parameter; it takes any n
-LOW_RANK = "low-rank"  # two thin maps in sequence, for comparison; not an algebra
+LEARNED = "phm"  # the algebra whose rule is a parameter, for any n
+LOW_RANK = "low-rank"  # two thin maps in sequence, for comparison, not an algebra
 FIXED_DIMENSION = {"real": 1, "complex": 2, "quaternion": 4, "octonion": 8, "sedenion": 16}
 
 

@@ -38,7 +38,7 @@ from phmctl.storage import (
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_LARGEST_SIZE = 2**31  # of an axis
+_LARGEST_SIZE = 2**31  # largest size of an axis
 _ADVICE = "save the model again with phmctl.save(model, folder)"
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -49,10 +49,10 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
     Args:
         model: a converted model, or any module with PHM layers. ``torch.compile`` or ``DataParallel`` may wrap it.
         folder: a new or existing folder. Files of an earlier call are replaced, and all others stay.
-        quantize: ``float32`` keeps every value; ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
+        quantize: ``float32`` keeps every value. ``float16``, ``int8`` and ``int4`` round all matrices but the rules.
 
     Raises:
-        UserError: the model is on the meta device, its state has parts that are not tensors, or `quantize` is unknown
+        UserError: the model is on the meta device, the state has parts that are not tensors, or `quantize` is unknown
             or cannot store an entry.
         OutputError: the folder cannot be written, or a file that this function did not write has the name of a new one.
     """
@@ -112,7 +112,7 @@ def _rules(model: nn.Module) -> set[Tensor]:
 
 
 def _move(complete: Path, folder: Path) -> None:
-    """Move the files of a complete folder into another one, the manifest last; foreign files stay there.
+    """Move the files of a complete folder into another one, the manifest last. Foreign files stay there.
 
     Files of an earlier save are replaced or, if there is no new one, removed. Raises OutputError, before anything is
     changed, if a foreign file has the name of a new one.
@@ -135,8 +135,8 @@ def load_into(model: Model, folder: Path | str) -> Model:
     """Fill a model from a folder of :func:`save`, or of ``save_pretrained`` of a converted `transformers` model.
 
     Args:
-        model: a fresh model of the same class and sizes. It is converted in the same way, unless it is already, and its
-            parameters and buffers get the saved values, in their own dtype. PHM layers that were made by hand must be
+        model: a fresh model of the same class and sizes. It is converted in the same way, unless it is already. The
+            parameters and buffers get the saved values and keep the dtype. PHM layers that were made by hand must be
             in it.
         folder: the folder.
 
@@ -144,7 +144,7 @@ def load_into(model: Model, folder: Path | str) -> Model:
         `model` itself.
 
     Raises:
-        RunError: a file is missing, damaged or of another model; the model is unchanged.
+        RunError: a file is missing, damaged or of another model. The model is unchanged.
         UserError: the model is on the meta device, or converted in another way.
     """
     folder, wrapper = Path(folder), model
@@ -176,19 +176,19 @@ def load_into(model: Model, folder: Path | str) -> Model:
 
 
 def from_pretrained(cls: type[Any], folder: Path | str) -> Any:
-    """Return a converted model of `transformers` from its folder, in evaluation mode.
+    """Return a converted model of `transformers` from a folder, in evaluation mode.
 
     Args:
         cls: the model's class, or one such as ``AutoModelForCausalLM``.
-        folder: a folder of its ``save_pretrained`` or of :func:`save`.
+        folder: a folder of ``save_pretrained`` or of :func:`save`.
 
     Raises:
         MissingExtraError: `transformers` is not installed.
-        UserError: `cls` is not a class of its models.
+        UserError: `cls` is not a class of a model of `transformers`.
         RunError: a file is missing, damaged or of another class.
     """
     library, folder = require("transformers", "huggingface"), Path(folder)
-    read_json_object(folder / CONFIG, RunError, _ADVICE)  # transformers would look for a missing folder on its hub
+    read_json_object(folder / CONFIG, RunError, _ADVICE)  # transformers would look for a missing folder on the hub
     config_class = getattr(cls, "config_class", library.AutoConfig)
     build = getattr(cls, "_from_config", None) or getattr(cls, "from_config", None)
     if build is None:
@@ -278,7 +278,7 @@ def _dtype_and_shape(entry: Sequence[Any]) -> tuple[torch.dtype, list[int]]:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Return a tensor with rows of at least 16 numbers, if it has as many: of a convolution with its kernel."""
+    """Return a tensor with rows of at least 16 numbers, if it has as many. Rows of a convolution include the kernel."""
     while tensor.dim() > 1 and tensor.shape[-1] < 16:
         tensor = tensor.flatten(-2)
     return tensor
@@ -293,12 +293,12 @@ def _parametrize(
     names, which :func:`load_into` reports.
 
     Returns:
-        each dense weight that was replaced, by its module and its attribute's name.
+        each dense weight that was replaced, by the module and the attribute's name.
     """
     dense_weights = {}
     chains: dict[int, nn.Module] = {}
     for record in records:
-        places = [weight.rpartition(".")[::2] for weight in record["weights"]]  # names of a module and its weight
+        places = [weight.rpartition(".")[::2] for weight in record["weights"]]  # names of a module and an attribute
         names = [f"{module}.parametrizations.{key}.original".removeprefix(".") for module, key in places]
         originals = [stored[name + i] for i in "01" for name in names if name + i in stored]
         for module, key in places:
@@ -312,18 +312,18 @@ def _parametrize(
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's parameters and persistent buffers by name; a shared tensor once, under its first name."""
+    """Return a model's parameters and persistent buffers by name; a shared tensor once, under the first name."""
     tensors = _state(model)
     return {name: tensors[name].detach() for name, first in first_names(tensors).items() if name == first}
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a model by name, a shared one under each of its names."""
+    """Return the parameters and persistent buffers of a model by name, a shared one under each name."""
     return {plain_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the first name of each tensor, by each of its names."""
+    """Return the first name of each tensor, by each name of the tensor."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 

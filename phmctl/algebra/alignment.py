@@ -4,7 +4,7 @@
 
     A'[i] = Σⱼ P[i, j] A[j],    S'[i] = Σⱼ (P⁻ᵀ)[i, j] S[j]    give    Σᵢ kron(A'[i], S'[i]) = H.
 
-H therefore determines the rule only up to GL(n) acting on its first axis, and rules are compared as the spans of their
+H therefore determines the rule only up to GL(n) acting on its first axis, and rules are compared as the spans of the
 matrices A[i]. The other two axes are not free: they index the components of the layer's input and output.
 
 The converse holds if the components S[1] … S[n] are linearly independent. Rearranged so that each block is a row (Van
@@ -26,8 +26,8 @@ class Alignment(NamedTuple):
 
     P: Tensor  # (n, n), float64, on the CPU
     relative_error: float  # ‖P·A − A*‖ / ‖A*‖ in Frobenius norms: the part of A* outside the span of the A[i]
-    span_sine: float  # of the largest angle between the spans of A[i] and A*[i]; 1 if their dimensions differ
-    condition: float  # of P in the 2-norm; infinite or huge if P is not a change of basis
+    span_sine: float  # sine of the largest angle between the spans of A[i] and A*[i], or 1 if the dimensions differ
+    condition: float  # condition of P in the 2-norm, infinite or huge if P is not a change of basis
 
 
 @torch.no_grad()
@@ -54,8 +54,8 @@ def change_basis(A: Tensor, S: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def determined_terms(S: Tensor) -> int:
-    """Return m, the number of linearly independent components: H determines the rule, up to its basis, if m = n."""
-    rounding = torch.finfo(S.dtype).eps * max(len(S), S[0].numel())  # of the components' dtype, not of float64
+    """Return m, the number of linearly independent components: if m = n, H determines the rule."""
+    rounding = torch.finfo(S.dtype).eps * max(len(S), S[0].numel())  # the components' dtype decides, not float64
     return int(torch.linalg.matrix_rank(_rows(S), rtol=rounding))
 
 

@@ -1,6 +1,6 @@
 """Initialisation that gives H the variance of a dense layer's scheme, for every n and every algebra.
 
-Every rule has fibres of unit length: ``Σᵢ A[i, a, b]² = 1`` for all a, b. A fibre of a fixed rule has one entry ±1;
+Every rule has fibres of unit length: ``Σᵢ A[i, a, b]² = 1`` for all a, b. A fibre of a fixed rule has one entry ±1,
 a fibre ``A[:, a, b]`` of a learned rule is drawn as a random direction, so Var(A) = 1/n. Each entry of
 ``H = Σᵢ kron(A[i], S[i])`` then has exactly the variance of S for every n and every drawn rule, and S is drawn by the
 dense scheme with the dense fans: ``n·Var(A)·Var(S)`` is the scheme's variance. With independent entries of A this would
@@ -33,12 +33,12 @@ def dense_variance(scheme: str, fan_in: int, fan_out: int) -> float:
     """Return the variance of a dense weight's entries under a scheme.
 
     Args:
-        scheme: one of :data:`SCHEMES`; ``default`` initialises like ``nn.Linear``, ``embedding`` is N(0, 1/fan_in).
-        fan_in: d, the in-features (of an embedding: its width).
+        scheme: one of :data:`SCHEMES`. ``default`` initialises like ``nn.Linear``, ``embedding`` is N(0, 1/fan_in).
+        fan_in: d, the in-features, or the width of an embedding.
         fan_out: k, the out-features (of a single map, if several are stacked).
 
     Raises:
-        UserError: the name is unknown; the message suggests the nearest one.
+        UserError: the name is unknown. The message suggests the nearest one.
     """
     check_known("initialization", scheme, SCHEMES)
     return _SCHEMES[scheme][0](fan_in, fan_out)
@@ -66,14 +66,14 @@ def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
 
 def frame_scale(n: int, rank: int) -> float:
     """Return the root mean square of the entries of factors that :func:`initialise_factors_` draws, on average."""
-    entry = 1 / math.sqrt(max(n, rank))  # of a matrix with orthogonal rows or columns of length 1
+    entry = 1 / math.sqrt(max(n, rank))  # in a matrix with orthogonal rows or columns of length 1
     fibre = min(n, rank) ** 3 / (n * rank) ** 2  # mean square length of the fibres before the division by the gain
     return entry / math.pow(fibre, 1 / 6)
 
 
 @torch.no_grad()
 def initialise_dense_(weight: Tensor, scheme: str, fan_in: int, fan_out: int) -> None:
-    """Draw a dense weight in place by a scheme; see :func:`dense_variance` for the arguments."""
+    """Draw a dense weight in place by a scheme. See :func:`dense_variance` for the arguments."""
     deviation = math.sqrt(dense_variance(scheme, fan_in, fan_out))
     if _SCHEMES[scheme][1] == "uniform":
         bound = math.sqrt(3) * deviation
@@ -86,7 +86,7 @@ def initialise_dense_(weight: Tensor, scheme: str, fan_in: int, fan_out: int) ->
 def initialise_components_(S: Tensor, A: Tensor, scheme: str, fan_in: int, fan_out: int) -> None:
     """Draw the components in place so that H has the variance of a scheme under the rule A, with the dense fans.
 
-    If the fibres of A do not have unit length, S is divided by their root mean square length.
+    If the fibres of A do not have unit length, S is divided by the root mean square length.
     """
     initialise_dense_(S, scheme, fan_in, fan_out)
     gain = A.square().sum(dim=0).mean().sqrt()

@@ -1,7 +1,7 @@
 """Multiplication rules A, the weight ``H = Σᵢ kron(A[i], S[i])``, and the nearest such sum to a given matrix.
 
 In the product S·x, the term ``A[i, a, b] * S_i * x_b`` adds to component a. The fixed rules (complex, quaternion,
-octonion, sedenion) come from the Cayley–Dickson construction; a learned rule is initialised at random.
+octonion, sedenion) come from the Cayley–Dickson construction. A learned rule is initialised at random.
 """
 
 import math
@@ -19,7 +19,7 @@ ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 def check_algebra(algebra: str, n: int) -> int:
     """Return n as an int.
 
-    Raises UserError if no algebra has this name, DimensionError if n is not a positive integer or its dimension.
+    Raises UserError if no algebra has this name, DimensionError if n is not the algebra's dimension, or below 1.
     """
     check_known("algebra", algebra, ALGEBRAS)
     n = check_divides(n)
@@ -41,7 +41,7 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
     For the quaternions ``Σᵢ kron(A[i], S[i])`` is the Hamilton product matrix of Zhang et al. (2021), eq. 3.4.
 
     Raises:
-        UserError: no fixed algebra has this name; the message suggests the nearest one.
+        UserError: no fixed algebra has this name. The message suggests the nearest one.
     """
     check_known("fixed algebra", algebra, FIXED_DIMENSION)
     A = torch.ones(1, 1, 1, device=device, dtype=dtype)
@@ -58,7 +58,7 @@ def fixed_rule(algebra: str, *, device: torch.device | str = "cpu", dtype: torch
 def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
     """Return H from one matrix product and one permutation, without an n×k×d temporary.
 
-    ``H[a·k/n + s, b·d/n + t, …] = Σᵢ A[i, a, b] · S[i, s, t, …]`` (Zhang et al. 2021, eq. 3.3; Grassucci et al. 2022
+    ``H[a·k/n + s, b·d/n + t, …] = Σᵢ A[i, a, b] · S[i, s, t, …]`` (Zhang et al. 2021, eq. 3.3, Grassucci et al. 2022
     for the further axes, a convolution's kernel). The operations are plain torch, so that autograd, autocast,
     compilers, exporters, ``torch.func`` and operation counters work unchanged.
 
@@ -68,7 +68,7 @@ def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
         groups: number of sums that H stacks, all with the rule A. S stacks the rows of the groups.
 
     Returns:
-        H, (k, d, ...); under autocast, in autocast's dtype.
+        H, (k, d, ...), under autocast in autocast's dtype.
     """
     n, rows, columns, *kernel = S.shape
     blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns * math.prod(kernel))  # (a b, g s t …)
@@ -79,7 +79,7 @@ def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
 def kronecker_sums(A: Tensor, S: Tensor, dtype: torch.dtype) -> Tensor:
     """Return m weights H (m, k, d) in `dtype`, from A (m, n, n, n), or one (n, n, n), and S (m, n, k/n, d/n).
 
-    A compiler makes one kernel of the broadcast product and its sum over i.
+    A compiler makes one kernel of the broadcast product and the sum over i.
     """
     m, n, rows, columns = S.shape
     if torch.compiler.is_compiling():
@@ -106,7 +106,7 @@ def kronecker_gradients(A: Tensor, S: Tensor, dH: Tensor, learned: bool) -> tupl
 
 
 class NearestSum(NamedTuple):
-    """The rule and components of the nearest sum of Kronecker products, and its error."""
+    """The rule and components of the nearest sum of Kronecker products, and the error."""
 
     A: Tensor  # (n, n, n)
     S: Tensor  # (n, k/n, d/n, ...)
@@ -119,13 +119,13 @@ def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED, groups: int = 1)
 
     If the matrix is rearranged so that each block is a row, a Kronecker product becomes a matrix of rank one, and the
     nearest sum is a truncated singular value decomposition (Van Loan and Pitsianis 1993). The rule is scaled so that
-    its fibres have unit length on average, as at initialisation. For a fixed algebra, least squares gives S.
+    the fibres have unit length on average, as at initialisation. For a fixed algebra, least squares gives S.
 
     Args:
         weight: (k, d, ...).
         n: the number of terms, and of blocks in each direction.
         algebra: ``phm``, or a fixed algebra of dimension n.
-        groups: number of sums that the weight stacks; see :func:`kronecker_sum`.
+        groups: number of sums that the weight stacks. See :func:`kronecker_sum`.
 
     Raises:
         DimensionError: n does not divide d and the rows of a group.

@@ -16,7 +16,7 @@ def quantise(tensor: Tensor, form: str, name: str = "a tensor") -> tuple[Tensor,
     """Return a tensor (..., d) in a form for storage, and the scale of each row, (..., 1), for integers.
 
     Integers are rounded to the nearest and symmetric about zero. For ``int4`` each row has the scale with the least
-    squared error, and two columns are packed into a byte, the first one into its low half, as numbers from 1 to 15 (8
+    squared error, and two columns are packed into a byte, the first one into the low half, as numbers from 1 to 15 (8
     is zero): (..., (d + 1) // 2).
 
     Raises:

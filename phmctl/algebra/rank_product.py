@@ -38,7 +38,7 @@ class Factors(NamedTuple):
 def recompose(factors: Factors) -> Tensor:
     """Return the rule ``A[i, a, b] = Σᵣ W[i, r] U[a, r] V[r, b]``, (n, n, n)."""
     W, U, V = factors
-    products = U.mT.unsqueeze(-1) * V.unsqueeze(-2)  # (..., R, a, b); faster than einsum
+    products = U.mT.unsqueeze(-1) * V.unsqueeze(-2)  # (..., R, a, b), faster than einsum
     return (W @ products.flatten(-2)).view(*W.shape[:-1], *products.shape[-2:])
 
 
@@ -50,8 +50,8 @@ def block_sums(W: Tensor, S: Tensor) -> Tensor:
 def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x Hᵀ + b`` for H of rank R, without building H.
 
-    Training on a CPU stores the R·k/n block products of each token for the gradient of U; on CUDA they are computed
-    again. The function is twice differentiable; the second backward pass, like compilers and ``torch.func``, uses plain
+    Training on a CPU stores the R·k/n block products of each token for the gradient of U. On CUDA they are computed
+    again. The function is twice differentiable. The second backward pass, like compilers and ``torch.func``, uses plain
     operations.
 
     Args:
@@ -62,7 +62,7 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
         bias: (k,).
 
     Returns:
-        (..., k); under autocast, in autocast's dtype.
+        (..., k), under autocast in autocast's dtype.
 
     Raises:
         UserError: x is not a floating-point tensor.
@@ -150,7 +150,7 @@ class _RankLinear(torch.autograd.Function):
 
 
 class _AtOnce(torch.autograd.Function):
-    """The product of a rank-R weight with x (N, d), for all tokens at once; the backward pass computes it again."""
+    """The product of a rank-R weight with x (N, d), for all tokens at once. The backward pass computes it again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None) -> Tensor:

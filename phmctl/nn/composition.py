@@ -1,11 +1,11 @@
 """Composing representations: N parts in, one out, position by position (Li et al. 2020, eq. 5).
 
 A composition replaces attention's output map, where the parts are the heads (eq. 4), or follows a stack, where they are
-the layers' outputs. Layers are a sequence of N tensors (..., w); heads are one tensor (..., N·w), as attention returns
+the layers' outputs. Layers are a sequence of N tensors (..., w). Heads are one tensor (..., N·w), as attention returns
 them. A sequence is never copied into one tensor: ``W [x₁; …; x_N]`` is computed as ``W₁ x₁ + … + W_N x_N``.
 
 At initialisation parts of unit variance give an output of unit variance, as the top layer and attention's output map
-do; each class explains how. :func:`begin_as_base` initialises a composition as the map that it replaces, to continue
+do. Each class explains how. :func:`begin_as_base` initialises a composition as the map that it replaces, to continue
 from a trained model.
 """
 
@@ -32,7 +32,7 @@ class LinearComposition(nn.Module):
     """``W [x₁; …; x_N] + b`` as a sum of products, with one map for each part (Table 1, row 2).
 
     The entries of W start with variance gain²/Σw, so that the output has gain² times the mean variance of the parts.
-    `widths` has the width of each part; all heads together are one part.
+    `widths` has the width of each part. All heads together are one part.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class LinearComposition(nn.Module):
 
 
 class AggregationNode(nn.Module):
-    """``LayerNorm(FFN([x; y; …]) + x + y + …)`` (Dou et al. 2018, eq. 9); the norm gives it unit variance.
+    """``LayerNorm(FFN([x; y; …]) + x + y + …)`` (Dou et al. 2018, eq. 9). The norm gives unit variance.
 
     `inputs` has the number of parts of width w in each input, `hidden` is the inner width of the FFN. If the output is
-    wider than the parts, a map projects their sum.
+    wider than the parts, a map projects the sum of the parts.
     """
 
     def __init__(self, builder: LinearBuilder, inputs: Sequence[int], width: int, hidden: int, out: int) -> None:
@@ -81,7 +81,7 @@ class AggregationNode(nn.Module):
 class HierarchicalComposition(nn.Module):
     """A tree of aggregation nodes: each joins the next two parts and the previous node (Dou et al. 2018).
 
-    The layer norm of the last node, of width `out`, gives unit variance. The N `parts` have `width` w; with `joined`
+    The layer norm of the last node, of width `out`, gives unit variance. The N `parts` have `width` w. With `joined`
     they come in one tensor (heads).
 
     Raises:
@@ -117,7 +117,7 @@ class BilinearComposition(nn.Module):
 
     R̂ is the concatenation of all parts. The 1, which `first_order` appends, is the bias of U and V. The extended form
     starts as ``P (V R̂)``, a linear map (the biases are 1 for U, 0 for V), with second-order features of a quarter of
-    its standard deviation; without the 1, U and V each keep the variance. The variance of P compensates for the sum.
+    that standard deviation. Without the 1, U and V each keep the variance. The variance of P compensates for the sum.
     """
 
     def __init__(

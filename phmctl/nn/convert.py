@@ -1,7 +1,7 @@
 """Convert a dense model to PHM weights (:func:`convert`) and back (:func:`to_dense`).
 
 Each weight becomes the nearest sum of Kronecker products, as a parametrization of ``torch.nn.utils.parametrize``: the
-module keeps its class, hooks and forward, and its attribute ``weight`` is H.
+module keeps its class, hooks and forward, and the attribute ``weight`` is H.
 """
 
 import copy
@@ -39,17 +39,17 @@ class Converted:
     """One module in the report of :func:`convert`."""
 
     name: str  # in the model
-    kind: str  # its class
-    shape: tuple[int, ...]  # of its first weight with the most axes
-    before: int  # parameters of its weights
-    after: int  # parameters of A and S; equal to `before` if it was skipped
-    error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all its weights; None if it was skipped
+    kind: str  # class of the module
+    shape: tuple[int, ...]  # shape of the first weight with the most axes
+    before: int  # parameters of the weights
+    after: int  # parameters of A and S, or `before` if it was skipped
+    error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all weights, or None if it was skipped
     skipped: str | None = None  # the reason
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The report of :func:`convert`; ``print(report)`` is a table."""
+    """The report of :func:`convert`, which prints as a table."""
 
     rows: list[Converted]  # a row for each selected module
     others: list[Converted]  # the other modules that have a weight, with the reason why it is unchanged
@@ -84,19 +84,19 @@ def _counted(kinds: Iterable[str]) -> str:
 def convert(
     model: nn.Module, n: int | None = None, *, select: Selection = None, algebra: str = LEARNED, inplace: bool = False
 ) -> tuple[nn.Module, Conversion]:
-    """Replace the weights of any model by the nearest sums of Kronecker products; :func:`phmctl.to_dense` goes back.
+    """Replace the weights of any model by the nearest sums of Kronecker products. :func:`phmctl.to_dense` goes back.
 
     The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
-    each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization; classes, hooks and forwards stay.
+    each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization. Classes, hooks and forwards stay.
     Shared weights stay shared. A module that cannot be converted stays unchanged, and without `select` one whose weight
     has no gradient, such as a table of sinusoids. The report names every module that has a weight, with the reason if
     it is unchanged. n need not divide the rows of a table: H is then the first rows of a larger sum.
 
     Args:
         model: any module, also a single layer.
-        n: the PHM hyperparameter; a fixed algebra implies it.
-        select: the modules to convert: a glob over their names (``"encoder.*.fc?"``), a compiled regular expression
-            that is searched in them, a function of name and module, or a sequence of these; None selects all.
+        n: the PHM hyperparameter, which a fixed algebra implies.
+        select: the modules to convert: a glob over names (``"encoder.*.fc?"``), a compiled regular expression
+            that is searched in names, a function of name and module, or a sequence of these. None selects all.
         algebra: ``phm``, or a fixed algebra, whose S is found by least squares.
         inplace: change `model` itself instead of a copy.
 
@@ -118,7 +118,7 @@ def convert(
     }
     before = _parameter_count(model)
     converter = _Converter(model, list(selected.values()), order, algebra, takes_frozen=select is not None)
-    # Tables come first, those with a padding row before the others, so that maps that share their weight keep its rows.
+    # Tables come first, those with a padding row before the others: maps with the same weight keep the table's rows.
     ranks = {
         name: (not isinstance(part, _TABLES), getattr(part, "padding_idx", None) is None)
         for name, part in selected.items()
@@ -181,8 +181,8 @@ def plain_name(name: str) -> str:
 def describe_in_configs(model: nn.Module) -> None:
     """Write the conversion into each config of `transformers` in a model, or remove it from a dense model's.
 
-    ``save_pretrained`` writes the config. ``from_pretrained`` refuses an entry of this name without ``quant_method``;
-    without the entry it would draw random weights.
+    ``save_pretrained`` writes the config. ``from_pretrained`` refuses an entry of this name without ``quant_method``.
+    Without the entry, or with a method that it does not know, it would draw random weights.
     """
     for module in reversed(list(model.modules())):  # the outermost module of a config is the last that writes it
         config: Any = getattr(module, "config", None)
@@ -207,7 +207,7 @@ def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
         raise UserError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
     if inplace:
         return model
-    # Old weight_norm, spectral_norm and prune keep a computed weight with its graph, which deepcopy refuses.
+    # Old weight_norm, spectral_norm and prune keep a computed weight and the graph, which deepcopy refuses.
     attributes = [value for module in model.modules() for value in vars(module).values()]
     computed = [value for value in attributes if isinstance(value, Tensor) and value.grad_fn is not None]
     try:
@@ -217,7 +217,7 @@ def _checked_copy(model: nn.Module, inplace: bool) -> nn.Module:
 
 
 class _Converter:
-    """Converts the modules of one model; modules that share a weight share its parametrization."""
+    """Converts the modules of one model; modules that share a weight share the parametrization."""
 
     def __init__(
         self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str, *, takes_frozen: bool
@@ -226,11 +226,11 @@ class _Converter:
         self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
         converting = {owner for module in modules for owner, _ in _weight_attributes(module)}
         others = [(name, module) for name, module in model.named_modules() if module not in converting]
-        # Names of modules that stay dense, by the ids of their parameters.
+        # Names of modules that stay dense, by the ids of the parameters.
         self.dense = {id(parameter): name for name, module in others for parameter in module.parameters(recurse=False)}
 
     def convert(self, name: str, module: nn.Module) -> Converted:
-        """Parametrize all weights of a module, or none of them, and return its row of the report."""
+        """Parametrize all weights of a module, or none of them, and return the row of the report."""
         weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
         row = _row(name, module)
         reason = self._obstacle(weights) or self._parametrize(weights)
@@ -259,7 +259,7 @@ class _Converter:
         return None
 
     def _parametrize(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
-        """Register a parametrization for each weight; if one fails, undo all and return the reason."""
+        """Register a parametrization for each weight. If one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
                 kronecker = Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight, self.n))
@@ -287,7 +287,7 @@ def _layout(module: nn.Module, key: str, weight: Tensor, n: int) -> dict[str, An
 
 
 def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return where a convertible module has its weights: pairs of a module and the name of its attribute."""
+    """Return the weights of a convertible module as pairs of a module and an attribute's name."""
     if isinstance(module, nn.RNNBase):
         return [(module, key) for key in module._flat_weights_names if key.startswith("weight")]
     if isinstance(module, nn.RNNCellBase):
@@ -311,7 +311,7 @@ def _is_convertible(module: nn.Module) -> bool:
 
 
 def _modules_with_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules that have a weight; parts of attentions and parametrizations are skipped."""
+    """Yield the names and modules that have a weight. Parts of attentions and parametrizations are skipped."""
     parts: set[int] = set()
     for name, module in model.named_modules():
         if id(module) in parts:
@@ -351,8 +351,8 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Replace every PHM map of a model by a dense layer that computes the same function, to rounding.
 
     ``PHMLinear`` becomes ``nn.Linear``, ``PHMConv2d`` ``nn.Conv2d``, ``PHMEmbedding`` ``nn.Embedding``, and modules
-    that :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps;
-    ``PHMLSTM.to_dense`` makes an ``nn.LSTM``. Shared modules, weights and biases stay shared; frozen parameters stay
+    that :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps.
+    ``PHMLSTM.to_dense`` makes an ``nn.LSTM``. Shared modules, weights and biases stay shared. Frozen parameters stay
     frozen. Hooks of the replaced layers and the forward of a subclass are lost.
 
     Args:
@@ -360,7 +360,7 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         inplace: change `model` itself, if a copy would be too large. If `model` is a layer to replace, use the result.
 
     Returns:
-        the model, or its copy, in the same mode; ``nn.Linear`` for a ``PHMLinear``.
+        the model, or the copy, in the same mode. A single ``PHMLinear`` becomes an ``nn.Linear``.
     """
     model = _checked_copy(model, inplace)
     replacements: dict[int, nn.Module] = {}
@@ -389,14 +389,14 @@ def _remove_kronecker(module: nn.Module, weights: dict[tuple[int, ...], nn.Param
 
 @torch.no_grad()
 def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, ...], nn.Parameter]) -> nn.Module:
-    """Return the dense layer of a module; maps computed from the same tensors get the same weight."""
+    """Return the dense layer of a module. Maps computed from the same tensors get the same weight."""
     sources = [tensor for name, tensor in module.named_parameters() if "bias" not in name.split(".")]
     weight = module._parameters.get("weight")
     if weight is None:  # with n = 1 the weight is a parameter and stays the same object
         with without_autocast(sources[0].device.type):
             weight = nn.Parameter(module.weight.detach(), any(source.requires_grad for source in sources))
     padding = getattr(module, "padding_idx", None)
-    if padding is not None:  # the PHM table returns zeros for it, whatever its row of H
+    if padding is not None:  # the PHM table returns zeros for it, whatever that row of H is
         weight.data[padding] = 0
     shared = weights.setdefault(tuple(map(id, sources)), weight)
     if shared.is_meta or torch.equal(shared, weight):  # two parametrizations of the same tensors differ

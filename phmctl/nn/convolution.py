@@ -14,7 +14,7 @@ Dense = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class PHMConv(KroneckerWeight):
-    """The base of the convolutions; :class:`PHMConv2d` explains them."""
+    """The base of the convolutions, which :class:`PHMConv2d` explains."""
 
     dense_type: ClassVar[type[Dense]]
     bias: nn.Parameter | None
@@ -36,7 +36,7 @@ class PHMConv(KroneckerWeight):
         n: int,
         algebra: str = LEARNED,
     ) -> None:
-        """Make a layer; torch's layer has the same arguments before n.
+        """Make a layer. Torch's layer has the same arguments before n.
 
         Args:
             in_channels: d.
@@ -50,7 +50,7 @@ class PHMConv(KroneckerWeight):
             padding_mode: ``zeros``, ``reflect``, ``replicate`` or ``circular``.
             device: device of the parameters.
             dtype: dtype of the parameters.
-            n: the PHM hyperparameter; 1 is torch's layer.
+            n: the PHM hyperparameter. 1 is torch's layer.
             algebra: ``phm`` for a learned rule, or a fixed algebra of dimension n.
 
         Raises:
@@ -94,7 +94,7 @@ class PHMConv(KroneckerWeight):
 
 
 class PHMConv1d(PHMConv):
-    """``nn.Conv1d`` whose weight is a sum of Kronecker products; see :class:`PHMConv2d`."""
+    """``nn.Conv1d`` whose weight is a sum of Kronecker products, as in :class:`PHMConv2d`."""
 
     dense_type = nn.Conv1d
 
@@ -116,6 +116,6 @@ class PHMConv2d(PHMConv):
 
 
 class PHMConv3d(PHMConv):
-    """``nn.Conv3d`` whose weight is a sum of Kronecker products; see :class:`PHMConv2d`."""
+    """``nn.Conv3d`` whose weight is a sum of Kronecker products, as in :class:`PHMConv2d`."""
 
     dense_type = nn.Conv3d

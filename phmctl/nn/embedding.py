@@ -14,8 +14,8 @@ from phmctl.nn.structures import leaf_of
 class PHMEmbedding(KroneckerWeight):
     """A table ``H = Σᵢ kron(A[i], S[i])`` of V rows: Vd/n + n³ parameters instead of Vd.
 
-    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so a lookup builds its rows only, not
-    the table.
+    Row v is ``Σᵢ A[i, a, :] ⊗ S[i, s, :]`` with a = v // (V/n) and s = v % (V/n), so that a lookup builds
+    these rows only, not the table.
 
     Attributes:
         A: (n, n, n), the rule: a parameter for ``phm``, a constant of a fixed algebra. Absent with n = 1.
@@ -40,9 +40,9 @@ class PHMEmbedding(KroneckerWeight):
         Args:
             num_embeddings: V.
             embedding_dim: d.
-            n: the PHM hyperparameter; 1 is ``nn.Embedding``.
+            n: the PHM hyperparameter. 1 is ``nn.Embedding``.
             algebra: ``phm`` for a learned rule, or a fixed algebra of dimension n.
-            padding_idx: a token whose lookup gives zeros and no gradient; a negative index counts from the end. Its row
+            padding_idx: a token whose lookup gives zeros and no gradient. A negative index counts from the end. The row
                 of :attr:`weight` is not zero, unlike in ``nn.Embedding``, because it shares components with other rows.
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`: ``standard_normal`` as
                 ``nn.Embedding``, or ``embedding``, N(0, 1/d).
@@ -50,7 +50,7 @@ class PHMEmbedding(KroneckerWeight):
             dtype: dtype of the parameters.
 
         Raises:
-            DimensionError: n does not divide V and d, or is not the algebra's dimension; or `padding_idx` is not a row.
+            DimensionError: n does not divide V and d, n is not the algebra's dimension, or `padding_idx` is not a row.
             UserError: unknown algebra or initialization.
         """
         n = check_divides(n, num_embeddings=num_embeddings, embedding_dim=embedding_dim)

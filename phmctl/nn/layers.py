@@ -22,15 +22,15 @@ class LinearBuilder:
     """Builds the linear maps of one model.
 
     Args:
-        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion`` or ``phm``; or ``low-rank``, for
-            comparison.
+        algebra: ``real``, ``complex``, ``quaternion``, ``octonion``, ``sedenion``, ``phm``, or to compare
+            ``low-rank``.
         n: the PHM hyperparameter, implied by a fixed algebra.
-        rules: scope of a learned rule: each map has its own (``separate``), the maps of a sublayer share one, or all
+        rules: scope of a learned rule: each map has one (``separate``), the maps of a sublayer share one, or all
             maps of the model.
         bias: whether the maps have biases.
-        execution: ``dense`` or ``rank``; None is the default of each map.
+        execution: ``dense`` or ``rank``. None is the default of each map.
         rank: R of a learned rule that is held as factors, or the rank of ``low-rank`` maps.
-        device: device of the parameters; ``meta`` allocates nothing.
+        device: device of the parameters. ``meta`` allocates nothing.
     """
 
     algebra: str
@@ -44,13 +44,13 @@ class LinearBuilder:
     _first: PHMLinear | None = field(default=None, init=False)  # the map whose rule the later maps share
 
     def sublayer(self) -> "LinearBuilder":
-        """Return the builder for the maps of one sublayer: a copy if each sublayer has its own rule, else itself."""
+        """Return the builder for the maps of one sublayer: a copy if each sublayer has a rule, else this builder."""
         return replace(self) if self.rules == "sublayer" else self
 
     def map(
         self, in_features: int, out_features: int, *, splits: int = 1, bias: bool | None = None
     ) -> PHMLinear | LowRankLinear:
-        """Build one map of a Transformer, which may have low rank; see :meth:`linear`."""
+        """Build one map of a Transformer, which may have low rank. See :meth:`linear`."""
         if self.algebra != LOW_RANK:
             return self.linear(in_features, out_features, splits=splits, bias=bias)
         return LowRankLinear(
@@ -99,18 +99,18 @@ class MultiHeadAttention(nn.Module):
     """Attention from one sequence to the same or another sequence (Zhang et al. 2021, §4.2).
 
     Projections:
-        ``fused``: self-attention has one map with a three-way split; cross-attention has Q and a fused KV map.
+        ``fused``: self-attention has one map with a three-way split. Cross-attention has Q and a fused KV map.
         ``separate``: Q, K and V are one map each.
-        ``packed``: one in-projection of 3·inner rows also in cross-attention; its first rows make queries, the others
+        ``packed``: one in-projection of 3·inner rows also in cross-attention. The first rows make queries, the others
         keys and values (as in ``nn.MultiheadAttention``, used by CENG501).
 
     Args:
         width: residual width d.
-        inner: width of queries, keys and values; d, or 2d in the † rows of Table 2.
-        heads: number of heads; divides `inner`.
+        inner: width of queries, keys and values: d, or 2d in the † rows of Table 2.
+        heads: number of heads, which divides `inner`.
         cross: whether keys and values come from another sequence.
         dropout: dropout of the attention weights.
-        output: module that maps the concatenated heads (..., inner) to (..., width); None is one linear map (eq. 4 of
+        output: module that maps the concatenated heads (..., inner) to (..., width). None is one linear map (eq. 4 of
             Li et al. 2020).
     """
 
@@ -161,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         return self.attend(query, key, value, mask)
 
     def project_query(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Map x (B, T, d) to queries of cross-attention (B, heads, T, head width); `weight` is a packed H, if built."""
+        """Map x (B, T, d) to queries of cross-attention (B, heads, T, head width). `weight` is a packed H, if built."""
         if self.projections == "packed":
             return self.split_heads(self._packed(x, slice(None, self.inner), weight))
         return self.split_heads(self.query(x))
@@ -261,10 +261,10 @@ def sinusoids(start: int, stop: int, width: int, device: torch.device | str | No
 
 
 def max_pool(states: Tensor, mask: Tensor) -> Tensor:
-    """Return each feature's largest value over the tokens, (B, T, d) -> (B, d); `mask` (B, T) is true at tokens.
+    """Return each feature's largest value over the tokens, (B, T, d) -> (B, d). `mask` (B, T) is true at tokens.
 
     As in the other poolings, padding is never read, not even NaN, and a sequence without tokens gives zeros. Steps that
-    share the largest value share its gradient.
+    share the largest value share the gradient.
     """
     largest = states.masked_fill(~mask[..., None], -torch.inf).amax(1)  # (B, d)
     return largest.masked_fill(~mask.any(1, keepdim=True), 0.0)

@@ -1,6 +1,6 @@
 """Linear maps with few parameters: PHM layers (Zhang et al. 2021, §3.2), and low-rank maps for comparison.
 
-A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of its parameters.
+A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of the parameters.
 """
 
 import math
@@ -30,7 +30,7 @@ class StructuredWeight(nn.Module):
     H has the shape (rows, columns), or (rows, columns, *kernel) in a convolution.
     """
 
-    variance: float  # of the entries of H at initialisation
+    variance: float  # initial variance of the entries of H
     from_dense = False  # whether H was filled from a dense weight later
 
     def __init__(
@@ -43,7 +43,7 @@ class StructuredWeight(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate the parameters; subclasses call :meth:`draw`."""
+        """Allocate the parameters. Subclasses call :meth:`draw`."""
         if dtype is not None:
             check_dtype(dtype)
         super().__init__()
@@ -56,7 +56,7 @@ class StructuredWeight(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the structure by name, as its methods take them."""
+        """Return the tensors of the structure by name, for the methods of the structure."""
         return {name: self._tensor(name) for name in self.tensor_names}
 
     @property
@@ -88,7 +88,7 @@ class StructuredWeight(nn.Module):
             bias.uniform_(-bound, bound)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter; torch would refuse the names of properties, ``weight`` and ``A``."""
+        """Register a parameter. Torch would refuse the names of properties, ``weight`` and ``A``."""
         if name in ("weight", "A"):
             self._check_stored(name)
             self._parameters[name] = param
@@ -96,12 +96,12 @@ class StructuredWeight(nn.Module):
             super().register_parameter(name, param)
 
     def _tensor(self, name: str) -> Tensor:
-        """Return a parameter, or its replacement: a plain attribute, or the property of a parametrization."""
+        """Return a parameter, or the replacement: a plain attribute, or the property of a parametrization."""
         tensor = self._parameters.get(name)
         if tensor is None:
             tensor = self.__dict__.get(name)
         if tensor is None and name in ("weight", "A") and not parametrize.is_parametrized(self, name):
-            raise AttributeError(name)  # between a parameter and its parametrization, when torch asks for the name
+            raise AttributeError(name)  # between a parameter and the parametrization, when torch asks for the name
         return getattr(self, name) if tensor is None else tensor
 
     def _check_stored(self, name: str) -> None:
@@ -111,7 +111,7 @@ class StructuredWeight(nn.Module):
 
 
 class KroneckerWeight(StructuredWeight):
-    """The weight ``H = Σᵢ kron(A[i], S[i])`` of a linear map or a table; with n = 1 a dense weight.
+    """The weight ``H = Σᵢ kron(A[i], S[i])`` of a linear map or a table. With n = 1 it is dense.
 
     Checkpoints do not store a fixed rule.
     """
@@ -147,7 +147,7 @@ class KroneckerWeight(StructuredWeight):
 
     @property
     def A(self) -> Tensor:
-        """The rule, (n, n, n): a parameter, a constant, or computed from its factors. Absent with n = 1."""
+        """The rule, (n, n, n): a parameter, a constant, or computed from factors. Absent with n = 1."""
         if not isinstance(self.structure, KroneckerSum):
             raise AttributeError("n = 1: the weight is dense, without a rule A")
         return self.structure.rule(self.tensors())
@@ -162,7 +162,7 @@ class KroneckerWeight(StructuredWeight):
         del self.__dict__["A"]
 
     def share_rule(self, source: "KroneckerWeight") -> None:
-        """Use the learned rule of `source`, which stays its owner: its A or its factors become parameters of both."""
+        """Use the learned rule of `source`, which stays the owner. A, or W, U and V, become parameters of both."""
         for name in self.structure.rule_names:
             setattr(self, name, getattr(source, name))
         self.owns_rule = False
@@ -180,7 +180,7 @@ class PHMLinear(KroneckerWeight):
         S: (n, k/n, d/n), the components. Absent with n = 1.
         weight: H, (k, d), computed at every use. With n = 1 it is a parameter.
         bias: (k,) or None.
-        W, U, V: (n, R), (n, R), (R, n), the factors of the rule; parameters instead of A with a rank R.
+        W, U, V: (n, R), (n, R), (R, n), the factors of the rule, which are parameters instead of A with a rank R.
     """
 
     bias: nn.Parameter | None
@@ -206,20 +206,20 @@ class PHMLinear(KroneckerWeight):
             in_features: d.
             out_features: k.
             bias: add a learned b.
-            n: the PHM hyperparameter; 1 is ``nn.Linear``.
+            n: the PHM hyperparameter. 1 is ``nn.Linear``.
             algebra: ``phm`` for a learned rule, or ``real`` (n = 1), ``complex`` (2), ``quaternion`` (4),
                 ``octonion`` (8), ``sedenion`` (16).
             initialization: one of :data:`~phmctl.algebra.initialisation.SCHEMES`. H and, for ``default``, the bias are
-                distributed as in ``nn.Linear``; with every other scheme the bias begins at zero.
+                distributed as in ``nn.Linear``. With every other scheme the bias begins at zero.
             splits: number of maps stacked in this layer (3 for fused Q, K, V): the fan-out is k/splits.
-            execution: ``dense`` or ``rank``; see :attr:`execution`.
+            execution: ``dense`` or ``rank``. See :attr:`execution`.
             rank: R. A learned rule is held as the factors W, U and V of rank R instead of A.
             device: device of the parameters.
             dtype: dtype of the parameters.
 
         Raises:
             DimensionError: n does not divide k and d, or is not the algebra's dimension.
-            UserError: unknown algebra, initialization or execution; a rank of a rule that is not learned; or execution
+            UserError: unknown algebra, initialization or execution, a rank of a rule that is not learned, or execution
                 ``rank`` without a rank.
         """
         n = check_divides(n, in_features=in_features, out_features=out_features)
@@ -235,13 +235,13 @@ class PHMLinear(KroneckerWeight):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> Self:
-        """Return the layer nearest to an ``nn.Linear``; :func:`phmctl.convert` reports the error too.
+        """Return the layer nearest to an ``nn.Linear``. :func:`phmctl.convert` reports the error too.
 
         A trained weight is rarely close to a Kronecker sum, so that the layer must be trained further.
 
         Raises:
             DimensionError: n does not divide the features, or is not the algebra's dimension.
-            UserError: not an ``nn.Linear``, or its weight is not finite or on the meta device.
+            UserError: not an ``nn.Linear``, or the weight is not finite or on the meta device.
         """
         if not isinstance(linear, nn.Linear):
             raise UserError(f"from_linear: expected an nn.Linear, not {type(linear).__name__}; see phmctl.convert")
@@ -261,8 +261,8 @@ class PHMLinear(KroneckerWeight):
     def execution(self) -> str:
         """How the map is applied: ``dense`` builds H and multiplies by it, ``rank`` multiplies by R blocks.
 
-        Set it at any time; ``phmctl bench layer`` measures both. None returns to the default: ``rank`` if the layer
-        holds factors and `rank` is known to be faster for its shape, device and dtype. Raises UserError for ``rank``
+        Set it at any time. ``phmctl bench layer`` measures both. None returns to the default: ``rank`` if the layer
+        holds factors and `rank` is known to be faster for the shape, device and dtype. Raises UserError for ``rank``
         without factors.
         """
         if self._execution is not None:

@@ -1,7 +1,7 @@
 """Cross-entropy over a vocabulary, computed in slices so that the logits of a batch never exist at once.
 
-The logits of 4,096 tokens over 8,000 types take 131 MB; writing, reading and freeing them at every step costs more than
-the arithmetic. Here a slice of tokens is mapped to logits, then to the loss and its gradient, and multiplied back, in
+The logits of 4,096 tokens over 8,000 types take 131 MB. Writing, reading and freeing them at every step costs more than
+the arithmetic. Here a slice of tokens is mapped to logits, then to the loss and the gradient, and multiplied back, in
 buffers that the allocator reuses.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
 
-# Logits per slice: on a CPU they fit its cache (8 MB of float32), on a GPU they need few launches (512 MB).
+# Logits per slice: on a CPU they fit the cache (8 MB of float32), on a GPU they need few launches (512 MB).
 _SLICE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
@@ -24,8 +24,8 @@ def vocabulary_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of a softmax over the vocabulary.
 
-    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets other than `ignore` (Szegedy et al. 2016, §7;
-    the smoothing mass is spread over all V types, as in ``F.cross_entropy``).
+    ``Σ (1 − ε)·(−log p[target]) + ε/V·Σ_v(−log p[v])`` over the targets other than `ignore` (Szegedy et al. 2016, §7).
+    The smoothing mass is spread over all V types, as in ``F.cross_entropy``.
 
     Args:
         hidden: (..., d).
@@ -36,7 +36,7 @@ def vocabulary_loss(
         ignore: id of the targets that are left out.
 
     Returns:
-        the smoothed loss, and the negative log-likelihood without gradient; both float32 scalars.
+        the smoothed loss, and the negative log-likelihood without gradient, both float32 scalars.
     """
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
     if needs_plain_operations():
@@ -105,7 +105,7 @@ def _sliced(
     ignore: int,
     needs_gradient: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return loss, likelihood and the gradients of hidden, weight and bias; None for gradients that are not needed."""
+    """Return loss, likelihood and the gradients of hidden, weight and bias, each None if it is not needed."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     rows = max(_SLICE_ELEMENTS.get(hidden.device.type, 1 << 21) // vocabulary, 64)
     total = hidden.new_zeros(2, dtype=torch.float32 if hidden.dtype.itemsize < 4 else hidden.dtype)
@@ -139,7 +139,7 @@ def _sliced(
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
     """Return a slice's (loss, likelihood) and dL/dlogits, from its logits (rows, V)."""
     gradient = logits.softmax(1)  # (rows, V)
-    # log Σ exp is taken from the softmax at its maximum, which is at least 1/V, to save a second pass over exp.
+    # log Σ exp is taken from the largest softmax, which is at least 1/V, to save a second pass over exp.
     sums = _sums(logits, logits.amax(1) - gradient.amax(1).log(), targets, smoothing, ignore)
     if smoothing:
         gradient.sub_(smoothing / logits.shape[1])

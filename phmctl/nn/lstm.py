@@ -32,13 +32,13 @@ class PHMLSTM(nn.Module):
         h_t = σ(o) ⊙ tanh(c_t)          cell "standard"
         h_t = o ⊙ c_t                   cell "as_printed": the paper's equation
 
-    There is one bias b (4h,), held by the input's maps; ``nn.LSTM`` holds two and adds them.
+    There is one bias b (4h,), held by the input's maps. ``nn.LSTM`` holds two and adds them.
 
     Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each of the 8 rules of separate
     gates or the 2 rules of fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
 
     Torch's LSTM kernel gets H of all gates. For compilers, exporters and ``torch.func``, and for the cell
-    ``as_printed``, plain operations loop over the steps; their graph is for one T and any batch size.
+    ``as_printed``, plain operations loop over the steps. The graph is for one T and any batch size.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class PHMLSTM(nn.Module):
         Args:
             input_size: d, the features of the input.
             hidden_size: h, the features of the state and the output.
-            n: the PHM hyperparameter; 1 is the dense LSTM.
+            n: the PHM hyperparameter. 1 is the dense LSTM.
             algebra: ``phm`` for learned rules, or a fixed algebra of dimension n.
             num_layers: number of stacked LSTMs.
             bias: add b.
-            gates: ``separate``: a map for each gate, of the input and of the state; ``fused``: one map of 4h outputs
+            gates: ``separate``: a map for each gate, of the input and of the state. ``fused``: one map of 4h outputs
                 for the input and one for the state, as in the paper's equation.
             cell: ``standard``, or ``as_printed``, without activations of the output gate and the output.
             builder: builds the maps, instead of `n`, `algebra`, `bias` and `device`. A layer of the stack is a sublayer
@@ -96,13 +96,13 @@ class PHMLSTM(nn.Module):
 
         Args:
             x: (B, T, d). Padding is never read.
-            lengths: (B,) integers from 1 to T, in any order, on any device; None means T for all. As the second
+            lengths: (B,) integers from 1 to T, in any order, on any device. None means T for all. As the second
                 argument of ``nn.LSTM``, it may be the state `hx`.
-            hx: h and c before the first step, (num_layers, B, h) each; None means zeros.
+            hx: h and c before the first step, (num_layers, B, h) each. None means zeros.
 
         Returns:
-            the last layer's output (B, T, h), zero at padding; and h and c of every layer after the last step of each
-            sequence, (num_layers, B, h) each. Under autocast they have its dtype.
+            the last layer's output (B, T, h), zero at padding, and h and c of every layer after the last step of each
+            sequence, (num_layers, B, h) each. Under autocast they have autocast's dtype.
 
         Raises:
             DimensionError: a shape is wrong, the batch is empty, or a length is not between 1 and T.
@@ -125,7 +125,7 @@ class PHMLSTM(nn.Module):
     def _kernel(self, x: Tensor, batch_sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run torch's kernel over (B, T, d), or over packed rows (N, d) with batch sizes (T,)."""
         dtype, device = compute_dtype(x), x.device.type
-        # The CPU kernel accumulates the cell state in its own dtype, and 16 bits are too few for it.
+        # The CPU kernel accumulates the cell state in the dtype of the input, and 16 bits are too few for it.
         kernel_dtype = torch.float32 if device == "cpu" and dtype.itemsize < 4 else dtype
         weights = self._weights()
         batch = len(x) if batch_sizes is None else int(batch_sizes[0])
@@ -133,7 +133,7 @@ class PHMLSTM(nn.Module):
             zeros = x.new_zeros(self.num_layers, batch, self.hidden_size)
             state = zeros, zeros
         with without_autocast(device):
-            tensors = []  # of all layers, in the order of nn.LSTM's parameters
+            tensors = []  # weights and biases of all layers, in the order of nn.LSTM's parameters
             for weight, recurrent, bias in weights:
                 tensors += [weight, recurrent]
                 if bias is not None:
@@ -174,7 +174,7 @@ class PHMLSTM(nn.Module):
                 if real is None:
                     outputs.append(h_next)
                     h, c = h_next, c_next
-                else:  # after a sequence ends, its output is zero and its state stays
+                else:  # after the end of a sequence the output is zero and the state stays
                     outputs.append(h_next.masked_fill(~real[:, step], 0.0))
                     h = torch.where(real[:, step], h_next, h)
                     c = torch.where(real[:, step], c_next, c)
@@ -230,7 +230,7 @@ class LSTMLayer(nn.Module):
     """The maps of one LSTM.
 
     Attributes:
-        from_input: the map d → h of each gate, with bias; with fused gates one map d → 4h, in the order of
+        from_input: the map d → h of each gate, with bias. With fused gates one map d → 4h, in the order of
             :data:`GATES`.
         from_hidden: the map h → h of each gate, or one map h → 4h, without biases.
     """
@@ -262,7 +262,7 @@ def _in_torch_order(maps: nn.ModuleDict, name: str) -> Tensor:
 
 
 def _in_one_buffer(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the tensors as slices of one buffer, all weights before all biases; cuDNN would copy others there."""
+    """Return the tensors as slices of one buffer, all weights before all biases. cuDNN would copy others."""
     order = sorted(tensors, key=lambda tensor: -tensor.dim())
     parts = torch.split(torch.cat([tensor.flatten() for tensor in order]), [tensor.numel() for tensor in order])
     slices = {tensor: part.view_as(tensor) for tensor, part in zip(order, parts, strict=True)}

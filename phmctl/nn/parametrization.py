@@ -1,4 +1,4 @@
-"""A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and its removal."""
+"""A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -19,22 +19,22 @@ class Kronecker(nn.Module):
     """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``.
 
     ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d), or (k, d,
-    *kernel), by the nearest A (n, n, n) and S (n, k/n, d/n, *kernel); under a fixed algebra S is the only parameter.
-    With `parts` the weight is a stack of equal parts, each with its own rule: A (parts, n, n, n), S (parts, n,
+    *kernel), by the nearest A (n, n, n) and S (n, k/n, d/n, *kernel). Under a fixed algebra S is the only parameter.
+    With `parts` the weight is a stack of equal parts, each with a rule: A (parts, n, n, n), S (parts, n,
     k/(parts·n), d/n).
-    ``parametrize.cached()`` keeps H within its scope.
+    ``parametrize.cached()`` keeps H within a scope.
 
     Args:
         n: the PHM hyperparameter.
         algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
-        parts: number of maps that the weight stacks; 4 for an LSTM, 3 for a GRU.
+        parts: number of maps that the weight stacks: 4 for an LSTM, 3 for a GRU.
         groups: the groups of a convolution. They share the rule, and n divides the channels of each.
         transposed: the weight is (d, k, ...), as in ``nn.ConvTranspose2d``.
         zero_row: a row of H that is zero, such as the padding row of a table.
         rows: k, if n does not divide it. A and S then make a weight with more rows, and H is the first k of them.
 
     Raises:
-        DimensionError: n is not the algebra's dimension; or, at registration, does not divide the weight.
+        DimensionError: n is not the algebra's dimension or, at registration, does not divide the weight.
         UserError: unknown algebra.
     """
 

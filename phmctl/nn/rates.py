@@ -40,19 +40,19 @@ _BASE_WIDTH = 64  # inputs of the widest dense map that has the model's rate
 def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
     """Return parameter groups for Adam and similar optimisers, with a rate for each factor of each weight.
 
-    Weights of PHM layers, of converted modules and of torch's own layers get the rates of this module; tables, norms
+    Weights of PHM layers, of converted modules and of torch's own layers get the rates of this module. Tables, norms
     and biases get `lr`. Weight decay applies to the last factor of a weight only (S, or L of L R), so that
     H decays as fast as a dense weight.
 
     The groups and the order of their parameters depend on the model's layers only, not on the weights, so that the
     state of an optimiser fits the groups of any model that is made in the same way. The factors of one name and shape
-    in layers of one class and one initialisation are a group. The rates of PHM layers follow from their initial scales.
+    in layers of one class and one initialisation are a group. The rates of PHM layers follow from the initial scales.
     A group of converted weights has the mean of the rates that the measured scales give.
 
     Args:
         model: a model. Lazy parameters get `lr`.
         lr: rate of tables, norms and biases. A schedule multiplies the ``lr`` of each group.
-        weight_decay: weight decay of AdamW. Each group has its own, which overrides the optimiser's argument.
+        weight_decay: weight decay of AdamW. Each group has a value, which overrides the optimiser's argument.
 
     Raises:
         UserError: `lr` is not a positive number, or a converted weight is on the meta device.
@@ -75,9 +75,9 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
 
 
 def relative_rates(model: nn.Module) -> dict[str, float]:
-    """Return the rate of each trainable parameter as a multiple of the model's rate, by its name.
+    """Return the rate of each trainable parameter as a multiple of the model's rate, by name.
 
-    The scales of all weights are measured; two weights of one shape have slightly different rates.
+    The scales of all weights are measured, so that two weights of one shape have slightly different rates.
     """
     rates: dict[Tensor, float] = {}
     for weight in _weights(model, measure=True):
@@ -99,11 +99,11 @@ def groups_by_rate(
 
     Args:
         model: the model.
-        rates: rate of each parameter as a multiple of `lr`, by its name.
+        rates: rate of each parameter as a multiple of `lr`, by name.
         lr: the model's rate.
         weight_decay: weight decay of tables, norms, biases and weights H.
         keys: a group for each key instead of each rate. Parameters with one key have one rate.
-        one_rate: every weight H decays at the model's rate; otherwise at the rate of its dense weight.
+        one_rate: every weight H decays at the model's rate, otherwise at the rate of the dense weight.
     """
     decays = _decays(_weights(model, measure=False), one_rate=one_rate)
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
@@ -129,14 +129,14 @@ def dense_rate(fan_in: int) -> float:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight H and its factors; a dense weight is its only factor. A reparametrized factor is several parameters."""
+    """A weight H and the factors. A dense weight is the only factor. A reparametrized factor is several parameters."""
 
-    kind: tuple[object, ...]  # class and initial variance of a layer whose weight has factors; empty for others
+    kind: tuple[object, ...]  # class and initial variance of a layer whose weight has factors, empty for others
     rate: float  # rate of the dense weight as a multiple of the model's
     gain: float  # c
     scales: Mapping[str, float]  # root mean square of each factor as a multiple of that of H
-    factors: Sequence[tuple[str, nn.Parameter]]  # the parameters that have the shape of a factor, with its name
-    undecayed: Sequence[nn.Parameter] = ()  # of all factors but the last, in any shape
+    factors: Sequence[tuple[str, nn.Parameter]]  # parameters of the shape of a factor, with its name
+    undecayed: Sequence[nn.Parameter] = ()  # parameters of all factors but the last, in any shape
 
     def rate_of(self, factor: str) -> float:
         return self.gain * self.rate * self.scales[factor]
@@ -155,9 +155,9 @@ def _decays(weights: Sequence[_Weight], *, one_rate: bool = False) -> dict[Tenso
 
 @torch.no_grad()
 def _weights(model: nn.Module, *, measure: bool) -> list[_Weight]:
-    """Return the weights of a model, tables first: a map that is tied to a table gets its rate.
+    """Return the weights of a model, tables first: a map that is tied to a table gets the table's rate.
 
-    Without `measure`, the scales of PHM layers are those of their initialisation.
+    Without `measure`, the scales of PHM layers are the initial ones.
     """
     weights: list[_Weight] = []
     for module in model.modules():
@@ -190,7 +190,7 @@ def _weights(model: nn.Module, *, measure: bool) -> list[_Weight]:
 
 
 def _measured_scales(tensors: Mapping[str, Tensor], scale: float) -> dict[str, float]:
-    """Return the scale of each factor as a multiple of the scale of H; 1 for a factor that is zero."""
+    """Return the scale of each factor as a multiple of the scale of H, or 1 for a factor that is zero."""
     return {name: (rms(tensor) / scale if scale else 0.0) or 1.0 for name, tensor in tensors.items()}
 
 
@@ -220,13 +220,13 @@ def parameters_behind(module: nn.Module, name: str) -> list[nn.Parameter]:
 
 
 def _dense(module: nn.Module, parameters: Sequence[nn.Parameter]) -> list[_Weight]:
-    """Return a weight for each parameter of at least two axes, if its shape is known."""
+    """Return a weight for each parameter of at least two axes whose shape is known."""
     matrices = [parameter for parameter in parameters if not is_lazy(parameter) and parameter.dim() > 1]
     return [_Weight((), _rate(module, weight), 1.0, {"weight": 1.0}, [("weight", weight)]) for weight in matrices]
 
 
 def _rate(module: nn.Module, weight: Tensor) -> float:
-    """Return the rate of a dense weight (outputs, inputs, ...); further axes are a convolution's kernel."""
+    """Return the rate of a dense weight (outputs, inputs, ...). Further axes are a convolution's kernel."""
     if isinstance(module, _TABLES):
         return 1.0
     inputs_first = is_conv1d(module) or getattr(module, "transposed", False)  # weight (inputs, outputs, ...)

@@ -1,8 +1,8 @@
 """Weights H as leaf tensors of autograd for one optimiser step.
 
 The first use of a map builds H, which all uses and micro-batches share. Its gradients add up in a buffer, in float32 or
-wider; at the end one pass computes the gradients of A (or W, U and V) and S. On CUDA the maps of one shape are a group:
-one product builds all their H, slices of one tensor. On a CPU each map is its own group, so that H keeps its bits.
+wider. At the end one pass computes the gradients of A (or W, U and V) and S. On CUDA the maps of one shape are a group:
+one product builds every H of the group, slices of one tensor. On a CPU each map is a group, so that H keeps the bits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,11 +39,11 @@ def step(model: nn.Module) -> Iterator[None]:
         optimizer.step()
 
     A and S get their gradients at the end of the block, unless it raises an exception. So clear gradients before the
-    block and clip them after it; ``autograd.grad`` and ``backward(inputs=...)`` do not reach A and S. Passes under
+    block and clip them after it. ``autograd.grad`` and ``backward(inputs=...)`` do not reach A and S. Passes under
     ``no_grad`` build H each time. In ``DistributedDataParallel`` all backward passes but the last need ``no_sync``.
 
     Raises:
-        UserError: the block contains another one of the same model, a step of its optimiser or ``create_graph``, ends
+        UserError: the block contains another one of the same model, a step of the optimiser or ``create_graph``, ends
             too early, or the processes' wrapper has ``static_graph`` or ``find_unused_parameters``.
     """
     with Leaves(model).active():
@@ -51,7 +51,7 @@ def step(model: nn.Module) -> Iterator[None]:
 
 
 class Leaves:
-    """The maps of a model, in groups; see :func:`step`. A training loop keeps this object to search the model once."""
+    """The maps of a model, in groups. See :func:`step`. A training loop keeps this object to search the model once."""
 
     def __init__(self, model: nn.Module) -> None:
         maps: dict[Tensor, _Map] = {}  # by S
@@ -84,10 +84,10 @@ class Leaves:
             if autocast is not None:
                 with autocast():
                     for entry in self._maps.values():
-                        if not entry.is_table:  # a compiled lookup builds its rows only
+                        if not entry.is_table:  # a compiled lookup builds the rows of the tokens only
                             entry.leaf(entry.tensors)
             yield
-            hook.remove()  # from here on A and S get their gradients; hooks of theirs may step an optimiser
+            hook.remove()  # from here on A and S get gradients, and hooks of A and S may step an optimiser
             _pull_back(sums)
         finally:
             hook.remove()
@@ -99,7 +99,7 @@ class Leaves:
 
 
 def _pull_back(sums: "Sequence[_Sums]") -> None:
-    """Give the parameters their gradients, in one pass, so that a parameter of several maps gets one gradient."""
+    """Compute the gradients of the parameters in one pass, so that a parameter of several maps gets one gradient."""
     pairs = [pair for built in reversed(sums) if built.used for pair in built.gradients()]
     with ExitStack() as stack:
         for device_type in {root.device.type for root, _ in pairs}:
@@ -110,10 +110,10 @@ def _pull_back(sums: "Sequence[_Sums]") -> None:
 
 
 class _Map:
-    """A map of the model, as its S knows it within a step."""
+    """A map of the model, which S refers to within a step."""
 
     group: "list[_Map]"
-    sums: "list[_Sums]"  # of this step
+    sums: "list[_Sums]"  # all sums of this step
 
     def __init__(self, source: KroneckerSum | Kronecker, tensors: Tensors, is_table: bool) -> None:
         self.source, self.tensors, self.is_table = source, tensors, is_table
@@ -121,7 +121,7 @@ class _Map:
         stacked = self.structure.groups > 1 or (isinstance(source, Kronecker) and source.parts > 1)
         self.grouped = tensors["S"].device.type in GROUPED and not stacked
         self.leaves: dict[torch.dtype, Tensor] = {}  # H by dtype
-        self.states: dict[torch.dtype, list[tuple[object, ...]]] = {}  # of the parameters that H was built from
+        self.states: dict[torch.dtype, list[tuple[object, ...]]] = {}  # states of the parameters that H was built from
 
     def leaf(self, tensors: Tensors) -> Tensor | None:
         """Return H, or None if it must be computed: from other, changed or frozen tensors, or without gradients."""
@@ -151,7 +151,7 @@ class _Map:
 
 
 class _Sums:
-    """The H of a group in one dtype, and their gradient."""
+    """Every H of a group in one dtype, and the gradient."""
 
     def __init__(self, group: Sequence[_Map], dtype: torch.dtype) -> None:
         first = group[0].tensors
@@ -160,7 +160,7 @@ class _Sums:
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
             if not group[0].grouped:
                 copies = {name: tensor.clone() for name, tensor in first.items()}  # stay if a parameter changes
-                self.roots = [group[0].source.compute(copies)]  # the parameters get their gradients through the roots
+                self.roots = [group[0].source.compute(copies)]  # autograd continues from the roots to the parameters
                 H = self.roots[0].detach()[None]
             else:
                 with without_autocast(first["S"].device.type):
@@ -169,7 +169,7 @@ class _Sums:
                     A, S = self.roots = [group[0].structure.rule(stacks), stacks["S"].flatten(3)]
                     H = fused(kronecker_sums, S.device, A.detach(), S.detach(), dtype)
                     H = H.view(*H.shape[:2], -1, *first["S"].shape[3:])  # (m, k, d, ...)
-        self.gradient = H.new_empty(0)  # of H, from the first backward pass on
+        self.gradient = H.new_empty(0)  # gradient of H, from the first backward pass on
         for index, entry in enumerate(group):
             leaf = H[index].detach().requires_grad_()
             leaf.register_post_accumulate_grad_hook(partial(self._receive, index, H.shape))  # type: ignore[no-untyped-call]
@@ -192,7 +192,7 @@ class _Sums:
             self.used.add(index)
 
     def gradients(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors from which autograd continues to the parameters, with their gradients."""
+        """Return the tensors from which autograd continues to the parameters, with the gradient of each."""
         *_, last = self.roots
         gradients: Sequence[Tensor | None] = [self.gradient[0]]
         if len(self.roots) > 1:
@@ -207,7 +207,7 @@ class _Sums:
 
 
 class _Stack(torch.autograd.Function):
-    """``torch.stack``; maps that were not used get no gradient."""
+    """``torch.stack``, in which maps that were not used get no gradient."""
 
     @staticmethod
     def forward(ctx: Any, used: set[int], *tensors: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class _Stack(torch.autograd.Function):
 
 
 def _weight_of(module: nn.Module) -> tuple[KroneckerSum | Kronecker | None, Tensors]:
-    """Return the structure or parametrization of a module's H, None without a Kronecker sum, and its tensors."""
+    """Return the structure or parametrization of a module's H, None without a Kronecker sum, and the tensors."""
     if isinstance(module, StructuredWeight) and isinstance(module.structure, KroneckerSum):
         return module.structure, module.tensors()
     if isinstance(module, ParametrizationList) and isinstance(kronecker := module[0], Kronecker):

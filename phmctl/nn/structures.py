@@ -4,10 +4,10 @@
 |---|---|---|
 | :class:`Dense` | weight | weight |
 | :class:`KroneckerSum` | A and S, or S under a fixed rule | Σᵢ kron(A[i], S[i]) |
-| :class:`FactorSum` | W, U, V and S | the same; A is made of factors |
+| :class:`FactorSum` | W, U, V and S | the same, with A made of factors |
 | :class:`LowRank` | R and L | L R |
 
-A structure holds sizes only. The parameters belong to a module, which passes them by name: modules can share them, and
+A structure holds sizes only. The parameters belong to a module, which passes them by name. Modules can share them, and
 ``torch.func``, parametrizations and pruning can replace them.
 
 A weight that is computed at every use refuses to be written into, because the change would be lost
@@ -42,17 +42,17 @@ from phmctl.errors import UserError
 Tensors = Mapping[str, Tensor]
 RULE_NAMES = ("A", "W", "U", "V")  # parameters of a learned rule, in either form
 LEAF = "_phmctl_leaf"  # attribute of S within phmctl.step
-PARAMETER_NAMES = ("weight", *RULE_NAMES, "S")  # of dense weights and Kronecker sums
+PARAMETER_NAMES = ("weight", *RULE_NAMES, "S")  # parameters of dense weights and Kronecker sums
 
 
 class Structure(ABC):
     """How H is computed from parameters."""
 
-    gain: ClassVar[float] = 1.0  # factor of the learning rates; phmctl.nn.rates explains the values
+    gain: ClassVar[float] = 1.0  # factor of the learning rates, explained in phmctl.nn.rates
 
     @property
     def rule_names(self) -> tuple[str, ...]:
-        """Names of the parameters that make a learned rule; the other parameters grow with H."""
+        """Names of the parameters that make a learned rule. The other parameters grow with H."""
         return ()
 
     @abstractmethod
@@ -216,7 +216,7 @@ class LowRank(Structure):
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
     """Return the structure of a weight's saved tensors, or None if they do not determine a weight.
 
-    `algebra` is the algebra of their model, because a fixed rule is not saved.
+    `algebra` is the algebra of the model, because a fixed rule is not saved.
     """
     if "S" not in tensors:
         return Dense() if "weight" in tensors else None
@@ -229,7 +229,7 @@ def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
 
 
 def leaf_of(tensors: Tensors, *, lookup: bool = False) -> Tensor | None:
-    """Return the H that :func:`phmctl.step` keeps for these tensors, or None; for a `lookup` of rows only on CUDA."""
+    """Return the H that :func:`phmctl.step` keeps for these tensors, or None. A `lookup` uses it only on CUDA."""
     entry = getattr(tensors["S"], LEAF, None)
     return None if entry is None or (lookup and not entry.grouped) else entry.leaf(tensors)
 
@@ -266,14 +266,14 @@ _OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floor
 class ComputedWeight(Tensor):
     """H as ``layer.weight`` returns it: every operation takes it as a plain tensor and returns plain tensors.
 
-    Writing into it or into its ``data``, as merging LoRA does, raises UserError.
+    Writing into it or into ``data``, as merging LoRA does, raises UserError.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:
-        """The values without their graph."""
+        """The values without the graph."""
         return Tensor.data.__get__(self).as_subclass(ComputedWeight)  # type: ignore[attr-defined, no-any-return]
 
     @data.setter
@@ -307,7 +307,7 @@ for _name in dir(Tensor):  # the methods that write in place
 
 
 def computed(weight: Tensor) -> Tensor:
-    """Return a computed weight as a tensor that refuses writes; compilers and other modes get it as it is."""
+    """Return a computed weight as a tensor that refuses writes. Compilers and other modes get it as it is."""
     if type(weight) is not Tensor or needs_plain_operations() or torch._C._len_torch_dispatch_stack():
         return weight
     return weight.as_subclass(ComputedWeight)
