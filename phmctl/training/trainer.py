@@ -1,4 +1,4 @@
-"""The training loop: from batches to gradients to weights, with log lines, validations and checkpoints at intervals.
+"""The training loop: batches, gradients, updates, log lines, validations and checkpoints.
 
 A step does not wait for the device: losses, norms and the NaN flag stay on it until the next log line. On the CPU the
 flag is read before each update. The micro-batches and random numbers of a process depend only on seed, epoch,
