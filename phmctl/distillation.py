@@ -25,7 +25,7 @@ from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.copies import read_text
 from phmctl.runs.find import check_tag
-from phmctl.storage import write_atomic
+from phmctl.runs.results import write_record
 from phmctl.tasks import trains
 from phmctl.verbs import prepare
 from phmctl.verbs import train as train_student
@@ -192,4 +192,4 @@ def _translate_training_text(run: Run, search: DecodingSection, references: bool
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    write_atomic(path, "".join(f"{line}\n" for line in lines))
+    write_record(path, "".join(f"{line}\n" for line in lines))

@@ -16,7 +16,7 @@ from phmctl.recipe.loading import dump_recipe
 from phmctl.results.compare import Comparison
 from phmctl.results.variants import mean_and_spread
 from phmctl.runs.results import read_metrics, series
-from phmctl.storage import write_atomic, writing
+from phmctl.storage import sole_writer, write_atomic, writing
 from phmctl.tasks import trains
 
 # Content of a section: pairs of a type and a value, which ``page.html`` shows with all text escaped. Types are
@@ -61,7 +61,9 @@ def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path)
         raise OutputError(f"{output} is not replaced, because phmctl report did not write it; name another file")
     require("matplotlib", "report")  # before the comparison, which may take long
     comparisons = make_comparisons()
-    write_atomic(output.resolve(), render(*comparisons))
+    page = render(*comparisons)
+    with sole_writer(output.resolve()):
+        write_atomic(output.resolve(), page)
     return comparisons
 
 
