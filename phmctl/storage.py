@@ -1,4 +1,4 @@
-"""Files and folders that a crash leaves old or new, never in part; checkpoints, which are such folders of tensors.
+"""Files and folders that a crash leaves old or new, never in part, and checkpoints: such folders of tensors.
 
 A file or folder is written under a hidden temporary name, flushed to the disk and renamed. What a killed process leaves
 under hidden names, :func:`clear` removes, which the next holder of the lock calls.
@@ -29,11 +29,11 @@ from phmctl.errors import OutputError, RunError, UserError, WriteFailedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1  # format number of recipes, prepared data, checkpoints, results and exports; readers refuse other numbers
+FORMAT = 1  # format number of recipes, prepared data, checkpoints, results and exports (readers refuse other numbers)
 QUANTIZATIONS = ("float32", "float16", "int8", "int4")  # the types in which a file stores weights
 MANIFEST = "manifest.json"
 STATE = "state.json"
-MODEL = "model"  # group of a checkpoint's weights, and key of its manifest
+MODEL = "model"  # group of a checkpoint's weights, and key of the manifest
 MOMENTS = "optimizer"  # group of tensors that are only needed for resuming
 AVERAGE = "average"  # folder of the averaged weights
 
@@ -54,14 +54,14 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         error_type = WriteFailedError if error.errno in _DISK_FAILURES else OutputError
         reason = error.strerror or str(error)
-        raise error_type(f"cannot write {path}: {reason}; choose a folder that is writable and has space") from error
+        raise error_type(f"cannot write {path}: {reason} (choose a folder that is writable and has space)") from error
 
 
 @contextmanager
 def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on a file, which is created if it is missing and stays afterwards unless `remove` is set.
 
-    The lock ends with the process. If another process holds it, this one waits; after half a second it raises `busy`,
+    The lock ends with the process. If another process holds it, this one waits. After half a second it raises `busy`,
     if that is given. On a file system without locks (some of Lustre, NFS and FUSE) a warning is printed and the block
     runs unlocked.
     """
@@ -121,7 +121,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file so that a reader sees the old content or the new content, never a part.
 
     Lone surrogates, which come from file names that are not UTF-8, are written as escapes, as in JSON. The file
-    replaces a link of its name, so that a link in a copied run leads to no other file.
+    replaces a link of the same name, so that a link in a copied run leads to no other file.
     """
     payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with writing(path):
@@ -140,20 +140,20 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically; keys keep their order."""
+    """Write a value as indented JSON, atomically. Keys keep their order."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json_object(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
-    """Return the JSON object in a file; otherwise raise `error_type` with a message that ends with `advice`."""
+    """Return the JSON object in a file. Otherwise raise `error_type` with a message that ends with `advice`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise error_type(f"{path} is missing; {advice}") from error
+        raise error_type(f"{path} is missing: {advice}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise error_type(f"{path} cannot be read ({error}); {advice}") from error
+        raise error_type(f"{path} cannot be read ({error}): {advice}") from error
     if not isinstance(value, dict):
-        raise error_type(f"{path} is damaged: it holds no JSON object; {advice}")
+        raise error_type(f"{path} holds no JSON object: {advice}")
     return value
 
 
@@ -176,7 +176,7 @@ def _hidden_name(path: Path, kind: str) -> Path:
 
 @contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield a new hidden folder next to `path`; it is removed at the end unless the block renames it."""
+    """Yield a new hidden folder next to `path`. It is removed at the end unless the block renames it."""
     temporary = _hidden_name(path, "tmp")
     with writing(path):
         temporary.mkdir()
@@ -213,7 +213,7 @@ def replacing(folder: Path, manifest: str, mark: str, *, also: str = "") -> Iter
 
 
 def discard(folder: Path, manifest: str, mark: str) -> None:
-    """Remove a folder; a crash never leaves a part of it under its name. Raises OSError, and as :func:`check_own`."""
+    """Remove a folder. A crash never leaves a part of it under the name. Raises OSError, and as :func:`check_own`."""
     check_own(folder, manifest, mark)
     temporary = _hidden_name(folder, "tmp")
     folder.rename(temporary)
@@ -223,12 +223,12 @@ def discard(folder: Path, manifest: str, mark: str) -> None:
 def check_own(folder: Path, manifest: str, mark: str, *, also: str = "") -> None:
     """Raise OutputError, which names the files, if replacing a folder would remove anything that phmctl did not write.
 
-    A folder may be missing or empty. Otherwise its files must be listed in its manifest, which must have the key
-    `mark`, or their names must fit the pattern `also`. A link is never followed.
+    A folder may be missing or empty. Otherwise the manifest, which must have the key `mark`, must list the
+    files, or the names must fit the pattern `also`. A link is never followed.
     """
     with writing(folder):
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise OutputError(f"{folder} is a file or a link, and is not replaced; move it away, or name another place")
+            raise OutputError(f"{folder} is a file or a link, and is not replaced: move it away, or name another place")
         own = own_files(folder / manifest, mark)
         files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -242,7 +242,7 @@ def check_own(folder: Path, manifest: str, mark: str, *, also: str = "") -> None
 
 
 def own_files(path: Path, mark: str) -> set[str]:
-    """Return the names of a manifest and of its files, or an empty set unless it is a manifest with the key `mark`."""
+    """Return the names of a manifest and the files in it, or an empty set unless the manifest has the key `mark`."""
     try:
         manifest = read_seal(path, OutputError, "")
     except OutputError:
@@ -251,13 +251,13 @@ def own_files(path: Path, mark: str) -> set[str]:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Return the hidden names that killed writers of `path` left; a path named ``*`` is everything in its folder."""
+    """Return the hidden names that killed writers of `path` left. A path named ``*`` is everything in the folder."""
     hidden = ((entry, _HIDDEN.fullmatch(entry.name)) for entry in path.parent.glob(".*"))
     return [entry for entry, match in hidden if match is not None and path.name in ("*", match["name"])]
 
 
 def clear(path: Path) -> None:
-    """Remove the :func:`leftovers` of `path`; a folder that was moved aside gets its name back if nothing has it.
+    """Remove the :func:`leftovers` of `path`. A folder that was moved aside gets the name back if nothing has it.
 
     The caller must be the only writer, since living processes write under hidden names too.
     """
@@ -304,7 +304,7 @@ def are_file_entries(value: object) -> bool:
 
 
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Flush a complete folder to the disk, write its manifest and return the manifest."""
+    """Flush a complete folder to the disk, write the manifest and return it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in (*files, *{path.parent for path in files}):
         sync(path)
@@ -315,15 +315,15 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_seal(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
-    """Return a manifest; raise `error_type` if it is missing or does not list its files, each once."""
+    """Return a manifest. Raise `error_type` if it is missing or does not list files, each once."""
     manifest = read_json_object(path, error_type, advice)
     if not manifest.get("files") or not are_file_entries(manifest["files"]):
-        raise error_type(f"{path} is damaged: it does not list its files; {advice}")
+        raise error_type(f"{path} lists no files, or one twice: {advice}")
     return manifest
 
 
 def damage(folder: Path, entry: Mapping[str, Any], *, hashed: bool = True) -> str | None:
-    """Return "is missing" or "is damaged: …" if a file's size or, if `hashed`, digest is not its entry's, else None."""
+    """Return "is missing" or "is damaged: …" if a file's size or, if `hashed`, digest is not the entry's, or None."""
     path = folder / entry["name"]
     try:
         exists = path.is_file()
@@ -334,7 +334,7 @@ def damage(folder: Path, entry: Mapping[str, Any], *, hashed: bool = True) -> st
     if path.stat().st_size != entry["bytes"] or (hashed and sha256(path) != entry["sha256"]):
         if path.suffix == ".json" and _sha256_of_lines(path) == entry["sha256"]:
             return "has the line ends of Windows: git's core.autocrlf must be off when it is checked out"
-        return "is damaged: its SHA-256 is not the one recorded"
+        return "is damaged: the SHA-256 is not the one recorded"
     return None
 
 
@@ -350,17 +350,17 @@ def verify(
     advice: object,
     names: Collection[str] | None = None,
 ) -> None:
-    """Raise `error_type` if a file differs from its manifest entry.
+    """Raise `error_type` if a file differs from the manifest's entry.
 
     `names` restricts the check to these files. One that exists without an entry is an error: it is not verified.
     """
     for name in {*(names or ())}.difference(entry["name"] for entry in entries):
         if (folder / name).exists():
-            raise error_type(f"{folder / name} cannot be verified, because the manifest does not list it; {advice}")
+            raise error_type(f"{folder / name} cannot be verified, because the manifest does not list it: {advice}")
     for entry in entries:
         problem = damage(folder, entry) if names is None or entry["name"] in names else None
         if problem is not None:
-            raise error_type(f"{folder / entry['name']} {problem}; {advice}")
+            raise error_type(f"{folder / entry['name']} {problem}: {advice}")
 
 
 # ---------------------------------------------------------------------------------------------------- checkpoints
@@ -368,7 +368,7 @@ def verify(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a checkpoint, by group and name, on the CPU; and its JSON state."""
+    """The tensors of a checkpoint, by group and name, on the CPU, and the JSON state."""
 
     tensors: dict[str, dict[str, "Tensor"]]
     state: dict[str, Any]
@@ -379,7 +379,7 @@ def step_name(step: int) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return the folder name of a checkpoint: ``step-000200`` for ``200``; other names are unchanged."""
+    """Return the folder name of a checkpoint: ``step-000200`` for ``200``. Other names are unchanged."""
     return step_name(int(name)) if name.isdecimal() else name
 
 
@@ -398,12 +398,12 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def whole_steps(folder: Path) -> list[int]:
-    """Return the saved steps whose files are all present with their recorded sizes."""
+    """Return the saved steps whose files are all present with the recorded sizes."""
     return [step for step in saved_steps(folder) if is_whole(folder / step_name(step))]
 
 
 def is_whole(folder: Path, *, hashed: bool = False) -> bool:
-    """Return whether all files of a checkpoint are present with their sizes and, if `hashed`, digests."""
+    """Return whether all files of a checkpoint are present with the right sizes and, if `hashed`, digests."""
     try:
         entries = read_seal(folder / MANIFEST, RunError, "")["files"]
         return not any(damage(folder, entry, hashed=hashed) for entry in entries)
@@ -417,7 +417,7 @@ def write_checkpoint(
     state: Mapping[str, Any],
     model: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint, replacing one of the same name; `model` is the recipe's model section. Raises OutputError."""
+    """Write a checkpoint, replacing one of the same name. `model` is the recipe's model section. Raises OutputError."""
     with writing(folder):
         clear(folder.with_name("*"))
         with replacing(folder, MANIFEST, MODEL) as temporary:
@@ -436,7 +436,7 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str
 
 
 def prune(folder: Path, keep: set[int]) -> None:
-    """Remove the checkpoints of all steps that are not in `keep`, newest first; ``average`` stays.
+    """Remove the checkpoints of all steps that are not in `keep`, newest first. ``average`` stays.
 
     A checkpoint into which somebody has put other files stays, with a warning.
     """
@@ -466,7 +466,7 @@ def read_tensors(path: Path, advice: object) -> dict[str, "Tensor"]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise RunError(f"{path} cannot be read ({error}); {advice}") from error
+        raise RunError(f"{path} cannot be read ({error}): {advice}") from error
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -480,7 +480,7 @@ def verify_checkpoint(folder: Path, groups: Sequence[str]) -> None:
     entries = {entry["name"]: entry for entry in read_seal(folder / MANIFEST, RunError, advice)["files"]}
     for name in [STATE, *(f"{group}.safetensors" for group in groups)]:
         if name not in entries:
-            raise RunError(f"{folder / name} is missing; {advice}")
+            raise RunError(f"{folder / name} is missing: {advice}")
         verify(folder, [entries[name]], RunError, advice)
 
 
@@ -501,6 +501,6 @@ class _Advice:
         others = [self.folder.with_name(name) for name in names if name != self.folder.name]
         undamaged = [other.name for other in others if is_whole(other, hashed=True)]
         if not undamaged:
-            start = " from its weights with --init" if self.resuming else ""
-            return f"there is no other undamaged checkpoint; copy the run again or train again{start}"
+            start = " from the weights with --init" if self.resuming else ""
+            return f"there is no other undamaged checkpoint: copy the run again or train again{start}"
         return f"use another one: --checkpoint {undamaged[-1]} (undamaged: {', '.join(undamaged)})"

@@ -3,9 +3,7 @@
 import errno
 import fcntl
 import json
-import multiprocessing
 import os
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from phmctl.data.prepared import write_manifest
 from phmctl.errors import DataError, OutputError, RunError, UserError, WriteFailedError
 from phmctl.saving import load_model, model_tensors
 from phmctl.storage import (
@@ -97,7 +94,7 @@ def test_nothing_is_written_through_a_planted_link(tmp_path: Path, exists: bool)
     assert not exists or foreign.read_text() == "foreign"
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EDQUOT, 1), (errno.EACCES, 2)])
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EACCES, 2)])
 def test_a_failing_disk_is_not_the_user_s_fault(tmp_path: Path, number: int, code: int) -> None:
     with pytest.raises(OutputError) as caught, writing(tmp_path):
         raise OSError(number, os.strerror(number))
@@ -135,31 +132,7 @@ def test_a_lock_whose_file_is_removed_excludes_all_others(tmp_path: Path) -> Non
     assert not path.exists()
 
 
-def test_an_error_under_the_lock_passes_and_releases_it(tmp_path: Path) -> None:
-    path = tmp_path / ".lock"
-    with pytest.raises(FileNotFoundError), lock(path):  # not an OutputError about the lock
-        raise FileNotFoundError
-    assert is_locked(path) is False
-
-
-def test_another_process_waits(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    path, written = tmp_path / ".lock", tmp_path / "written"
-    with lock(path):
-        process = context.Process(target=_write_under_lock, args=(path, written))
-        process.start()
-        process.join(1.5)
-        assert not written.exists()
-    process.join(60)
-    assert written.read_text() == "done"
-
-
-def _write_under_lock(path: Path, written: Path) -> None:
-    with lock(path):
-        written.write_text("done")
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.ENOLCK])
 def test_a_file_system_without_locks_costs_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
@@ -268,6 +241,10 @@ def test_an_impossible_file_name_is_a_missing_file(tmp_path: Path, name: str) ->
         verify(tmp_path, entries, UserError, "")
 
 
+ENTRY = {"name": "b", "bytes": 1, "sha256": ""}
+TWICE = json.dumps({"files": [ENTRY, ENTRY]})  # each entry would cost a reading of the file
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "below").mkdir()
@@ -285,22 +262,11 @@ def test_a_manifest_lists_all_files(folder: Path) -> None:
     assert manifest["files"][1] == {"name": "below/a", "bytes": 7, "sha256": sha256(folder / "below/a")}
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"files": []}', '{"files": [3]}', '{"files": [{"name": "a", "bytes": 1}]}']
-)
+@pytest.mark.parametrize("content", ["", "{}", '{"files": []}', '{"files": [{"name": "a", "bytes": 1}]}', TWICE])
 def test_a_manifest_without_files_is_damaged(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(DataError, match="manifest"):
         read_seal(folder / "manifest.json", DataError, "prepare the data again")
-
-
-def test_a_manifest_that_lists_a_file_twice_is_damaged(folder: Path) -> None:
-    """Each entry would cost a reading of the file."""
-    manifest = seal(folder, "manifest.json", {})
-    manifest["files"].append(manifest["files"][0])
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="manifest"):
-        read_seal(folder / "manifest.json", DataError, "")
 
 
 def test_a_file_that_the_manifest_does_not_list_cannot_be_verified(folder: Path) -> None:
@@ -320,13 +286,6 @@ def test_damage_is_found_in_the_files_that_are_checked(folder: Path, content: st
     verify(folder, entries, DataError, "", ["b"])
     with pytest.raises(DataError, match=r"below/a.*the advice"):
         verify(folder, entries, DataError, "the advice")
-
-
-def test_a_full_disk_while_prepared_data_are_sealed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by tests/faults."""
-    monkeypatch.setattr(os, "fsync", fill_disk)
-    with pytest.raises(WriteFailedError):
-        write_manifest(folder, {})
 
 
 # ----------------------------------------------------------------------------------------------------- checkpoints
@@ -390,31 +349,6 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def _crash(*args: object) -> None:
     raise KeyboardInterrupt
-
-
-def _dying(moves: int) -> Callable[[Path, Path], Path]:
-    """A rename of a process that dies after so many: nothing it tries later happens."""
-    original, remaining = Path.rename, [moves]
-
-    def rename(self: Path, target: Path) -> Path:
-        if not remaining[0]:
-            raise KeyboardInterrupt
-        remaining[0] -= 1
-        return original(self, target)
-
-    return rename
-
-
-@pytest.fixture
-def aside(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint whose writer died between the two renames that replace it."""
-    monkeypatch.setattr(Path, "rename", _dying(1))
-    with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(checkpoint, {}, {"step": 11})
-    monkeypatch.undo()
-    (old,) = checkpoint.parent.iterdir()
-    assert re.fullmatch(r"\.step-000010\.[0-9a-f]{8}\.old", old.name)
-    return checkpoint
 
 
 @pytest.mark.parametrize("failing", ["rename", "sync"])
@@ -484,19 +418,6 @@ def test_tensors_that_no_library_reads_are_a_run_error(checkpoint: Path) -> None
     seal(checkpoint, MANIFEST, {})
     with pytest.raises(RunError, match=r"model\.safetensors"):
         read_checkpoint(checkpoint, ["model"])
-
-
-@pytest.mark.parametrize("content", ["{", '{"files": [{"name": "state.json"}]}', '{"files": []}'])
-def test_a_damaged_manifest_is_noticed(checkpoint: Path, content: str) -> None:
-    (checkpoint / MANIFEST).write_text(content)
-    with pytest.raises(RunError, match="step-000010"):
-        read_checkpoint(checkpoint, ["model"])
-
-
-def test_the_next_write_puts_back_what_stood_aside(aside: Path) -> None:
-    write_checkpoint(aside.with_name("step-000020"), {}, {})
-    assert saved_steps(aside.parent) == [10, 20]
-    assert read_checkpoint(aside, ["model"]).state["step"] == 10
 
 
 def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recipes: their schema, and how files and options become one."""
+"""Recipes: the schema, and how files and options become one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

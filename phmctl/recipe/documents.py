@@ -1,4 +1,4 @@
-"""YAML files with a schema: recipes and dataset cards. All problems are reported together, each with its line.
+"""YAML files with a schema: recipes and dataset cards. All problems are reported together, each with the line.
 
 The YAML is composed into nodes first, so that the line of each key is known when pydantic rejects its value.
 """
@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_PROBLEMS = 100  # reported problems of a document
 _MAX_CHARACTERS = 1 << 17
-_MAX_DEPTH = 50  # of nested sections and lists
+_MAX_DEPTH = 50  # nested sections and lists
 _KEY = "[key]"  # pydantic's mark of an invalid key of a mapping
 
 
@@ -34,7 +34,7 @@ class _Loader(SafeLoader):
     PyYAML's YAML 1.1 reads yes and no as booleans, 1:30 as 90, 010 as 8, 2001-01-01 as a date and 1e-4 as text.
     """
 
-    depth = 0  # of the node that is composed; libyaml's recursion has no limit of its own
+    depth = 0  # the node's that is composed, since libyaml's recursion has no limit
 
     def descend_resolver(self, current_node: yaml.Node, current_index: Any) -> None:
         self.depth += 1
@@ -84,7 +84,7 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
         case "missing":
             return f"key {key!r} is missing"
         case "union_tag_not_found":
-            return f"key {key!r} is missing; it determines the other keys"
+            return f"key {key!r} is missing: it determines the other keys"
         case "union_tag_invalid":
             return wrong_choice(key, context["tag"], _quoted(context["expected_tags"]))
         case "value_error":
@@ -98,7 +98,7 @@ def _message(problem: Any, path: KeyPath, section: type[BaseModel], schema: type
 def _hint(problem: Any) -> str:
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         value = str(problem["input"]).lower()  # true, as in YAML
-        return f'; quotes make it a string: "{value}", in a shell \'"{value}"\''
+        return f': quotes make it a string: "{value}", in a shell \'"{value}"\''
     if problem["type"] == "value_error":
         return f" ({problem['ctx']['error']})"
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
@@ -179,8 +179,8 @@ class Document:
     def place(self, path: KeyPath, message: str) -> str:
         """Return the option or the line that a problem with the key at `path` comes from.
 
-        In this order: keys below `path` that the message names, first those that options set; the key itself; options
-        that set a key below it; the sections around it.
+        In this order: keys below `path` that the message names, first those that options set, then the key itself, then
+        options that set a key below it, then the sections around it.
         """
         depth = len(path)
         known = self.places | self.options
@@ -217,7 +217,7 @@ def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError])
 
 
 def read_document(path: Path, refusal: type[UserError]) -> Document:
-    """Read a YAML file; raise `refusal` if it cannot be read or parsed."""
+    """Read a YAML file. Raise `refusal` if it cannot be read or parsed."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -226,7 +226,7 @@ def read_document(path: Path, refusal: type[UserError]) -> Document:
 
 
 def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
-    """Parse YAML text; messages call it `name`."""
+    """Parse YAML text. Messages call it `name`."""
     try:
         node, content = compose(text)
         lines = list(_key_lines(node, (), set()))
@@ -236,18 +236,18 @@ def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
         place = f"{name}:{mark.line + 1}" if mark else name
         raise refusal(f"{place}: cannot parse YAML: {' '.join(problem.split())}") from error
     if not isinstance(content, dict):
-        raise refusal(f"{name} does not contain a mapping of keys; the shipped files show the form")
+        raise refusal(f"{name} does not contain a mapping of keys: the shipped files show the form")
     document = Document(content, name)
     for path, line in lines:
         if path in document.places:  # YAML itself would keep the last value
             first = document.places[path].rpartition(":")[2]
-            document.problems.append(f"{name}:{line}: key {'.'.join(path)!r} is already in line {first}; remove one")
+            document.problems.append(f"{name}:{line}: key {'.'.join(path)!r} is already in line {first}, remove one")
         document.places[path] = f"{name}:{line}"
     return document
 
 
 def compose(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the node and the value of a YAML text; raise ``yaml.YAMLError`` if it is invalid."""
+    """Return the node and the value of a YAML text. Raise ``yaml.YAMLError`` if it is invalid."""
     if len(text) > _MAX_CHARACTERS:
         raise yaml.YAMLError(f"more than {_MAX_CHARACTERS:,} characters")
     try:
@@ -266,7 +266,7 @@ def _key_lines(node: yaml.Node | None, prefix: KeyPath, seen: set[int]) -> Itera
     if node is None:
         return
     if id(node) in seen:
-        raise yaml.MarkedYAMLError(problem="aliases are not supported; repeat the value", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="aliases are not supported: repeat the value", problem_mark=node.start_mark)
     seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         entries = [(str(key.value), key, value) for key, value in node.value]

@@ -1,4 +1,4 @@
-"""Load recipes by path or shipped name, with overrides; all problems are reported at once with their lines."""
+"""Load recipes by path or shipped name, with overrides. All problems are reported at once with the lines."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -36,8 +36,8 @@ class Override:
 
     key: str
     value: Any
-    option: str  # the option and its value, as the user wrote them
-    implied: bool = False  # whether the option implies the key; an option for the key itself wins
+    option: str  # the option and the value, as the user wrote them
+    implied: bool = False  # whether the option implies the key (an option for the key itself wins)
 
 
 def common_overrides(**options: int | str | Path | None) -> list[Override]:
@@ -66,7 +66,7 @@ def common_overrides(**options: int | str | Path | None) -> list[Override]:
 
 
 def find_recipe(name: str, folder: Path = Path()) -> Path:
-    """Return the file of a recipe, by its path relative to `folder` or by its shipped name."""
+    """Return the file of a recipe, by a path relative to `folder` or by a shipped name."""
     path = folder / name
     if path.is_file():
         return path
@@ -74,7 +74,7 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
     if packaged.is_file():
         return packaged
     guess = nearest(name, shipped_names("recipes"))
-    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess}; list them: phmctl recipes")
+    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess} (list them: phmctl recipes)")
 
 
 def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
@@ -115,7 +115,7 @@ def _resolve(document: Document, overrides: Sequence[str | Override], path: Path
 
 
 def _extend(document: Document, files: list[Path]) -> None:
-    """Add the keys of the recipe that ``extends`` names; `files` are the recipes on the way to the document."""
+    """Add the keys of the recipe that ``extends`` names. `files` are the recipes on the way to the document."""
     if "extends" not in document.content:
         return
     place = document.place(("extends",), "")
@@ -137,7 +137,7 @@ def _extend(document: Document, files: list[Path]) -> None:
 
 
 def parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
-    """Yield the override of each key; an override of a section sets the keys it contains and keeps the others."""
+    """Yield the override of each key. An override of a section sets the keys it contains and keeps the others."""
     for item in overrides:
         override = _parse_override(item) if isinstance(item, str) else item
         for key, value in flatten({override.key: override.value}):
@@ -153,7 +153,7 @@ def _refuse_repeated_keys(overrides: Iterable[Override]) -> None:
         if override.key in by_key:
             first = by_key[override.key].option
             raise RecipeError(
-                f"{first} and {override.option} both set {override.key}; leave one out (train: A,B for a sweep)"
+                f"{first} and {override.option} both set {override.key}: leave one out (train: A,B for a sweep)"
             )
         by_key[override.key] = override
 
@@ -162,7 +162,7 @@ def validate_recipe(document: Document) -> Recipe:
     number = document.content.pop("format", FORMAT)
     if number != FORMAT or isinstance(number, bool):
         raise RecipeError(
-            f"{document.place(('format',), '')}: format {number!r}; this version of phmctl reads format {FORMAT}: "
+            f"{document.place(('format',), '')}: format {number!r}, this version of phmctl reads format {FORMAT}: "
             "use the version that wrote the recipe, or leave the key out"
         )
     task = document.content.get("task", "translation")
@@ -176,7 +176,7 @@ def expect(recipe: Recipe, recipe_type: type[RecipeType]) -> RecipeType:
     """Return a recipe if it has the type of a task. Raises RecipeError."""
     if not isinstance(recipe, recipe_type):
         task = recipe_type.model_fields["task"].default
-        raise RecipeError(f"recipe {recipe.name!r} has task {recipe.task!r}; this needs task {task!r}")
+        raise RecipeError(f"recipe {recipe.name!r} has task {recipe.task!r}: this needs task {task!r}")
     return recipe
 
 
@@ -186,7 +186,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 
 def differences(first: Recipe | Mapping[str, Any], second: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return both values of the keys in which two recipes or settings differ; a missing key has the value None."""
+    """Return both values of the keys in which two recipes or settings differ. A missing key has the value None."""
     old_values, new_values = _flat(first), _flat(second)
     values = {key: (old_values.get(key), new_values.get(key)) for key in old_values | new_values}
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
@@ -197,7 +197,7 @@ def _flat(content: Recipe | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
-    """Return the original values of the keys that options changed; None if the recipe is invalid without options."""
+    """Return the original values of the keys that options changed, or None if the recipe is invalid without options."""
     try:
         return {key: original for key, (original, _) in differences(resolve(written), resolved).items()}
     except RecipeError:  # the options added missing keys

@@ -30,7 +30,7 @@ class Section(BaseModel):
 
 
 def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: str = "") -> set[str]:
-    """Return the keys, as ``--set`` takes them, with one of these marks; a key inherits the mark of its section."""
+    """Return the keys, as ``--set`` takes them, with one of these marks. A key inherits the mark of the section."""
     keys = set()
     for name, field in type(section).model_fields.items():
         effect = next((mark for mark in (CHOICE, NOTHING) if mark in field.metadata), inherited)
@@ -49,26 +49,26 @@ class LinearSection(Section):
     """The parametrization of a model's linear maps."""
 
     kind: str
-    algebra: Algebra = "real"  # phm learns its rule; low-rank is for comparison
-    n: Annotated[int, Field(ge=1, le=1024)] = 1  # components of phm, at least 2; other algebras have a fixed n
+    algebra: Algebra = "real"  # phm learns the rule, low-rank is for comparison
+    n: Annotated[int, Field(ge=1, le=1024)] = 1  # components of phm, at least 2 (other algebras have a fixed n)
     # which maps share a learned rule: none, the maps of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
-    # how maps are applied: dense builds H, rank multiplies by R blocks of factors; by default rank where it is faster
+    # how maps are applied: dense builds H, rank multiplies by R blocks of factors (default: rank where it is faster)
     execution: Literal["dense", "rank"] | None = None
     parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A or as factors W, U, V
-    rank: Width | None = None  # terms R of the factors; rank of low-rank maps
+    rank: Width | None = None  # terms R of the factors, or the rank of low-rank maps
     bias: bool = True  # whether linear maps have biases
 
     @model_validator(mode="after")
     def _settle_n(self) -> Self:
         if self.algebra == LEARNED:
             if self.n < 2:
-                raise ValueError(f"algebra {self.algebra!r} needs n of at least 2; use algebra 'real' for n = 1")
+                raise ValueError(f"algebra {self.algebra!r} needs n of at least 2: use algebra 'real' for n = 1")
         else:
             implied = FIXED_DIMENSION.get(self.algebra, 1)
             if self.n not in (1, implied):
-                raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}; omit n or use 'phm'")
-            object.__setattr__(self, "n", implied)  # frozen; recipes with and without n are equal
+                raise ValueError(f"algebra {self.algebra!r} has n = {implied}, not {self.n}: omit n or use 'phm'")
+            object.__setattr__(self, "n", implied)  # frozen: recipes with and without n are equal
         check_divides(self.n, **self._widths())
         return self
 
@@ -76,7 +76,7 @@ class LinearSection(Section):
     def _fit_execution(self) -> Self:
         factors = self.parametrization == "factors"
         if factors and self.algebra != LEARNED:
-            raise ValueError(f"parametrization 'factors' needs algebra 'phm'; {self.algebra!r} has no learned rule")
+            raise ValueError(f"parametrization 'factors' needs algebra 'phm': {self.algebra!r} has no learned rule")
         if factors and self.rank is None:
             raise ValueError("parametrization 'factors' needs a rank: set model.rank, for example to n")
         if not factors and self.algebra != LOW_RANK:
@@ -93,11 +93,11 @@ class LinearSection(Section):
             raise ValueError("algebra 'low-rank' is implemented for Transformers only")
         if self.rank is None:
             raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
-        self._expect_default("has no effect with algebra 'low-rank'; omit it", "execution", "rules")
+        self._expect_default("has no effect with algebra 'low-rank': omit it", "execution", "rules")
         return self
 
     def _expect_default(self, problem: str, *keys: str) -> None:
-        """Raise ValueError if one of the keys is set to another value than its default."""
+        """Raise ValueError if one of the keys is set to another value than the default."""
         for key in keys:
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} {problem}")
@@ -115,7 +115,7 @@ class LinearSection(Section):
         return self.model_copy(update=dense)
 
     def _widths(self) -> dict[str, int]:
-        """Return the widths that n must divide, by their names in error messages."""
+        """Return the widths that n must divide, by the names in error messages."""
         return {}
 
 
@@ -124,23 +124,23 @@ class StackSection(LinearSection):
 
     width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
-    heads: Width = 8  # attention heads; must divide the width
-    # width of the embeddings, which a map of the algebra projects to the model's width; null: that width
+    heads: Width = 8  # attention heads, must divide the width
+    # width of the embeddings, which a map of the algebra projects to the model's width (null: that width)
     embedding_width: Width | None = None
-    upsize: Layers = 1  # factor of attention and feed-forward widths; 2: the † rows of Table 2
-    # fused: one map for Q, K, V, in cross-attention one for Q and one for K, V (§4.2); separate: one map for each;
-    # packed: one in-projection of 3d rows, in cross-attention too (CENG501)
+    upsize: Layers = 1  # factor of attention and feed-forward widths (2: the † rows of Table 2)
+    # fused: one map for Q, K, V, in cross-attention one for Q and one for K, V (§4.2), or separate: one map for each,
+    # or packed: one in-projection of 3d rows, in cross-attention too (CENG501)
     projections: Literal["fused", "separate", "packed"] = "fused"
     norm: Literal["pre", "post"] = "pre"  # layer norm before or after each sublayer
     final_norm: bool = True  # layer norm after each stack
-    dropout: Probability = 0.1  # of residuals and embeddings
-    attention_dropout: Probability = 0.0  # of attention weights
+    dropout: Probability = 0.1  # for residuals and embeddings
+    attention_dropout: Probability = 0.0  # for attention weights
     activation_dropout: Probability = 0.0  # after the ReLU of the feed-forward
     # output of a stack: the top layer, or a composition of all layers (Li et al. 2020)
     compose_layers: Literal["none", "linear", "hierarchical", "bilinear"] = "none"
     # output of attention: a map of the concatenated heads, or a composition of the heads
     compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"
-    composition_rank: Width | None = None  # r of bilinear compositions; by default the width
+    composition_rank: Width | None = None  # r of bilinear compositions, by default the width
     first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
     # base: linear and bilinear compositions start with the outputs of the model without them, for --init
@@ -231,10 +231,10 @@ class TransformerSection(StackSection):
     encoder_layers: Layers = 6  # encoder layers
     decoder_layers: Layers = 6  # decoder layers
     embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
-    # map to the vocabulary; tied: it shares the weight of the target embedding
+    # map to the vocabulary (tied: it shares the weight of the target embedding)
     generator: Literal["dense", "phm", "tied"] = "tied"
     generator_bias: bool = False  # only if the generator is not tied
-    share_embeddings: bool = True  # a single embedding for source and target; needs data.joint
+    share_embeddings: bool = True  # a single embedding for source and target, needs data.joint
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
@@ -251,7 +251,7 @@ class EncoderClassifierSection(StackSection):
     kind: Literal["encoder"]
     width: Width = 128
     feed_forward: Width = 512
-    heads: Width = 4  # attention heads; must divide the width
+    heads: Width = 4  # attention heads, must divide the width
     layers: Layers = 2  # encoder layers
     projections: Literal["fused", "separate"] = "fused"
     pooling: Literal["last", "mean"] = "last"  # state of the last token, or mean over all tokens
@@ -263,25 +263,25 @@ class PairClassifierSection(LinearSection):
     kind: Literal["lstm-pair"]
     width: Width = 300  # width of the LSTM state
     embedding_width: Width = 300  # width of word embeddings
-    # separate: a map for each gate and input; fused: a map for each input
+    # separate: a map for each gate and input, fused: a map for each input
     gates: Literal["separate", "fused"] = "separate"
     cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
     hidden: Width = 300  # hidden width of the classifier, whose maps are dense
-    # vectors: frozen word vectors of the data; auto: vectors if the data has them
+    # vectors: frozen word vectors of the data, auto: vectors if the data has them
     embeddings: Literal["auto", "vectors", "trained"] = "auto"
-    dropout: Probability = 0.1  # of words, and before the maps of the classifier
+    dropout: Probability = 0.1  # for words, and before the maps of the classifier
 
     def _widths(self) -> dict[str, int]:
         return {"width": self.width, "embedding_width": self.embedding_width}
 
 
 class ProbeSection(LinearSection):
-    """A perceptron that predicts a property of a sentence from its vector."""
+    """A perceptron that predicts a property of a sentence from the vector."""
 
     kind: Literal["probe"] = "probe"
     pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions, including the end of sentence
-    hidden: NonNegativeInt = 50  # width of the hidden layer; 0: a single linear map
+    hidden: NonNegativeInt = 50  # width of the hidden layer (0: a single linear map)
 
     def _widths(self) -> dict[str, int]:
         return {"hidden": self.hidden} if self.hidden else {}

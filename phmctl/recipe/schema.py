@@ -30,19 +30,19 @@ from phmctl.recipe.models import (
 
 
 class ParallelSection(Section):
-    """A corpus of sentence pairs and its tokenization."""
+    """A corpus of sentence pairs and the tokenization."""
 
     card: str  # name of a dataset card or of your own corpus
     tokenizer: Literal["bpe", "word"] = "bpe"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 8000  # token types including special tokens
-    joint: bool = True  # both sides share a vocabulary; false: each side has a vocabulary of this size
-    direction: Literal["forward", "reverse"] = "forward"  # reverse: from the card's target language to its source
+    joint: bool = True  # both sides share a vocabulary (false: each side has a vocabulary of this size)
+    direction: Literal["forward", "reverse"] = "forward"  # reverse: from the card's target language to the source
     copies: bool = False  # train also contains each target as its own source, for style transfer
     max_tokens: PositiveInt = 256  # maximum length of a text in train, in tokens
 
 
 class LabelledSection(Section):
-    """A corpus of labelled texts or pairs of texts and its tokenization."""
+    """A corpus of labelled texts or pairs of texts and the tokenization."""
 
     card: str  # name of a dataset card or of your own corpus
     tokenizer: Literal["bpe", "word"] = "word"  # byte-pair encoding, or words
@@ -51,9 +51,9 @@ class LabelledSection(Section):
 
 
 class ProbingSection(LabelledSection):
-    """A corpus of labelled sentences; its tokenizer only locates the prepared data, because encoders have their own."""
+    """A corpus of labelled sentences. The tokenizer only locates the prepared data, because each encoder has one."""
 
-    language: str | None = None  # language of the sentences; --probing warns if the encoder reads another
+    language: str | None = None  # language of the sentences (--probing warns if the encoder reads another)
 
 
 class RuleDataSection(Section):
@@ -82,27 +82,27 @@ class TrainingSection(Section):
     beta2: Probability = 0.98  # Adam: decay of the second moment
     epsilon: Positive = 1e-9  # Adam: term added to the denominator
     weight_decay: NonNegative = 0.0  # applies to one factor of a PHM weight
-    learning_rate: Positive = 1e-3  # peak rate of embeddings, norms, biases; with rates: one, also of maps
-    # structured: a rate for each factor of a map; one: the same for all
+    learning_rate: Positive = 1e-3  # peak rate of embeddings, norms, biases (with rates: one, also of maps)
+    # structured: a rate for each factor of a map, one: the same for all
     rates: Literal["structured", "one"] = "structured"
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # learning rate after warm-up
     warmup: NonNegativeInt = 4000  # steps in which the learning rate rises
-    clip: NonNegative = 0.0  # maximum global gradient norm; 0 is off
+    clip: NonNegative = 0.0  # maximum global gradient norm (0: off)
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, float32 master weights
     seed: Seed = 1  # seed of initialisation, dropout and batch order
     log_every: Annotated[PositiveInt, NOTHING] = 50  # steps between lines of metrics.jsonl
     validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps between validations
     save_every: Annotated[PositiveInt, CHOICE] = 500  # steps between checkpoints
     keep: Annotated[PositiveInt, NOTHING] = 1  # newest checkpoints to keep, in addition to `best`
-    # last checkpoints whose weights are averaged at the end; 0: none
+    # last checkpoints whose weights are averaged at the end (0: none)
     average: Annotated[NonNegativeInt, CHOICE] = 0
-    # validations without improvement until training stops; 0: never
+    # validations without improvement until training stops (0: never)
     patience: Annotated[NonNegativeInt, CHOICE] = 0
     device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # run whose tensors of the same name and shape initialise the model
-    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads; 0: torch's default
-    tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files; needs the extra tensorboard
-    compile: bool = False  # use torch.compile; on a CPU it needs a C++ compiler
+    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads (0: torch's default)
+    tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files, which needs the extra tensorboard
+    compile: bool = False  # use torch.compile, which needs a C++ compiler on a CPU
     timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that a process waits for the others
 
 
@@ -113,8 +113,8 @@ class TranslationTraining(TrainingSection):
 
     batch_tokens: PositiveInt = 4096  # tokens of a micro-batch with padding: sentences × longest side
     label_smoothing: Probability = 0.1  # probability spread over all classes
-    validate_bleu: bool = False  # compute greedy BLEU on valid; `best` then follows BLEU
-    # sacrebleu tokenizer (13a, zh, ja-mecab, char, …); by default that of the card's language
+    validate_bleu: bool = False  # compute greedy BLEU on valid, which `best` then follows
+    # sacrebleu tokenizer (13a, zh, ja-mecab, char, …), by default that of the card's language
     bleu_tokenizer: Annotated[str | None, CHOICE] = None
 
 
@@ -130,13 +130,13 @@ class ClassificationTraining(CountedTraining):
     """Training of classifiers."""
 
     label_smoothing: Probability = 0.0  # probability spread over all classes
-    teacher: str | None = None  # run whose probabilities are learned; it needs the same labels and vocabulary
+    teacher: str | None = None  # run with the same labels and vocabulary, whose probabilities are learned
     # weight of the teacher's probabilities in the loss, against the labels
     teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 class ProbeTraining(TrainingSection):
-    """L-BFGS on all vectors at once; `steps` counts its iterations."""
+    """L-BFGS on all vectors at once. `steps` counts the iterations."""
 
     USED: ClassVar = frozenset({"steps", "weight_decay", "validate_every", "patience", "seed", "device", "threads"})
 
@@ -145,19 +145,19 @@ class ProbeTraining(TrainingSection):
     @model_validator(mode="after")
     def _only_lbfgs_keys(self) -> Self:
         if unused := sorted(self.model_fields_set - self.USED):
-            raise ValueError(f"training.{unused[0]} does nothing for probes, which L-BFGS fits; leave it out")
+            raise ValueError(f"training.{unused[0]} does nothing for probes, which L-BFGS fits: leave it out")
         return self
 
 
 class DecodingSection(Section):
     """Beam search."""
 
-    beam: Annotated[int, Field(ge=1, le=1000)] = 5  # beam size; 1 is greedy
+    beam: Annotated[int, Field(ge=1, le=1000)] = 5  # beam size (1: greedy)
     alpha: Annotated[float, Field(ge=0, le=10)] = 0.6  # exponent of the length penalty ((5 + |Y|) / 6)^alpha
     max_ratio: Annotated[float, Field(gt=0, le=1000)] = 2.0  # maximum output: max_ratio × source tokens + max_extra
     max_extra: Annotated[int, Field(ge=0, le=100_000)] = 20  # see max_ratio
     batch_tokens: Annotated[PositiveInt, NOTHING] = 2048  # source tokens of a batch, with padding
-    # bfloat16: on a device that has it; null: float32
+    # bfloat16: on a device that has it (null: float32)
     precision: Literal["float32", "bfloat16"] | None = None
 
 
@@ -195,7 +195,7 @@ class TranslationRecipe(Recipe):
         if self.data.max_tokens + 2 > self.training.batch_tokens:
             raise ValueError(
                 f"training.batch_tokens = {self.training.batch_tokens} is too small for a sentence of data.max_tokens "
-                f"= {self.data.max_tokens} and 2 boundary tokens; raise batch_tokens or lower max_tokens"
+                f"= {self.data.max_tokens} and 2 boundary tokens: raise batch_tokens or lower max_tokens"
             )
         return self
 
@@ -210,7 +210,7 @@ class ClassificationRecipe(Recipe):
 
 
 class ProbingRecipe(Recipe):
-    """Properties of a sentence read from an encoder's vectors (Conneau et al. 2018; Table 3 of Li et al. 2020)."""
+    """Properties of a sentence read from an encoder's vectors (Conneau et al. 2018, Table 3 of Li et al. 2020)."""
 
     task: Literal["probing"] = "probing"
     data: ProbingSection

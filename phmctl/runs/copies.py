@@ -23,14 +23,14 @@ def load_tokenizers(run: Trained) -> TokenizerPair:
     try:
         return TokenizerPair.load(run.tokenizer_folder)
     except DataError as error:
-        raise RunError(f"{run.folder} is not a complete run; {ADVICE}: {error}") from error
+        raise RunError(f"{run.folder} is not a complete run: {ADVICE}: {error}") from error
 
 
 def load_labels(run: Trained) -> list[str]:
     """Return the label set of a run. Raises RunError."""
     labels: list[str] | None = run.data().get("labels")
     if not labels:
-        raise RunError(f"{run.folder / DATA} does not list the labels; {ADVICE}")
+        raise RunError(f"{run.folder / DATA} does not list the labels: {ADVICE}")
     return labels
 
 
@@ -38,7 +38,7 @@ def load_cleaning(run: Trained) -> Cleaning:
     try:
         return Cleaning(**run.data()["settings"]["cleaning"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.folder / DATA} lacks the settings of cleaning; {ADVICE}") from error
+        raise RunError(f"{run.folder / DATA} lacks the settings of cleaning: {ADVICE}") from error
 
 
 def read_text(run: Trained, split: str, side: str) -> list[str]:
@@ -48,15 +48,15 @@ def read_text(run: Trained, split: str, side: str) -> list[str]:
         splits = run.splits()
         has = ", ".join(splits) or "none (an export has text if it was made with --with-text)"
         raise RunError(
-            f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}; it has {has}"
+            f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}, it has {has}"
         )
     try:
         lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read ({error}); {ADVICE}") from error
+        raise RunError(f"{path} cannot be read ({error}): {ADVICE}") from error
     rows = run.data().get("splits", {}).get(split, {}).get("kept", len(lines))
     if len(lines) != rows:
-        raise RunError(f"{path} has {len(lines)} lines, but {DATA} counts {rows}; {ADVICE}")
+        raise RunError(f"{path} has {len(lines)} lines, but {DATA} counts {rows}: {ADVICE}")
     return lines
 
 
@@ -70,11 +70,11 @@ def vocabulary_of(path: Path) -> Vocabulary:
         return Vocabulary(str(path), prepared.tokenizers, Cleaning(**settings["cleaning"]), settings)
     folders = sorted(str(manifest.parent) for manifest in path.glob("[!.]*/manifest.json"))
     if folders:
-        raise DataError(f"{path} is the folder of a corpus; name a folder in it: {', '.join(folders)}")
+        raise DataError(f"{path} is the folder of a corpus: name a folder in it: {', '.join(folders)}")
     run = Run.open(find_run(path))
     settings = run.data().get("settings", {})
     if "vocabulary" not in settings:
-        raise DataError(f"{run.name} was not trained on text and lacks a vocabulary; name another run")
+        raise DataError(f"{run.name} was not trained on text and lacks a vocabulary: name another run")
     return Vocabulary(run.name, load_tokenizers(run), load_cleaning(run), settings)
 
 
@@ -82,8 +82,8 @@ def check_same_vocabulary(run: Run, prepared: "PreparedData", key: str = "traini
     """Raise RunError if the tokenizers of a run, the value of the recipe's `key`, differ from the prepared data's."""
     if load_tokenizers(run) != prepared.tokenizers:
         raise RunError(
-            f"{key}: {run.folder} has another vocabulary than {prepared.folder}, so its embeddings "
-            "belong to other tokens; use a run that was trained on this data"
+            f"{key}: {run.folder} has another vocabulary than {prepared.folder}, so the embeddings "
+            "belong to other tokens: use a run that was trained on this data"
         )
 
 

@@ -38,7 +38,7 @@ def find_run(name: Path | str, root: str | Path | None = None) -> Path:
     Of several versions the newest with a checkpoint is returned, and a note says so.
     """
     if not isinstance(name, str | Path) or not str(name):
-        raise UserError(f"a run is named by its folder (after a training: result.run.folder), not by {name!r}")
+        raise UserError(f"a run is named by the folder (after a training: result.run.folder), not by {name!r}")
     root = runs_root(root)
     folder = next((path for path in (Path(name), root / name) if path.is_dir()), None)
     if folder is not None and ((folder / RECIPE).exists() or _VERSION.fullmatch(folder.name)):
@@ -49,18 +49,18 @@ def find_run(name: Path | str, root: str | Path | None = None) -> Path:
     else:
         candidates, noun = sorted({run.parent for run in runs}), "variants"
     if len(candidates) > 1:
-        raise RunError(f"{name} means {len(candidates)} {noun}; name one: {', '.join(map(str, candidates))}")
+        raise RunError(f"{name} means {len(candidates)} {noun}: name one: {', '.join(map(str, candidates))}")
     with_checkpoint = [run for run in runs if saved_steps(run / CHECKPOINTS)]
     newest = with_checkpoint[-1] if with_checkpoint else runs[-1]
     if newest != runs[-1]:
-        note(f"{runs[-1]} has no checkpoint; {newest} is taken")
+        note(f"{runs[-1]} has no checkpoint: {newest} is taken")
     elif len(runs) > 1:
         note(f"{newest} is the newest of {len(runs)} versions in {newest.parent}")
     return newest
 
 
 def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) -> list[Path]:
-    """Return the folders of the named runs, or of all below `root`; each once, in natural order. Raises RunError."""
+    """Return the folders of the named runs, or of all below `root`, each once and in natural order. Raises RunError."""
     root = runs_root(root)
     runs = [] if names else list(_runs_below(root))
     for name in names:
@@ -70,7 +70,7 @@ def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None
         if not matching:
             raise RunError(
                 f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
-                f"{_nearest_run(Path(name), root)}; list them with: phmctl runs"
+                f"{_nearest_run(Path(name), root)} (list them with: phmctl runs)"
             )
         runs += matching
     unique = {run.resolve(): run for run in runs}
@@ -83,7 +83,7 @@ def _natural_order(folder: Path) -> list[tuple[int, str]]:
 
 
 def _runs_below(folder: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
-    """Yield a folder if it is a run, otherwise the runs at most `depth` folders below it; exports are skipped."""
+    """Yield a folder if it is a run, otherwise the runs at most `depth` folders below it. Exports are skipped."""
     if (folder / EXPORT).is_file():
         return
     if (folder / RECIPE).is_file() or _VERSION.fullmatch(folder.name):
@@ -104,13 +104,13 @@ def _nearest_run(path: Path, root: Path) -> str:
     folders = [*sorted({run.parent for run in runs}), *runs]
     names = [str(folder.relative_to(root)) for folder in folders]
     for candidate in names:
-        if candidate.endswith(f"/{name}"):  # a variant without its recipe
+        if candidate.endswith(f"/{name}"):  # a variant without the recipe
             return f" (did you mean {candidate!r}?)"
     return nearest(name, [*names, *filter(None, map(read_tag, runs))])
 
 
 def check_tag(tag: str | None) -> None:
-    """Raise UserError unless a tag is a plain name; it can be given instead of a path."""
+    """Raise UserError unless a tag is a plain name. It can be given instead of a path."""
     if tag is not None and not _TAG.fullmatch(tag):
         raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
 

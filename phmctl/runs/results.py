@@ -1,8 +1,8 @@
-"""Read and write a run's scores (``results/``) and its training log (``metrics.jsonl``).
+"""Read and write a run's scores (``results/``) and the training log (``metrics.jsonl``).
 
 Each scoring writes two files: a JSON report and the scored answers::
 
-    test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report; `made` identifies the weights and settings
+    test.step-001800.beam-5.alpha-0.6.1f3a9c02.json    the report. `made` identifies the weights and settings
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     the scored answers
 
 The file name contains the split, the checkpoint, the main settings, and a digest of the weights and all settings, so
@@ -28,7 +28,7 @@ from phmctl.runs.run import Trained, Weights, git_revision
 from phmctl.storage import FORMAT, read_json_object, sha256_text, sole_writer, write_atomic, write_json, writing
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
-_ADVICE = "its result is skipped: remove it and score the run again"
+_ADVICE = "the result is skipped: remove it and score the run again"
 _ORIGIN_TYPES = {"split": str, "checkpoint": str, "settings": dict, "scores": dict}
 
 
@@ -55,7 +55,7 @@ class ScoringKey:
 
 @dataclass(frozen=True)
 class Result:
-    """A scored split of a run, as read from its report file."""
+    """A scored split of a run, as read from the report file."""
 
     path: Path  # the report
     report: Mapping[str, Any]  # the output of eval --json
@@ -63,15 +63,15 @@ class Result:
     split: str  # test or valid
     checkpoint: str  # name of the checkpoint's folder: step-001800, average
     settings: Mapping[str, Any]  # settings that change the scores: beam size, length penalty, lowercasing
-    scores: Mapping[str, float]  # by metric: BLEU, chrF, TER; accuracy as a fraction; the errors of a rule
-    checkpoint_sha256: str  # of the checkpoint's manifest
-    seed: int  # of the training
+    scores: Mapping[str, float]  # by metric: BLEU, chrF, TER, accuracy as a fraction, or the errors of a rule
+    checkpoint_sha256: str  # the checkpoint's manifest
+    seed: int  # the training's
     phmctl: str  # version
     git: str | None  # commit
-    date: str  # of the scoring
+    date: str  # when it was scored
 
     def as_json(self) -> dict[str, Any]:
-        """Return the file name, the scores and their origin, without the report."""
+        """Return the file name, the scores and where they come from, without the report."""
         return {"file": self.path.name, **{name: getattr(self, name) for name in _ORIGIN_KEYS}}
 
 
@@ -79,7 +79,7 @@ _ORIGIN_KEYS = tuple(field.name for field in fields(Result) if field.name not in
 
 
 def write_result(run: Trained, key: ScoringKey, report: Mapping[str, Any], answers: Path | None = None) -> Path:
-    """Write a report into a run and return its file; `answers` is the file of the scored answers."""
+    """Write a report into a run and return the file. `answers` is the file of the scored answers."""
     origin = {
         "format": FORMAT,
         "split": key.split,
@@ -99,7 +99,7 @@ def write_result(run: Trained, key: ScoringKey, report: Mapping[str, Any], answe
 
 
 def write_record(path: Path, content: str | Mapping[str, Any]) -> None:
-    """Write a text or an object as JSON into a folder of records; several processes may write there at once."""
+    """Write a text or an object as JSON into a folder of records. Several processes may write there at once."""
     with sole_writer(path.with_name("*")):
         if isinstance(content, str):
             write_atomic(path, content)
@@ -115,7 +115,7 @@ def check_scorable(run: Trained) -> None:
 
 
 def read_results(run: Trained) -> list[Result]:
-    """Return the results of a run, sorted by file name; warn about damaged files and skip them."""
+    """Return the results of a run, sorted by file name. Warn about damaged files and skip them."""
     results = []
     for path in sorted(run.results_folder.glob("*.json")):
         try:
@@ -123,7 +123,7 @@ def read_results(run: Trained) -> list[Result]:
         except RunError as error:
             warn(str(error))
         except (ValueError, AttributeError, KeyError, TypeError):
-            warn(f"{path} is damaged; {_ADVICE}")
+            warn(f"{path} is damaged: {_ADVICE}")
         else:
             if result is not None:
                 results.append(result)
@@ -140,7 +140,7 @@ def _read_result(path: Path) -> Result | None:
     if origin is None:
         return None
     if origin["format"] != FORMAT:
-        warn(f"{path} has format {origin['format']!r}, and this phmctl reads format {FORMAT}; score the run again")
+        warn(f"{path} has format {origin['format']!r}, and this phmctl reads format {FORMAT}: score the run again")
         return None
     for name, value_type in _ORIGIN_TYPES.items():
         if type(origin[name]) is not value_type:
@@ -148,7 +148,7 @@ def _read_result(path: Path) -> Result | None:
     sum(origin["scores"].values())  # raises TypeError unless all are numbers
     answers = None if origin["answers"] is None else path.with_name(origin["answers"])
     if answers is not None and not answers.is_file():
-        warn(f"{answers} is missing, so no test uses it; score the run again")
+        warn(f"{answers} is missing, so no test uses it: score the run again")
         answers = None
     return Result(path, report, answers, **{name: origin[name] for name in _ORIGIN_KEYS})
 
@@ -170,12 +170,12 @@ def log_line(entry: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a training log; an empty list if the file is missing. Raises RunError."""
+    """Return the entries of a training log, which has none if the file is missing. Raises RunError."""
     return [entry for _, entry in read_log_lines(path)]
 
 
 def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a training log with their entries; warn about damaged lines and skip them.
+    """Return the lines of a training log, each with the entry. Warn about damaged lines and skip them.
 
     The beginning of a line at the end of the file, which a kill may leave, is skipped without a warning.
     """
@@ -188,12 +188,12 @@ def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         elif number < len(lines) or not re.fullmatch(rb"(\{[^\0]*)?", line):
             damaged.append(number)
     if damaged:
-        warn(f"{path}, line {damaged[0]}: damaged; such lines are skipped ({len(damaged)} in all)")
+        warn(f"{path}, line {damaged[0]}: damaged, such lines are skipped ({len(damaged)} in all)")
     return valid
 
 
 def read_validations(path: Path) -> list[dict[str, Any]]:
-    """Return the validations in a training log and its last entry; other lines are not parsed. Raises RunError."""
+    """Return the validations in a training log and the last entry. Other lines are not parsed. Raises RunError."""
     lines = _lines(path)
     entries = [parse_entry(line) for line in lines if b'"validation"' in line]
     entries.append(next(filter(None, map(parse_entry, reversed(lines))), None))
@@ -206,11 +206,11 @@ def _lines(path: Path) -> list[bytes]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); copy the run again") from error
+        raise RunError(f"{path} cannot be read ({error.strerror}): copy the run again") from error
 
 
 def parse_entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry in a line of :func:`log_line`; None if it is damaged, or lacks a step or a numeric time."""
+    """Return the entry in a line of :func:`log_line`, or None if it is damaged or lacks a step or a numeric time."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # ValueError includes invalid UTF-8

@@ -4,7 +4,7 @@
 
     runs/<recipe>/<variant>/v001/
         recipe.yaml        the resolved recipe
-        data.json          the manifest of the training data; SHA-256 of tokenizer/ and text/
+        data.json          the manifest of the training data, with the SHA-256 of tokenizer/ and text/
         environment.json   versions, seed, device, threads, git revision
         tokenizer/         the tokenizers
         text/              valid and test text, cased: valid.source, valid.target, test.source, test.target
@@ -78,13 +78,13 @@ _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "nu
 class Weights:
     """The identity of a checkpoint's weights."""
 
-    name: str  # of the checkpoint
-    sha256: str  # of its manifest, which contains the SHA-256 of every file
+    name: str  # the checkpoint's
+    sha256: str  # the manifest's, which contains the SHA-256 of every file
 
 
 @dataclass(frozen=True)
 class Trained(ABC):
-    """The folder of a trained model and its recipe: a run, or an export of one of a run's checkpoints."""
+    """The folder of a trained model and the recipe: a run, or an export of one of a run's checkpoints."""
 
     folder: Path
     recipe: Recipe
@@ -98,7 +98,7 @@ class Trained(ABC):
         """Return the identity of a checkpoint's weights. Raises RunError."""
 
     def recipe_of(self, recipe_type: type[RecipeType]) -> RecipeType:
-        """Return the recipe; RunError if it belongs to another task."""
+        """Return the recipe. Raises RunError if it belongs to another task."""
         if not isinstance(self.recipe, recipe_type):
             task = recipe_type.model_fields["task"].default
             raise RunError(f"{self.folder} is a run of task {self.recipe.task!r}, not {task!r}")
@@ -127,7 +127,7 @@ class Trained(ABC):
 
 @dataclass(frozen=True)
 class Run(Trained):
-    """The folder of one training and its resolved recipe."""
+    """The folder of one training and the resolved recipe."""
 
     @classmethod
     def create(
@@ -138,9 +138,9 @@ class Run(Trained):
         environment: Mapping[str, Any] | None = None,
         fill: Callable[[Self], None] | None = None,
     ) -> Self:
-        """Create the next version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``; no run is overwritten.
+        """Create the next version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``. No run is overwritten.
 
-        The folder gets its name when it is complete; `fill` writes the tokenizers and texts into it before that.
+        The folder gets the name when it is complete. `fill` writes the tokenizers and texts into it before that.
         """
         parent = root / recipe.name / recipe.variant
         with writing(parent):
@@ -160,23 +160,23 @@ class Run(Trained):
 
     @classmethod
     def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
-        """Open the run with a path, a name below `root` or a tag; see :func:`phmctl.runs.find.find_run`."""
+        """Open the run with a path, a name below `root` or a tag. See :func:`phmctl.runs.find.find_run`."""
         folder = find_run(name, root)
         if (folder / EXPORT).is_file():
             raise RunError(
-                f"{folder} is an export, not a run: decode, eval and serve accept it; "
+                f"{folder} is an export, not a run: decode, eval and serve accept it, "
                 "for training and exporting, name the run that it was made from"
             )
         for file_name in (RECIPE, ENVIRONMENT):
             if not (folder / file_name).is_file():
-                raise RunError(f"{folder} is incomplete: {file_name} is missing; {_ADVICE}")
+                raise RunError(f"{folder} is incomplete: {file_name} is missing: {_ADVICE}")
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
     def trained_with(cls, root: Path, recipe: Recipe, except_keys: Collection[str]) -> Iterator[Self]:
         """Yield the runs below `root` whose training had a recipe's values except for some keys, newest first.
 
-        A run is known by the recipe that it recorded when its training began: its folder may be renamed, and its
+        A run is known by the recipe that it recorded when the training began: the folder may be renamed, and
         ``recipe.yaml`` edited. Raises RunError if the ``recipe.yaml`` of such a run cannot be read. Of other runs notes
         name those that cannot be read.
         """
@@ -249,28 +249,28 @@ class Run(Trained):
         existing = [checkpoint for checkpoint in names if checkpoint not in POINTERS]
         if not existing:
             reason = read_failure(self.folder)
-            because = f", because its training failed: {reason}" if reason is not None else " yet"
-            advice = "" if reason is not None else f"; continue its training with: {self.resume_command}"
+            because = f", because the training failed: {reason}" if reason is not None else " yet"
+            advice = "" if reason is not None else f", continue its training with: {self.resume_command}"
             raise RunError(f"{self.folder} has no checkpoint{because}{advice}")
         if is_pointer:
             problem = "is damaged" if target is None else f"names {target!r}, which does not exist"
-            raise RunError(f"{folder / name} {problem}; use another: --checkpoint {' or '.join(existing)}")
+            raise RunError(f"{folder / name} {problem}: use another: --checkpoint {' or '.join(existing)}")
         raise RunError(
-            f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}; it has {', '.join(names)}: "
+            f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}: it has {', '.join(names)}: "
             f"use --checkpoint {names[0]}"
         )
 
     def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
-        """Call `load` with the folder name of the checkpoint `name` and return its result.
+        """Call `load` with the folder name of the checkpoint `name` and return the result.
 
         If a training prunes the folder while it is read, `name` is looked up again, because ``last`` and ``best`` may
         name a newer checkpoint by then. A note says if ``auto`` is not the checkpoint that the recipe asks for.
         """
         folder = self.checkpoint(name)
         if name == AUTO and self.auto_checkpoint() == "last":
-            note(f"{self.folder} has no best checkpoint; last is taken, {folder.name}")
+            note(f"{self.folder} has no best checkpoint: last is taken, {folder.name}")
         elif name == AUTO and folder.name != AVERAGE and self.recipe.training.average:
-            note(f"{self.folder} is not trained to its end and has no average yet; best is taken, {folder.name}")
+            note(f"{self.folder} is not trained to the end and has no average yet: best is taken, {folder.name}")
         while True:
             try:
                 return load(folder.name)
@@ -305,7 +305,7 @@ class Run(Trained):
     def claimed(self) -> AbstractContextManager[None]:
         """Prevent other processes from training this run. Raises RunError if another process trains it."""
         busy = RunError(
-            f"another process is training this run: {self.folder}; wait for it or stop it, "
+            f"another process is training {self.folder}: wait for it or stop it, "
             "or leave --resume out to start a new run"
         )
         return lock(self.folder / LOCK, busy=busy)
@@ -315,7 +315,7 @@ class Run(Trained):
         trained, section = read_manifest(checkpoint).get("model"), self.recipe.model.model_dump(mode="json")
         for key, (before, now) in differences(trained if isinstance(trained, dict) else {}, section).items():
             place = f"{checkpoint} was trained with model.{key} = {before!r}"
-            raise RunError(f"{place}, but {self.folder / RECIPE} has {now!r}; {_ADVICE}")
+            raise RunError(f"{place}, but {self.folder / RECIPE} has {now!r}: {_ADVICE}")
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
@@ -342,7 +342,7 @@ class Run(Trained):
 def requested_splits(runs: Sequence[Trained], split: str) -> list[str]:
     """Return the splits to score for the ``--split`` option.
 
-    ``all`` selects every test set of the runs; so does ``test`` if no run has a test set of that name.
+    ``all`` selects every test set of the runs. So does ``test`` if no run has a test set of that name.
     """
     tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
     if split == "all" or (split == "test" and "test" not in tests):
@@ -359,7 +359,7 @@ def _read_record(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
     record = read_json_object(path, RunError, _ADVICE)
     for key, value_type in types.items():
         if key in record and not isinstance(record[key], value_type):
-            raise RunError(f"{path} is damaged: {key!r} must be a {value_type.__name__}; {_ADVICE}")
+            raise RunError(f"{path} is damaged: {key!r} must be a {value_type.__name__}: {_ADVICE}")
     return record
 
 

@@ -1,4 +1,4 @@
-"""Summarise runs from their files, without torch: settings, state, best score, size, results."""
+"""Summarise runs from files, without torch: settings, state, best score, size, results."""
 
 import json
 import re
@@ -25,8 +25,8 @@ Changes = dict[str, tuple[Any, Any]]  # by key, both values
 
 OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys with separate columns
 _NO_VALUE = "–"
-_MAX_HEADER_BYTES = 1 << 24  # of a safetensors file
-_VOCABULARY_TENSORS = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # their size depends on the vocabulary
+_MAX_HEADER_BYTES = 1 << 24  # a longer header is no header of a checkpoint
+_VOCABULARY_TENSORS = re.compile(r"(?:^|\.)(?:\w*embedding|generator)\.")  # sizes depend on the vocabulary
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Best:
 
     step: int
     metric: str  # the metric that selects the best checkpoint: bleu, accuracy, loss
-    value: float  # of this metric
+    value: float  # in this metric
     metrics: Mapping[str, float]  # all metrics of the validation
 
 
@@ -49,17 +49,17 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Summary:
-    """The state of a run and its results."""
+    """The state of a run and the results."""
 
     run: Run
     tag: str | None  # set by train --tag
-    # values in the recipe file and in the run, where options changed them; without algebra, n, seed and speed settings
+    # values in the recipe file and in the run, where options changed them, without algebra, n, seed and speed settings
     changed: Mapping[str, tuple[Any, Any]]
     state: State  # running (a process holds the lock), finished, stopped (can be resumed), failed
     reason: str | None  # error of a failed training
-    step: int  # of the newest checkpoint or log line
-    minutes: float | None  # of training; None if the log does not contain it
-    best: Best | None  # None before the first validation, and if the log lacks its line
+    step: int  # the newest checkpoint's or log line's
+    minutes: float | None  # trained (None: the log does not contain it)
+    best: Best | None  # None before the first validation, and if the log lacks the line
     parameters: Parameters | None  # None without a checkpoint
 
     @cached_property
@@ -98,7 +98,7 @@ class Summary:
 
 
 def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) -> list[Summary]:
-    """Summarise the named runs, or all below `root` (:func:`phmctl.runs.find.select_runs`); warn about damaged runs."""
+    """Summarise the named runs, or all below `root` (:func:`phmctl.runs.find.select_runs`). Warn about damaged runs."""
     summaries: list[Summary] = []
     for folder in select_runs(names, root):
         try:
@@ -110,7 +110,7 @@ def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) 
 
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
-    """Return the newest run with the results of a recipe: its recipe differs only in keys that change no result."""
+    """Return the newest run with the results of a recipe, from which it differs only in keys that change no result."""
     for run in Run.trained_with(root, recipe, keys_changing(recipe, NOTHING)):
         return summarise(run.folder)
     return None
@@ -142,7 +142,7 @@ def summarise(folder: Path) -> Summary:
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """Return the checkpoint of the last step, which may be the average of removed ones, and its state."""
+    """Return the checkpoint of the last step, which may be the average of removed ones, and the state."""
     newest, state = None, dict[str, Any]()
     steps = reversed(saved_steps(folder))
     step = next((step for step in steps if is_whole(folder / step_name(step))), None)
@@ -162,7 +162,7 @@ def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
 
 
 def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | None]:
-    """Return the state of a run and, if its last training failed, the error."""
+    """Return the state of a run and, if the last training failed, the error."""
     locked = is_locked(run.folder / LOCK)
     error = read_failure(run.folder)  # read after the lock, which is released after the file is removed
     if locked or (locked is None and error == KILLED):
@@ -195,7 +195,7 @@ def _best(entries: Sequence[Mapping[str, Any]], checkpoint_state: Mapping[str, A
 
 
 def count_stored(checkpoint: Path) -> Parameters | None:
-    """Count the parameters of a checkpoint from the header of its file; None if the header cannot be read."""
+    """Count the parameters of a checkpoint from the header of the file, or return None if it cannot be read."""
     try:
         with (checkpoint / "model.safetensors").open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -208,7 +208,7 @@ def count_stored(checkpoint: Path) -> Parameters | None:
 
 
 def _integer(value: Any) -> int:
-    """Return an integer from a JSON file; 0 for other values."""
+    """Return an integer from a JSON file, or 0 for another value."""
     return value if isinstance(value, int) else 0
 
 
@@ -223,7 +223,7 @@ def run_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
         for summary in group:
             changes = []  # as in --set, without model. and training.
             for key, (_, value) in summary.changed.items():
-                if key != "training.steps":  # which have their own column
+                if key != "training.steps":  # there is a column for them
                     text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
                     changes.append(f"{key.removeprefix('model.').removeprefix('training.')}={text}")
             row = {
@@ -244,7 +244,7 @@ def run_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
 
 
 def format_best(summary: Summary, metric: str = "") -> str:
-    """Return the best score of a run, with the name of its metric unless that is `metric`."""
+    """Return the best score of a run, with the name of the metric unless that is `metric`."""
     if summary.best is None:
         return _NO_VALUE
     score = f"{summary.best.value:.4g}"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from phmctl.errors import RecipeError, nearest
+from phmctl.errors import RecipeError
 from phmctl.recipe.documents import compose, parse_document
 from phmctl.shipped import shipped
 from tests.recipe.parsing import parse_recipe
@@ -78,24 +78,8 @@ def test_keys_that_yaml_1_1_reads_as_booleans_are_names() -> None:
         ("training.steps=1:30", "training.steps should be a valid integer, not '1:30'"),
         ("training.tensorboard=yes", "training.tensorboard should be a valid boolean, not 'yes'"),
         ("model.width=" + "1" + "0" * 17, "model.width should be less than or equal to 65536"),
-        ("model.width=1048576", "model.width should"),
-        ("decoding.beam=1000000000", "decoding.beam should"),
-        ("decoding.alpha=1e300", "decoding.alpha should"),
-        ("decoding.max_ratio=1e300", "decoding.max_ratio should"),
-        ("decoding.max_extra=1000000000", "decoding.max_extra should"),
-        ("training.seed=" + "7" * 40, "training.seed should"),
         ("training.seed=" + "7" * 5000, "--set training.seed="),
-        ("training.steps=1000000001", "training.steps should"),
-        ("model.encoder_layers=1001", "model.encoder_layers should"),
-        ("model.n=1025", "model.n should"),
     ],
 )
 def test_values_out_of_range_are_refused(override: str, place: str) -> None:
     assert place in refusal(MINIATURE, override)
-
-
-def test_long_names_get_no_suggestion() -> None:
-    start = time.monotonic()
-    assert nearest("x" * 1_000_000, ["x" * 999_999]) == ""
-    assert nearest("widht", ["x" * 1_000_000, "width"]) == " (did you mean 'width'?)"
-    assert time.monotonic() - start < 2

@@ -174,15 +174,6 @@ def test_selection(tmp_path: Path) -> None:
     assert "did you mean" not in str(caught.value)  # what all paths below one folder share is no likeness
 
 
-def test_a_link_to_itself_hides_no_run_and_an_export_is_none(tmp_path: Path) -> None:
-    run, exported = make(tmp_path), make(tmp_path)
-    (exported.folder / "export.json").write_text("{}")
-    for folder in (tmp_path, run.folder.parent):
-        (folder / "loop").symlink_to("loop")
-        (folder / "self").symlink_to(".")
-    assert select_runs((), tmp_path) == [run.folder]
-
-
 def test_a_run_is_opened_by_its_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path))
     make(tmp_path)
