@@ -286,23 +286,6 @@ def file_entry(folder: Path, name: str) -> dict[str, Any]:
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def are_file_entries(value: object) -> bool:
-    """Return whether a value read from a manifest is a list of file entries, each of another file inside the folder."""
-    if not isinstance(value, list):
-        return False
-    names = set()
-    for entry in value:
-        if not isinstance(entry, dict):
-            return False
-        if not all(isinstance(entry.get(key), value_type) for key, value_type in _FILE_ENTRY.items()):
-            return False
-        path = PurePosixPath(entry["name"])
-        if str(path) != entry["name"] or path.is_absolute() or ".." in path.parts:
-            return False
-        names.add(path)
-    return len(names) == len(value)
-
-
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Flush a complete folder to the disk, write the manifest and return it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -315,9 +298,16 @@ def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_seal(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
-    """Return a manifest. Raise `error_type` if it is missing or does not list files, each once."""
+    """Return a manifest. Raise `error_type` if it is missing or does not list files of the folder, each once."""
     manifest = read_json_object(path, error_type, advice)
-    if not manifest.get("files") or not are_file_entries(manifest["files"]):
+    entries = manifest.get("files")
+    names = set()
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _FILE_ENTRY.items()):
+            name = PurePosixPath(entry["name"])
+            if str(name) == entry["name"] and not name.is_absolute() and ".." not in name.parts:
+                names.add(name)
+    if not names or len(names) < len(entries or ()):
         raise error_type(f"{path} lists no files, or one twice: {advice}")
     return manifest
 

@@ -82,7 +82,7 @@ def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_
     copy = shutil.copytree(runs["encoder"].folder, tmp_path / "v001")
     path = copy / "tokenizer" / "tokenizer.json"
     path.write_text(path.read_text().replace("cat", "cut"))
-    with pytest.raises(RunError, match=r"tokenizer\.json .*; copy the run again"):
+    with pytest.raises(RunError, match=r"tokenizer\.json .*: copy the run again"):
         load_classifier(Run.open(copy))
 
 

@@ -52,7 +52,7 @@ def test_lists_and_floats() -> None:
         ("one:\n  rate: 1.0\n  size: 13\n", "w.yaml:2: one: rate = 0.5"),
         ("one:\n\n  size: 13\n", "w.yaml:3: one: rate = 0.5"),
         ("parts: [1, 2]\n", "w.yaml:1: parts.0 "),
-        ("card: 2024\n", 'w.yaml:1: card .* 2024; .*"2024"'),
+        ("card: 2024\n", 'w.yaml:1: card .* 2024: .*"2024"'),
         ("card: true\n", 'w.yaml:1: card .*"true"'),
     ],
 )
