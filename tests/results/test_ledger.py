@@ -3,7 +3,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from phmctl.models.assembly import build_transformer
 from phmctl.nn.convolution import PHMConv2d
 from phmctl.nn.linear import PHMLinear
 from phmctl.recipe.models import EncoderClassifierSection, LinearSection, PairClassifierSection, TransformerSection
@@ -96,12 +95,6 @@ def test_convolutions_are_maps():
     assert (first.kind, first.shape, first.dense) == ("map", (16, 4, 3, 3), 16 * 4 * 9 + 16)
     assert (first.components, first.rule, first.bias, rules) == (16 * 9, 64, 16, 1)
     assert (second.kind, second.shape, second.parameters) == ("map", (8, 16, 3), real_count(model[1]))
-
-
-def test_the_dense_twin_of_an_upsized_model_has_its_widths():
-    ledger = ledger_for_settings(small(algebra="phm", n=N, upsize=2), 16, 16)
-    assert ledger.totals.dense == real_count(build_transformer(small(upsize=2), 16, 16))
-    assert any("upsize 2" in text for text in ledger.notes)
 
 
 def test_a_vocabulary_that_n_does_not_divide_is_rounded_up_and_said():

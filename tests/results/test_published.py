@@ -147,15 +147,6 @@ def test_each_count_is_exact_and_the_first_agrees_with_the_figure(key: str, row:
     assert row.holds(row.counts[0])
 
 
-def test_tables_2_and_4_are_six_and_six_layers_not_the_four_of_the_text() -> None:
-    assert base().map_weights == 6 * (12 + 16) * D**2
-    assert not agrees("44M", base(4).map_weights)
-    for n in (2, 4, 8):
-        plain, doubled = (base(algebra="phm", n=n, upsize=upsize).without_embeddings for upsize in (1, 2))
-        assert (plain.components, doubled.components) == (44_040_192 // n, 2 * plain.components)
-        assert plain.rule == doubled.rule
-
-
 @pytest.mark.parametrize(
     ("changes", "rules", "count"),
     [({"rules": "sublayer"}, 30, 2_875_392), ({"projections": "separate"}, 96, 3_145_728), ({}, 66, 3_022_848)],
@@ -178,18 +169,6 @@ def test_the_reproduction_fits_no_single_vocabulary(key: str, rules: int) -> Non
         needed.append(f"{vocabulary + 16 * (value_of(row.figure) - count) / (larger - count):,.1f} at n = {n}")
     assert ", ".join(needed) in TABLES[key].notes[-1]
     assert not any(".0 " in size for size in needed)
-
-
-def test_compositions_replace_the_output_maps() -> None:
-    assert added(7) == weights(7) - ATTENTIONS * D**2 + ATTENTIONS * (2 * D - D)  # u and v instead of the map's bias
-    assert added(8) == added(6) + added(7)
-    assert added(6) == 26 * D**2 + 2 * 2 * D
-
-
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_phm_takes_one_nth_of_a_composition_and_its_rules(n: int) -> None:
-    """Two stacks of 13 maps with a rule each; u and v are unchanged."""
-    assert added(6, algebra="phm", n=n) == 26 * D**2 // n + 2 * 2 * D + 2 * 13 * n**3
 
 
 @pytest.mark.parametrize(
