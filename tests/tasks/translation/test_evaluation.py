@@ -116,10 +116,9 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
 
 def test_the_longest_names_are_names_of_files(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", "a" * 100)
-    source, reference = tmp_path / ("s" * 200), tmp_path / ("r" * 200)
-    source.write_text("Ein Hund .\n")
-    reference.write_text("A dog .\n")
-    evaluate(run, source=source, reference=[str(reference)])
+    text = tmp_path / ("s" * 200)
+    text.write_text("Ein Hund .\n")
+    evaluate(run, source=text, reference=[text])
     assert len(read_results(run)) == 1
     with pytest.raises(ValueError, match="at most 100"):
         make_run(tmp_path, "c" * 101)
@@ -155,6 +154,5 @@ def test_empty_translations_and_tokenised_references_are_said_once(run, monkeypa
     write_json(run.folder / "data.json", run.data())
     monkeypatch.setattr(Translator, "answer", lambda self, lines, **how: [("", {})] * len(lines))
     evaluate(run)
-    told, wanted = capsys.readouterr().err, len(SOURCES) - 1
-    assert told.count("tokenised") == 1
-    assert told.count(f"warning: {run.name}, step-000002: {wanted} of {wanted} answers are empty\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("tokenised") == printed.count("answers are empty") == 1

@@ -86,12 +86,10 @@ def patterned(folder: Path, pattern: str) -> Corpus:
     return own_corpus("own", files)
 
 
-def entities_data(folder: Path, tiny_recipe: TranslationRecipe, pattern: str) -> tuple[TranslationRecipe, PreparedData]:
-    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300})
-    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
-    recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
-    cleaning = {"entities": "decode", "lowercase": True}
-    return recipe, prepare(data, patterned(folder, pattern), cleaning, root=folder)
+def with_bleu(recipe: TranslationRecipe, tokenizer: str | None = None, **data: Any) -> TranslationRecipe:
+    section = recipe.data.model_copy(update={"card": "own", "vocabulary": 300, **data})
+    training = recipe.training.model_copy(update={"validate_bleu": True, "bleu_tokenizer": tokenizer})
+    return recipe.model_copy(update={"data": section, "training": training})
 
 
 def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypatch) -> None:
@@ -103,7 +101,10 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
         seen.extend(texts)
         return encode(self, texts)
 
-    task = TranslationTask(*entities_data(tmp_path, tiny_recipe, "a &amp;lt; {}"))
+    recipe = with_bleu(tiny_recipe)
+    cleaning = {"entities": "decode", "lowercase": True}
+    corpus = patterned(tmp_path, "a &amp;lt; {}")
+    task = TranslationTask(recipe, prepare(recipe.data, corpus, cleaning, root=tmp_path))
     monkeypatch.setattr(Tokenizer, "encode", spy)
     run = train_task(task, task.recipe, tmp_path / "runs", quiet=True).run
     assert {line[:-2] for line in seen} == {"a &lt; "}  # validation BLEU
@@ -140,11 +141,11 @@ def test_data_that_cannot_be_trained_on_shows_before_a_run_is_made(
     path = prepared.folder / "train.arrow"
     if fault == "damage":
         flip(path, path.stat().st_size // 2)  # among the tokens: nothing but the SHA-256 tells
-        told = r"train\.arrow is damaged.*; run: phmctl prepare-data miniature .* --force$"
+        place = r"train\.arrow"
     else:
         training = recipe.training.model_copy(update={"batch_tokens": 5})
-        recipe, told = recipe.model_copy(update={"training": training}), "batch_tokens"
-    with pytest.raises(DataError, match=told):
+        recipe, place = recipe.model_copy(update={"training": training}), "batch_tokens"
+    with pytest.raises(DataError, match=place):
         train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
 
@@ -157,10 +158,8 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(
     with (tmp_path / "valid.a").open("a") as source, (tmp_path / "valid.b").open("a") as target:
         source.write("Line " * 20_000 + "\n")
         target.write("Line\n")
-    data = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300, "max_tokens": 12})
-    training = tiny_recipe.training.model_copy(update={"validate_bleu": True})
-    recipe = tiny_recipe.model_copy(update={"data": data, "training": training})
-    task = TranslationTask(recipe, prepare(data, corpus, root=tmp_path))
+    recipe = with_bleu(tiny_recipe, max_tokens=12)
+    task = TranslationTask(recipe, prepare(recipe.data, corpus, root=tmp_path))
     searched: list[int] = []
     search = TorchEngine.search
 
@@ -177,15 +176,14 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(
 
 def test_validation_bleu_splits_as_the_language_or_the_recipe_says(tmp_path, tiny_recipe, monkeypatch) -> None:
     corpus = replace(patterned(tmp_path, "Line {} ."), languages=("deu", "zho_Hans"))
-    data, asked = tiny_recipe.data.model_copy(update={"card": "own", "vocabulary": 300}), list[str]()
-    prepared = prepare(data, corpus, root=tmp_path)
+    asked = list[str]()
+    prepared = prepare(with_bleu(tiny_recipe).data, corpus, root=tmp_path)
     monkeypatch.setattr(
         "phmctl.tasks.translation_training.bleu",
         lambda *_, tokenize, **__: asked.append(tokenize) or CorpusScore("BLEU", 1, ""),
     )
     for name in (None, "char", "13b"):
-        training = tiny_recipe.training.model_copy(update={"validate_bleu": True, "bleu_tokenizer": name})
-        task = TranslationTask(tiny_recipe.model_copy(update={"data": data, "training": training}), prepared)
+        task = TranslationTask(with_bleu(tiny_recipe, name), prepared)
         metrics = task.validate(task.build_model(), nullcontext, Processes())
         assert task.score(metrics) == metrics["bleu"] == 1
     assert asked == ["zh", "char", "13b"]
