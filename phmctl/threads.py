@@ -26,14 +26,14 @@ _MAX_JOBS_PER_CORE = 8  # more processes only wait for each other, and 1,000 mak
 def choose_threads() -> None:
     """Let threads yield on a busy machine, and start no more than a container's quota of cores.
 
-    The choice is in environment variables, which torch's libraries read when they are loaded. Nothing is changed if
-    torch is loaded already, or if the user has set one of the variables.
+    The choice is in variables, which torch's libraries read when they are loaded. It is not made if torch is loaded
+    already, or if the user has set one of the variables.
     """
     if "torch" in sys.modules or any(name.startswith(_USERS) for name in os.environ):
         return
     if cores() < visible_cores():
         _chosen["OMP_NUM_THREADS"] = str(cores())
-    if load() / visible_cores() >= BUSY:
+    if load() >= BUSY:
         _chosen["OMP_WAIT_POLICY"] = "passive"
     os.environ.update(_chosen)
 
@@ -54,8 +54,8 @@ def set_threads(threads: int) -> None:
 def threads_of(environment: Mapping[str, Any]) -> int:
     """Return the threads that a resumed training takes over from the run's ``environment.json``, or 0.
 
-    The same number of threads makes the resumed training equal to an uninterrupted one, to the last bit. The user's own
-    OMP_NUM_THREADS is kept, and a machine with fewer cores chooses for itself.
+    An equal number makes the resumed training equal an uninterrupted one to the last bit. The user's OMP_NUM_THREADS is
+    kept, and a machine with fewer cores chooses anew.
     """
     threads = [environment, *environment.get("resumed", [])][-1].get("threads")
     users = "OMP_NUM_THREADS" in os.environ and "OMP_NUM_THREADS" not in _chosen
@@ -85,21 +85,22 @@ def check_jobs(jobs: int) -> None:
 
 
 def load() -> float:
-    """Return the number of other processes that want a core.
+    """Return the number of other processes that want a core, per core of the machine.
 
     The mean of the last minute counts a training that has just ended, and a look at this moment one that pauses, so the
     smaller of the two is taken.
     """
-    looks = []
+    machine = os.cpu_count() or 1
+    looks: list[int] = []
     try:
-        mean = os.getloadavg()[0]
-        for _ in range(_SAMPLES):
+        mean = os.getloadavg()[0] / machine
+        while mean >= BUSY and len(looks) < _SAMPLES:
             running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]
             looks.append(int(running) - 1)  # without this process
             time.sleep(0.002)
     except (OSError, ValueError):  # another system than Linux
         return 0.0
-    return min(mean, sum(looks) / _SAMPLES)
+    return min(mean, sum(looks) / len(looks) / machine) if looks else mean
 
 
 def _quotas() -> Iterator[float]:

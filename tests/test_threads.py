@@ -22,7 +22,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(threads, "_chosen", {})
     monkeypatch.setattr(threads, "visible_cores", lambda: 4)
     monkeypatch.setattr(threads, "_quotas", lambda: [8.0])
-    monkeypatch.setattr(threads, "load", lambda: 0.5)
+    monkeypatch.setattr(threads, "load", lambda: 0.1)
     return monkeypatch
 
 
@@ -36,7 +36,7 @@ def test_a_free_machine_keeps_the_default(environment: pytest.MonkeyPatch) -> No
 
 
 def test_threads_yield_on_a_busy_machine(environment: pytest.MonkeyPatch) -> None:
-    environment.setattr(threads, "load", lambda: 4.0)
+    environment.setattr(threads, "load", lambda: 1.0)
     choose_threads()
     assert variables() == (None, "passive")
 
@@ -63,6 +63,16 @@ def test_nothing_is_chosen_for_a_loaded_torch(environment: pytest.MonkeyPatch) -
     environment.setitem(sys.modules, "torch", threads)
     choose_threads()
     assert variables() == (None, None)
+
+
+@pytest.mark.parametrize(("mean", "running", "expected"), [(0.4, 9, 0.1), (4.0, 1, 0.0), (4.0, 9, 1.0), (40.0, 9, 2.0)])
+def test_a_machine_is_busy_if_it_was_and_is(
+    monkeypatch: pytest.MonkeyPatch, mean: float, running: int, expected: float
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (mean, 0.0, 0.0))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"4.00 3.00 2.00 {running}/300 4711\n")
+    assert threads.load() == expected
 
 
 def test_the_load_and_the_quotas_of_this_machine_can_be_read() -> None:
