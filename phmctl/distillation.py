@@ -87,9 +87,9 @@ def distil(
     run = Run.open(teacher, runs)
     task = run.recipe.task
     if task not in _SET_KEYS:
-        raise RunError(f"{run.folder} has task {task!r}; teachers are translators and classifiers")
+        raise RunError(f"{run.folder} has task {task!r}, but a teacher is a translator or a classifier")
     if task != "translation" and (beam is not None or not references):
-        raise UserError("beam and references apply to translators only; this teacher is a classifier")
+        raise UserError("beam and references apply to translators only, and this teacher is a classifier")
     root = data_root(data)
     if recipe is None:
         recipe = run.recipe
@@ -184,7 +184,7 @@ def _translate_training_text(run: Run, search: DecodingSection, references: bool
     with progress("translating", len(sources)) as advance:
         translations = [text for text, _ in model.answer(sources, advance=advance)]
     if not any(map(str.strip, translations)):
-        raise RunError(f"all translations of {run.folder} are empty; train it longer")
+        raise RunError(f"all translations of {run.folder} are empty: train it longer")
     _write_lines(folder / "train.source", sources)
     if not any(UNK in target for _, target in rows):
         _write_lines(folder / "train.reference", [tokenizers.target.decode(target) for _, target in rows])

@@ -41,8 +41,8 @@ from phmctl.runs.results import check_scorable, write_record
 from phmctl.shipped import shipped_names
 from phmctl.storage import read_json_object, sha256_text
 
-VECTORS = ("encoder", "embeddings")  # pooled encoder states; mean source embedding, a bag of words
-_SCORES = ("majority", "run", "bag")  # commonest label of train; probes of the two kinds of vectors
+VECTORS = ("encoder", "embeddings")  # pooled encoder states, and the mean source embedding as a bag of words
+_SCORES = ("majority", "run", "bag")  # commonest label of train, and probes of the two kinds of vectors
 
 
 @torch_defaults()
@@ -73,7 +73,7 @@ def probe(
             prepared = PreparedData.find(recipe.data, root)
             if prepared.texts != 1 or not prepared.manifest["settings"].get("train_text"):
                 raise DataError(
-                    f"{prepared.folder} holds pairs, or no text of train, and encoders read single sentences; prepare "
+                    f"{prepared.folder} holds pairs, or no text of train, and encoders read single sentences: prepare "
                     f"a table with --recipe probe, a card with 'train_text: true': {prepared.command} --force"
                 )
             predictions = predict(encoder, prepared, root, recipe)
@@ -103,7 +103,7 @@ def _prepared(root: Path, settings: Sequence[str]) -> dict[str, ProbingRecipe]:
     prepared = {card: recipe for card, recipe in recipes.items() if trained_sizes(recipe.data, root) is not None}
     if not prepared:
         command = prepare_command(recipes[cards[0]].data, root)
-        raise DataError(f"no probing task is prepared in {root}; for the first one, run: {command} --source DIR")
+        raise DataError(f"no probing task is prepared in {root}. For the first one, run: {command} --source DIR")
     return prepared
 
 

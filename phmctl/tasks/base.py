@@ -1,4 +1,4 @@
-"""What the trainer and the commands know of a task: a :class:`Task` and a :class:`TaskSpec`.
+"""The interfaces of a task: a :class:`Task` for the trainer, a :class:`TaskSpec` for the commands.
 
 All other modules are the same for every task: they do not know what a batch, a loss, a score or an answer consists of.
 """
@@ -49,7 +49,7 @@ class Cost:
     """
 
     items: int  # items that the loss sums over, such as the tokens of the target
-    tokens: int  # tokens of all sides without padding, or numbers if the data is no text
+    tokens: int  # tokens of all sides without padding, or numbers if the data is not text
     rows: int  # rows that a map reads: tokens, without padding, of the side with the most
 
 
@@ -157,8 +157,8 @@ class Trains:
     evaluate: Callable[..., Report]
     options: Sequence[str] = ()  # names of the options of ``eval`` that only some tasks have
     metrics: Sequence[Metric] = ()  # for comparisons of runs, the most important first
-    comparer: Comparer | None = None  # tests of differences, or None if the task has none
-    # Return the scored answers of a result, or None if it has none. Raises RunError.
+    comparer: Comparer | None = None  # tests of differences, or None without a test
+    # Return the scored answers of a result, or None if they are not stored. Raises RunError.
     scored_answers: Callable[[Source, Result], Answers | None] = lambda run, result: None
 
 
@@ -209,7 +209,7 @@ def text_sizes(recipe: Any, data: Path | None, names: tuple[str, str], words: st
         note = f"vocabulary: {words.format(*trained)}, as in the prepared data"
         return Sizes(dict(zip(names, trained, strict=True)), note, trained=True)
     vocabulary = recipe.data.vocabulary
-    note = f"vocabulary: {vocabulary:,}, as the recipe asks; a trained tokenizer may be smaller"
+    note = f"vocabulary: {vocabulary:,}, as the recipe asks. A trained tokenizer may be smaller"
     return Sizes({names[0]: vocabulary, names[1]: classes or vocabulary}, note)
 
 

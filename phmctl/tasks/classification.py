@@ -198,7 +198,7 @@ def evaluate(
 ) -> ClassifierReport:
     """Score a classifier, and write scores and predictions into the run unless a table is scored.
 
-    `table` holds labelled examples in place of a split, with the columns `text` and `label`.
+    `table` holds labelled examples to score instead of a split, with the columns `text` and `label`.
 
     Raises RunError, DataError, UserError.
     """

@@ -165,7 +165,7 @@ class RuleTask(Task):
     def check_run(self, run: Run) -> None:
         if not all(map(torch.equal, read_truth(run), self.truth)):
             raise RunError(
-                f"{run.folder / TRUTH} is not the map that its recipe draws here (another version of torch?); "
+                f"{run.folder / TRUTH} is not the map that the recipe draws here (another version of torch?): "
                 "leave --resume out to start a new run"
             )
 

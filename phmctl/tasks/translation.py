@@ -75,7 +75,7 @@ def text_of_files(run: Source, source: Path | str | None, references: Sequence[P
     source_sha256, *reference_sha256 = (sha256_text(f"{line}\n" for line in lines) for lines in texts)
     name = paths[0].name
     if name in ("test", "valid", *run.splits()):
-        name = f"file-{name}"  # the name of a split is that of the run's own text
+        name = f"file-{name}"  # a split's name means the run's own text
     origin = {"source_sha256": source_sha256, "references_sha256": reference_sha256}
     return Text(name, texts[0], texts[1:], origin=origin)
 
@@ -130,10 +130,10 @@ def evaluate(
     """Score a run's translations and write the scores into the run.
 
     Args:
-        beam, alpha, batch_tokens, precision: settings of the search; None: the recipe's.
-        lowercase: None: as the tokenizer of the target.
-        tokenize: BLEU's tokenizer; None: the recipe's or the language's.
-        source: text in place of a split, with the references `reference`.
+        beam, alpha, batch_tokens, precision: settings of the search. None means the recipe's.
+        lowercase: score in lower case. None means as the tokenizer of the target.
+        tokenize: BLEU's tokenizer. None means the recipe's or the language's.
+        source: file to score instead of a split, with the files of references `reference`.
 
     Raises RunError, RecipeError, DataError, UserError.
     """
