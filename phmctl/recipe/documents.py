@@ -182,17 +182,14 @@ class Document:
         In this order: keys below `path` that the message names, first those that options set, then the key itself, then
         options that set a key below it, then the sections around it.
         """
-        depth = len(path)
         known = self.places | self.options
-        below = {".".join(key[depth:]): key for key in known if len(key) > depth and key[:depth] == path}
-        named = [below[name] for name in re.findall(r"\w+(?:\.\w+)*", message) if name in below]
+        below = [key for key in known if len(key) > len(path) and key[: len(path)] == path]
+        words = re.findall(r"\w+(?:\.\w+)*", message)
+        named = [key for word in words for key in below if ".".join(key[len(path) :]) == word]
         named.sort(key=lambda key: key not in self.options)
-        set_below = [key for key in below.values() if path and key in self.options]
-        around = [path[:end] for end in range(depth - 1, 0, -1)]
-        for key in (*named, path, *set_below, *around):
-            if known.get(key):
-                return known[key]
-        return self.name
+        set_below = [key for key in below if path and key in self.options]
+        around = [path[:end] for end in range(len(path) - 1, 0, -1)]
+        return next((known[key] for key in (*named, path, *set_below, *around) if known.get(key)), self.name)
 
     def extend(self, base: "Document") -> None:
         """Add the keys of `base` that this document lacks."""

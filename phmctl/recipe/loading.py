@@ -94,7 +94,13 @@ def resolve(
     else:
         changes += settings
     parsed_changes = list(parsed(changes))
-    _refuse_repeated_keys(parsed_changes)
+    by_key: dict[str, Override] = {}
+    for change in parsed_changes:
+        if change.key in by_key and not change.implied:  # the last would win silently
+            options = f"{by_key[change.key].option} and {change.option}"
+            raise RecipeError(f"{options} both set {change.key}: leave one out (several values: phmctl sweep)")
+        if not change.implied:
+            by_key[change.key] = change
     if isinstance(recipe, Recipe):
         if not parsed_changes:
             return recipe
@@ -110,7 +116,14 @@ def _resolve(document: Document, overrides: Sequence[str | Override], path: Path
     if {"name", "data.card"} & {change.key for change in changes}:
         document.content["description"] = ""  # it describes another corpus
     for change in changes:
-        _set(document, change)
+        *sections, last = path_of_key = tuple(change.key.split("."))
+        content = document.content
+        for part in sections:
+            content = content.setdefault(part, {})
+            if not isinstance(content, dict):
+                raise RecipeError(f"{change.option}: {part} is a value, not a section")
+        content[last] = change.value
+        document.options[path_of_key] = change.option
     return validate_recipe(document)
 
 
@@ -139,23 +152,19 @@ def _extend(document: Document, files: list[Path]) -> None:
 def parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
     """Yield the override of each key. An override of a section sets the keys it contains and keeps the others."""
     for item in overrides:
-        override = _parse_override(item) if isinstance(item, str) else item
+        if isinstance(item, Override):
+            override = item
+        else:
+            key, equals, value = item.partition("=")
+            if not equals or not key.strip():
+                raise RecipeError(f"--set {item}: expected key.path=value, for example --set training.steps=200")
+            try:
+                override = Override(key.strip(), compose(value)[1], f"--set {item}")
+            except yaml.YAMLError as error:
+                problem = getattr(error, "problem", None) or error
+                raise RecipeError(f"--set {item}: the value is not valid YAML: {problem}") from error
         for key, value in flatten({override.key: override.value}):
             yield replace(override, key=key, value=value)
-
-
-def _refuse_repeated_keys(overrides: Iterable[Override]) -> None:
-    """Raise RecipeError if two overrides set one key: the last would win silently."""
-    by_key: dict[str, Override] = {}
-    for override in overrides:
-        if override.implied:
-            continue
-        if override.key in by_key:
-            first = by_key[override.key].option
-            raise RecipeError(
-                f"{first} and {override.option} both set {override.key}: leave one out (train: A,B for a sweep)"
-            )
-        by_key[override.key] = override
 
 
 def validate_recipe(document: Document) -> Recipe:
@@ -187,13 +196,10 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def differences(first: Recipe | Mapping[str, Any], second: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return both values of the keys in which two recipes or settings differ. A missing key has the value None."""
-    old_values, new_values = _flat(first), _flat(second)
+    contents = [content if isinstance(content, Mapping) else content.model_dump() for content in (first, second)]
+    old_values, new_values = (dict(flatten(content)) for content in contents)
     values = {key: (old_values.get(key), new_values.get(key)) for key in old_values | new_values}
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
-
-
-def _flat(content: Recipe | Mapping[str, Any]) -> dict[str, Any]:
-    return dict(flatten(content if isinstance(content, Mapping) else content.model_dump()))
 
 
 def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
@@ -202,25 +208,3 @@ def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
         return {key: original for key, (original, _) in differences(resolve(written), resolved).items()}
     except RecipeError:  # the options added missing keys
         return None
-
-
-def _parse_override(text: str) -> Override:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {text}: expected key.path=value, for example --set training.steps=200")
-    try:
-        return Override(key.strip(), compose(value)[1], f"--set {text}")
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or error
-        raise RecipeError(f"--set {text}: the value is not valid YAML: {problem}") from error
-
-
-def _set(document: Document, override: Override) -> None:
-    path = tuple(override.key.split("."))
-    content = document.content
-    for part in path[:-1]:
-        content = content.setdefault(part, {})
-        if not isinstance(content, dict):
-            raise RecipeError(f"{override.option}: {part} is a value, not a section")
-    content[path[-1]] = override.value
-    document.options[path] = override.option
