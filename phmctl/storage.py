@@ -315,22 +315,16 @@ def read_seal(path: Path, error_type: type[UserError], advice: object) -> dict[s
 def damage(folder: Path, entry: Mapping[str, Any], *, hashed: bool = True) -> str | None:
     """Return "is missing" or "is damaged: …" if a file's size or, if `hashed`, digest is not the entry's, or None."""
     path = folder / entry["name"]
-    try:
+    exists = False
+    with suppress(OSError, ValueError):  # a damaged manifest may contain an impossible file name
         exists = path.is_file()
-    except (OSError, ValueError):  # a damaged manifest may contain an impossible file name
-        exists = False
     if not exists:
         return "is missing"
     if path.stat().st_size != entry["bytes"] or (hashed and sha256(path) != entry["sha256"]):
-        if path.suffix == ".json" and _sha256_of_lines(path) == entry["sha256"]:
+        if path.suffix == ".json" and sha256_text([path.read_text("utf-8", errors="replace")]) == entry["sha256"]:
             return "has the line ends of Windows: git's core.autocrlf must be off when it is checked out"
         return "is damaged: the SHA-256 is not the one recorded"
     return None
-
-
-def _sha256_of_lines(path: Path) -> str:
-    """Return the SHA-256 that a text would have with the line ends of Unix."""
-    return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def verify(
