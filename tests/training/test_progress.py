@@ -116,8 +116,8 @@ def test_an_end_that_no_kill_leaves_is_said(path: Path, content: bytes, capsys: 
         assert f"m, line {len(steps) + 1}: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["5", "{}", "null", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("line", ["5", "", '{"step": "5"}', '{"step": 5, "seconds": "x"}', "{", "\udcff"])
+@pytest.mark.parametrize("place", [0, 2])
 def test_a_foreign_line_costs_itself_with_a_warning(
     path: Path, line: str, place: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from tests.training.conftest import Fit
 from tests.training.fake import make_recipe
 
 NAN = math.nan
-WRONG = {"step": None, "epoch": True, "position": -2, "best_score": "x", "format": 0}
+WRONG = {"step": None, "position": -2, "format": 0}
 
 
 def test_json_keeps_everything_and_keys_of_later_versions_are_ignored() -> None:
