@@ -1,7 +1,7 @@
 """The CPU threads of a process: chosen by the load of the machine before torch is loaded.
 
 OpenMP's threads wait for each other at the end of every small operation. By default they spin, which is quickest on an
-idle machine. On a busy one a thread then spins while the thread that it waits for has no core. The load decides how
+idle machine. On a busy machine a thread spins while another has no core. The load decides how
 threads wait, and not how many there are, because the number of threads decides the last digits of a training.
 """
 
@@ -85,7 +85,7 @@ def check_jobs(jobs: int) -> None:
 
 
 def load() -> float:
-    """Return the number of other processes that want a core, per core of the machine.
+    """Return the number of other running processes per core of the machine.
 
     The mean of the last minute counts a training that has just ended, and a look at this moment one that pauses, so the
     smaller of the two is taken.

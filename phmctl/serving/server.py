@@ -46,7 +46,6 @@ from phmctl.errors import RequestError, UserError
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_BODY = 1 << 20  # bytes of a request's body
-_MAX_HEAD = 1 << 14  # bytes of a request's head
 _MAX_BEAM = 64  # memory grows with the beam
 
 # Line breaks within a text become blanks, as in ``decode``.
@@ -279,8 +278,7 @@ class Service:
             return [{**as_json(n_best), "cut": n_best[0].cut} for n_best in translations]
         if method == "score":
             scores = self.model.score(*zip(*texts, strict=True))
-            # −∞ is not valid in JSON
-            return [{"log_prob": score if math.isfinite(score) else None} for score in scores]
+            return [{"log_prob": score if math.isfinite(score) else None} for score in scores]  # JSON has no −∞
         return [
             {"label": label.label or None, "probabilities": dict(label.probabilities), "cut": label.cut}
             for label in self.model.classify(texts)
@@ -405,7 +403,7 @@ def run_server(
     config = uvicorn.Config(
         build_app(service, names),
         http="h11",
-        h11_max_incomplete_event_size=_MAX_HEAD,
+        h11_max_incomplete_event_size=1 << 14,  # bytes of a request's head
         limit_concurrency=connections + 1,  # uvicorn answers 503 when it is reached
         timeout_graceful_shutdown=grace,
         ws="none",

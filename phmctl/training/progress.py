@@ -36,7 +36,7 @@ class Throughput:
 
     @property
     def elapsed(self) -> float:
-        """The seconds of the training, those of earlier processes and of pauses included."""
+        """The seconds of the training, with earlier processes and pauses."""
         return time.perf_counter() - self._origin
 
     @property

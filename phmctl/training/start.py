@@ -194,7 +194,7 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
 def only_average_left(run: Run, recipe: Recipe) -> int | None:
     """Return the last step of a finished run whose newest checkpoints were removed, but not the average of them.
 
-    None stands for any other run. Raises RunError if a recipe asks for another training than the finished one.
+    For any other run it is None. Raises RunError if a recipe asks for another training than the finished one.
     """
     folder = run.checkpoints_folder
     averaged = averaged_steps(folder)
@@ -249,7 +249,7 @@ def reopen(
 ) -> bool:
     """Prepare the folder of a resumed run. Return whether steps or the average may be computed.
 
-    `state` is that of the checkpoint that training continues from, or None at step 0. All other checks must have
+    `state` is the state of the checkpoint from which training continues, or None at step 0. All other checks must have
     passed, and the caller must have claimed the run. Files of killed processes are removed or restored. If steps
     remain, later checkpoints and the average are removed, because training writes them again, and the environment gets
     a record of the resumption. If the run is `finished`, the pointers are repaired. The average may be computed if the

@@ -201,7 +201,7 @@ class Trainer:
     """Trains a task's model into a run, as the training section of the run's recipe says.
 
     Each of several processes has a trainer. Only rank 0 reads a checkpoint's tensors and writes files. Call
-    :meth:`begin` before the first step. `state` is that of the checkpoint that the training continues from.
+    :meth:`begin` before the first step. `state` is the state of the checkpoint from which the training continues.
     """
 
     def __init__(
