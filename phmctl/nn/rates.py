@@ -67,9 +67,9 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
             keys.setdefault(factor, (weight.kind, name, shape, weight.gain, weight.rate))
             rates.setdefault(factor, weight.rate_of(name))
     by_key: dict[tuple[object, ...], list[float]] = {}
-    for factor, key in keys.items():
-        by_key.setdefault(key, []).append(rates[factor])
-    mean = {factor: _rounded(fmean(by_key[key])) for factor, key in keys.items()}
+    for parameter, key in keys.items():
+        by_key.setdefault(key, []).append(rates[parameter])
+    mean = {parameter: _rounded(fmean(by_key[key])) for parameter, key in keys.items()}
     by_name = {name: mean.get(parameter, 1.0) for name, parameter in model.named_parameters()}
     return groups_by_rate(model, by_name, lr, weight_decay, keys=keys)
 
