@@ -24,6 +24,7 @@ from phmctl.console import Table, note
 from phmctl.data import PAD, SPECIAL_TOKENS
 from phmctl.data.card import corpus_name, is_card, load_card
 from phmctl.data.readers import read_lines
+from phmctl.data.rows import describe_counts
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.recipe.documents import change
@@ -443,22 +444,15 @@ def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
 
 def prepared_table(manifest: Mapping[str, Any]) -> Table:
     """Return a table of each split's counts."""
-    splits = manifest["splits"]
-    labelled = "labels" in manifest
-    sides = ("text",) if labelled else PARALLEL
-    dropped = list(dict.fromkeys(reason for counts in splits.values() for reason in counts["dropped"]))
-    noted = sorted({reason for counts in splits.values() for reason in counts["noted"]})
-    titles = ["split", "read", *(f"− {reason}" for reason in dropped), "kept"]
-    titles += [f"kept, {reason}" for reason in noted]
-    if labelled:
-        titles.append("commonest label")
+    labels = manifest.get("labels", ())
+    sides = ("text",) if labels else PARALLEL
+    titles = ["split", "read", "kept", "dropped", "noted", *(["commonest label"] if labels else [])]
     titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in sides]
     rows = []
-    for name, counts in splits.items():
-        numbers = [counts["read"], *(counts["dropped"].get(reason, 0) for reason in dropped), counts["kept"]]
-        numbers += [counts["noted"].get(reason, 0) for reason in noted]
-        row = [name, *(f"{number:,}" for number in numbers)]
-        if labelled:
+    for name, counts in manifest["splits"].items():
+        row = [name, f"{counts['read']:,}", f"{counts['kept']:,}"]
+        row += [describe_counts(counts[key]) or "–" for key in ("dropped", "noted")]
+        if labels:
             label = max(counts["labels"], key=counts["labels"].__getitem__)
             row.append(f"{label} {counts['labels'][label] / counts['kept']:.1%}")
         for side in sides:
@@ -466,17 +460,10 @@ def prepared_table(manifest: Mapping[str, Any]) -> Table:
             unknown = counts[side]["unknown"] / max(tokens, 1)
             row.append(f"{tokens:,} ({unknown:.1%} unknown)" if unknown else f"{tokens:,}")
         rows.append(row)
-    return Table(f"{manifest['corpus']}: {_title(manifest)}", [title.replace("_", " ") for title in titles], rows)
-
-
-def _title(manifest: Mapping[str, Any]) -> str:
-    tokenizer = manifest["settings"]["tokenizer"]
-    sizes = manifest["token_types"]
-    if "labels" in manifest:
-        labels = manifest["labels"]
-        classes = ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels"
-        texts = "pairs" if manifest["texts"] == 2 else "texts"
-        return f"{texts}; {classes}; {tokenizer} vocabulary of {sizes['text']:,}"
-    if manifest["settings"]["joint"]:
-        return f"joint {tokenizer} vocabulary of {sizes['source']:,}"
-    return f"{tokenizer} vocabularies of {sizes['source']:,} and {sizes['target']:,}"
+    classes = f"{', '.join(labels) if len(labels) <= 6 else f'{len(labels)} labels'}; " if labels else ""
+    sizes = [f"{size:,}" for size in manifest["token_types"].values()]
+    vocabulary = f"{manifest['settings']['tokenizer']} vocabulary of"
+    if manifest["settings"].get("joint"):
+        vocabulary, sizes = f"joint {vocabulary}", sizes[:1]
+    title = f"{manifest['corpus']}: {classes}{vocabulary} {' and '.join(sizes)}"
+    return Table(title, titles, rows, text=(3, 4))

@@ -252,9 +252,8 @@ SPECIAL_CARDS = {"agreement": agreement, "agreement-resplit": agreement_resplit}
 
 
 def describe_counts(dropped: Mapping[str, int]) -> str:
-    """Return the counts of dropped rows in words: "3 empty side, 1 over long"."""
-    parts = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
-    return ", ".join(parts) or "nothing dropped"
+    """Return the counts of rows in words: "3 empty side, 1 over long"."""
+    return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
 
 
 def clean_line(line: str, settings: Cleaning) -> str:

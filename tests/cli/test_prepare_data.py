@@ -28,9 +28,9 @@ def prepare(tmp_path, *arguments):
 def test_the_table_counts_kept_and_dropped_pairs(tmp_path, files):
     result = prepare(tmp_path, "mine", *files, "--tokenizer", "word", "--vocabulary", "50", "--separate")
     cells = rows_of(result.stdout)
-    assert cells["train"][:4] == ["101", "1", "5", "95"]
-    assert cells["valid"][:4] == ["5", "0", "0", "5"]
-    assert "mine: word vocabularies of 50 and 50" in result.stdout
+    assert cells["train"][:3] == ["101", "95", "1 empty side, 5 in valid or test"]
+    assert cells["valid"][:3] == ["5", "5", "–"]
+    assert "mine: word vocabulary of 50 and 50" in result.stdout
     assert "2 (100.0% unknown)" in cells["test"]
 
 

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import shutil
-import threading
 from pathlib import Path
 
 import datasets
@@ -12,7 +10,6 @@ import pytest
 from phmctl.data.card import Card, Url, load_card
 from phmctl.data.corpus import find_files, open_corpus, own_corpus
 from phmctl.errors import DataError, DownloadError
-from phmctl.storage import lock
 from tests.data.helpers import put, sizes, texts
 
 
@@ -137,32 +134,6 @@ def test_urls_are_fetched_into_the_cache_and_read(tmp_path):
     for path in (*old, *new):
         path.unlink()
     assert first(card_with(old), cache, "test") == ("old test.de", "old test.en")
-
-
-def test_refetch_downloads_again_and_loses_nothing(tmp_path):
-    paths = serve(tmp_path / "server", "old")
-    card, cache = card_with(paths), tmp_path / "cache"
-    assert first(card, cache, "test") == ("old test.de", "old test.en")
-    put(paths[-1], "new test.en")
-    assert first(card, cache, "test") == ("old test.de", "old test.en")
-    assert first(card, cache, "test", refetch=True) == ("old test.de", "new test.en")
-    paths[0].unlink()
-    with pytest.raises(DownloadError):
-        open_corpus(card, None, cache, refetch=True)
-    assert first(card, cache, "train") == ("old train.de", "old train.en")
-
-
-def test_a_second_process_waits_for_the_fetch(tmp_path):
-    card, cache = card_with(serve(tmp_path / "server", "x")), tmp_path / "cache"
-    pairs: list[tuple[str, str]] = []
-    thread = threading.Thread(target=lambda: pairs.append(first(card, cache, "test")))
-    with lock(cache / ".lock"):
-        thread.start()
-        thread.join(0.3)
-        assert thread.is_alive()
-        assert [path.name for path in cache.iterdir()] == [".lock"]
-    thread.join(30)
-    assert pairs == [("x test.de", "x test.en")]
 
 
 def test_the_digest_covers_only_keys_that_determine_the_text():
@@ -306,18 +277,3 @@ def test_the_error_of_an_empty_folder_names_every_file(tmp_path, name):
             for file in layout.splits[split].names
         }
         assert needed in lines
-
-
-def test_an_empty_and_an_absent_folder(tmp_path):
-    with pytest.raises(DataError, match=r"'shakespeare'\n.*\n  NLTK-tokenised files"):
-        find_files(load_card("shakespeare"), tmp_path)
-    with pytest.raises(DataError, match="absent"):
-        find_files(load_card("shakespeare"), tmp_path / "absent")
-
-
-def test_an_archive_is_unpacked_in_the_cache(tmp_path):
-    serve(tmp_path / "content" / "deep", "x")
-    archive = Path(shutil.make_archive(str(tmp_path / "set"), "gztar", tmp_path / "content"))
-    for _ in range(2):  # the second time from the cache
-        assert first(card_with([archive], extract=True), tmp_path / "cache", "valid") == ("x valid.de", "x valid.en")
-        archive.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ from phmctl.data.rows import divide_train
 from phmctl.errors import DataError, OutputError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ParallelSection
-from phmctl.storage import write_checkpoint
 from tests.data.helpers import flip, parallel, prepare_files, put
 
 TRAIN = [(f"ein Hund sieht Haus {i} .", f"a dog sees house {i} .") for i in range(300)]
@@ -241,16 +240,6 @@ def test_notes_in_prepared_data_are_not_removed(tmp_path):
     with pytest.raises(OutputError, match=r"notes\.txt"):
         prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
     assert content(folder) == before
-
-
-def test_a_checkpoint_in_the_place_of_prepared_data_is_not_replaced(tmp_path):
-    folder = prepared_folder(SECTION, tmp_path)
-    write_checkpoint(tmp_path / "step-000002", {}, {"step": 2})
-    folder.parent.mkdir(parents=True)
-    folder.symlink_to(tmp_path / "step-000002")
-    with pytest.raises(OutputError, match=r"state\.json"):
-        prepare(SECTION, corpus(), CLEANING, root=tmp_path)
-    assert (folder / "state.json").is_file()
 
 
 @pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])

@@ -145,7 +145,7 @@ def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
     assert "test of quora has 2 rows, but 10,000" in capsys.readouterr().err
-    assert "− odd row" in prepared_table(data.manifest).drawn()
+    assert "1 odd row, 1 in valid or test" in prepared_table(data.manifest).drawn()
     again = prepare(section, root=tmp_path / "data")  # up to date, so neither a source nor the network is needed
     assert again.manifest == data.manifest
     assert "is up to date" in capsys.readouterr().err

@@ -1,16 +1,15 @@
 """Readers of text: written lines are read back; errors name the file and the line."""
 
 import gzip
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phmctl.data.readers import guess_format, parallel_files, read_lines, read_sentences
+from phmctl.data.readers import parallel_files, read_lines, read_sentences
 from phmctl.data.rows import select_periodic
 from phmctl.errors import DataError
-from tests.data.helpers import put, texts
+from tests.data.helpers import put
 
 SURPRISES = "\u00a0\u200b\u2028\u2029\u0085\x0b\x0c\x1c\ufffd\ufeff\r\t@ <&äß漢🙂"
 CHARACTERS = st.one_of(st.sampled_from(SURPRISES), st.characters(exclude_categories=["Cs"], exclude_characters="\n\0"))
@@ -25,15 +24,6 @@ def test_written_lines_are_read_back(tmp_path, lines, end, name):
         lines[0] = lines[0].lstrip("\ufeff")
     path = put(tmp_path / name, *lines, end=end)
     assert list(read_lines(path)) == lines
-
-
-@MODEST
-@given(pairs=st.lists(st.tuples(st.text(CHARACTERS), st.text(CHARACTERS)), max_size=6))
-def test_written_pairs_are_read_back(tmp_path, pairs):
-    pairs = [tuple(text.replace("\ufeff", "").replace("\r", "") for text in pair) for pair in pairs]
-    source = put(tmp_path / "a.de.gz", *(pair[0] for pair in pairs))
-    target = put(tmp_path / "a.en", *(pair[1] for pair in pairs))
-    assert texts(parallel_files([source], [target])) == pairs
 
 
 def test_line_ends_at_the_end_of_a_file(tmp_path):
@@ -123,11 +113,6 @@ def test_selected_rows_and_their_complement_are_all_rows(size, choice):
     train = list(select_periodic(pairs, period, [first, second], complement=True))
     assert sorted(valid + test + train) == sorted(pairs)
     assert [int(number) for number, _ in valid] == list(range(first, size + 1, period))
-
-
-def test_format_by_name():
-    names = ["a.de.gz", "IWSLT14.TED.dev2010.de-en.de.xml", "train.tags.de-en.de.gz", "train.de", "newstest-src.en.sgm"]
-    assert [guess_format(Path(name)) for name in names] == ["text", "iwslt-xml", "iwslt-tags", "text", "iwslt-xml"]
 
 
 @pytest.mark.parametrize(

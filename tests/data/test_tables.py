@@ -1,12 +1,9 @@
 """Readers of tables and JSON lines: each trap of the real files, in small files."""
 
-import csv
-import importlib.util
 import json
 
 import pytest
 
-from phmctl.data import readers
 from phmctl.data.card import RowFormat
 from phmctl.data.corpus import table_rows
 from phmctl.data.readers import check_columns, tables
@@ -45,20 +42,6 @@ def test_a_quoted_table_unquotes_and_may_hold_separators_and_line_feeds(tmp_path
     examples = read(put(tmp_path / "a.tsv", *lines), quoting=True, **PAIR)
     assert [example.texts for example in examples] == [('He said "no"', "a\tb"), ("two lines", "c"), (long, "d")]
     assert [example.location[1] for example in examples] == [2, 3, 5]
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(131_072, readers.LONGEST_LINE), (1 << 30, 1 << 30)])
-def test_a_larger_limit_of_csv_fields_set_by_the_caller_stays(tmp_path, limit, expected):
-    """The limit applies to the whole process."""
-    before = csv.field_size_limit(limit)
-    try:
-        spec = importlib.util.find_spec("phmctl.data.readers")
-        imported = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(imported)
-        list(imported.tables([put(tmp_path / "a.csv", "a,b")], RowFormat(format="csv", header=False, texts=(0, 1))))
-        assert csv.field_size_limit() == expected
-    finally:
-        csv.field_size_limit(before)
 
 
 def test_labels_are_renamed_and_blanks_mean_no_label(tmp_path):
@@ -168,12 +151,6 @@ def test_malformed_json_lines(tmp_path, line, place):
     path = put(tmp_path / "a.jsonl", '{"text": "x", "label": "a"}', line)
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{place}"):
         read(path, format="jsonl", texts=("text",), label="label")
-
-
-@pytest.mark.parametrize("rows", [{"texts": ("a",), "label": 1, "header": False}, {"texts": (), "label": "x"}])
-def test_invalid_row_formats(rows):
-    with pytest.raises(ValueError):
-        RowFormat(**rows)
 
 
 @pytest.mark.parametrize("number", ["2147483648", "-2", "9" * 5000])
