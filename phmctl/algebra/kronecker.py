@@ -17,10 +17,7 @@ ALGEBRAS = (*FIXED_DIMENSION, LEARNED)
 
 
 def check_algebra(algebra: str, n: int) -> int:
-    """Return n as an int.
-
-    Raises UserError if no algebra has this name, DimensionError if n is not the algebra's dimension, or below 1.
-    """
+    """Return n as an int. Raises UserError for an unknown algebra, DimensionError for another n than the algebra's."""
     check_known("algebra", algebra, ALGEBRAS)
     n = check_divides(n)
     implied = FIXED_DIMENSION.get(algebra, n)
