@@ -81,8 +81,8 @@ def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_
         phmctl.load(runs["encoder"].folder, precision="bfloat16")
     copy = shutil.copytree(runs["encoder"].folder, tmp_path / "v001")
     path = copy / "tokenizer" / "tokenizer.json"
-    path.write_text(path.read_text().replace("cat", "cut"))
-    with pytest.raises(RunError, match=r"tokenizer\.json .*: copy the run again"):
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(RunError, match=r"tokenizer\.json"):
         load_classifier(Run.open(copy))
 
 
@@ -136,7 +136,7 @@ def test_an_export_answers_as_its_run(runs: dict[str, Run], tmp_path: Path, kind
     if to == exports.ONNX:
         pytest.importorskip("onnxruntime")
     run = runs[kind]
-    made = export(run, to, tmp_path / "out")
+    made = export(run, to, tmp_path / "out", with_text=True)
     assert made.verification.texts == made.verification.equal + made.verification.ties > 50
     texts = read_examples(run, "test").texts
     found = load_classifier(find(tmp_path / "out"))
