@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PAD = 0
+PAD, END = 0, 3
 FACTORS = (".A", ".S", ".R", ".L", ".table.weight", ".map.weight")  # ends of names of factors of a weight
 
 
@@ -106,7 +106,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder Transformer over token ids; target ids begin with 2 (<s>)."""
+    """Encoder-decoder Transformer over token ids: sources end with 3 (</s>), targets begin with 2 (<s>)."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -125,6 +125,8 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encoder's output (B, S, d) and the mask of real tokens, for source ids (B, S)."""
+        if not torch.jit.is_tracing() and not (source == END).any(1).all():
+            raise ValueError(f"each source must end with id {END}, as in training")
         mask = (source != PAD)[:, None, None]  # (B, 1, 1, S)
         x = embed(self.source_embedding, source)
         for layer in self.encoder:

@@ -6,6 +6,9 @@ const UNK = 1, BOS = 2, EOS = 3, SPECIAL = 4; // the first ids of every vocabula
 const ENTITY = /&(amp|lt|gt|apos|quot|#124|#91|#93);/g;
 const CHARACTERS = { amp: "&", lt: "<", gt: ">", apos: "'", quot: '"', "#124": "|", "#91": "[", "#93": "]" };
 
+// Lower-case each character alone, as Python's tokenizers do: "ΟΔΟΣ".toLowerCase() would end with ς in place of σ.
+const lowercase = (line) => [...line].map((character) => character.toLowerCase()).join("");
+
 ort.env.wasm.numThreads = 1; // more threads need a server that sends headers for cross-origin isolation
 ort.env.wasm.wasmPaths = new URL("./lib/", import.meta.url).href;
 
@@ -42,8 +45,10 @@ class Translator {
     const text = (name) => new TextDecoder().decode(files.get(name));
     const tokenizer = (name) => new Tokenizer(JSON.parse(text(name)), {});
     const joint = files.has("tokenizer/tokenizer.json");
-    this.source = tokenizer(joint ? "tokenizer/tokenizer.json" : "tokenizer/tokenizer.source.json");
+    const source = joint ? "tokenizer/tokenizer.json" : "tokenizer/tokenizer.source.json";
+    this.source = tokenizer(source);
     this.target = joint ? this.source : tokenizer("tokenizer/tokenizer.target.json");
+    this.lowercases = JSON.stringify(JSON.parse(text(source)).normalizer).includes('"Lowercase"');
     this.cleaning = JSON.parse(text("data.json")).settings.cleaning;
     const setting = (key) => Number(text("recipe.yaml").match(new RegExp(`^ +${key}: *([0-9.e+-]+)`, "m"))[1]);
     this.limits = { tokens: setting("max_tokens"), ratio: setting("max_ratio"), extra: setting("max_extra") };
@@ -58,7 +63,8 @@ class Translator {
 
   /** Translate a line as `phmctl decode --beam 1` does; a line that is too long is truncated. */
   async translate(line) {
-    const ids = line.trim() ? this.source.encode(this.clean(line), { add_special_tokens: false }).ids : [];
+    const text = this.lowercases ? lowercase(this.clean(line)) : this.clean(line);
+    const ids = line.trim() ? this.source.encode(text, { add_special_tokens: false }).ids : [];
     if (!ids.length) return "";
     const source = [...ids.slice(0, this.limits.tokens).map((id) => id ?? UNK), EOS];
     const shape = [1, source.length];

@@ -1,10 +1,12 @@
 """Types and functions that translators, classifiers and engines share; torch is not needed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from phmctl.errors import DataError, RecipeError, UserError
+from phmctl.errors import DataError, PhmctlError, RecipeError, RunError, UserError, lack_of_memory
 from phmctl.recipe.documents import change
 from phmctl.recipe.schema import DecodingSection
 
@@ -61,6 +63,23 @@ class Engine(Protocol):
             allowed: size of the target tokenizer; ids from it on are never produced.
             n_best: at most the beam size.
         """
+
+
+@contextmanager
+def export_errors(folder: Path | str) -> Iterator[None]:
+    """Raise RunError in place of any other error in the block, which uses the files of an export.
+
+    The libraries of the formats raise errors of any type for foreign files and for files that do not fit together.
+    """
+    try:
+        yield
+    except PhmctlError:
+        raise
+    except Exception as error:
+        if lack_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(f"{folder} cannot be used ({reason}); copy the export again, or export the run again") from error
 
 
 def length_penalty(length: Any, alpha: float) -> Any:

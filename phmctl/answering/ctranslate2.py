@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from phmctl.answering.base import Hypothesis, length_penalty, longest_outputs
 from phmctl.data import BOS, EOS, PAD, SPECIAL_TOKENS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.errors import RunError, missing
+from phmctl.errors import missing
 from phmctl.recipe.schema import DecodingSection
 
 _EXTENSION = "ctranslate2._ext"
@@ -49,12 +49,7 @@ class CTranslate2Engine:
 
     def __init__(self, folder: Path, tokenizers: TokenizerPair, quantize: str, threads: int = 0) -> None:
         library = load_library()
-        try:
-            self._model = library.Translator(
-                str(folder), device=self.device, compute_type=quantize, intra_threads=threads
-            )
-        except (RuntimeError, ValueError) as error:
-            raise RunError(f"{folder} cannot be loaded by CTranslate2: {error}; export the run again") from error
+        self._model = library.Translator(str(folder), device=self.device, compute_type=quantize, intra_threads=threads)
         self._source_tokens = tokenizers.source.vocabulary
         self._target_tokens = tokenizers.target.vocabulary
         self._target_ids = {token: index for index, token in enumerate(self._target_tokens)}

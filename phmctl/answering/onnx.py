@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.answering.base import export_errors
 from phmctl.answering.beam import BeamEngine
 from phmctl.data import PAD
 from phmctl.errors import RunError, require
@@ -25,15 +26,12 @@ ENCODER, DECODER, CLASSIFIER = "encoder.onnx", "decoder.onnx", "classifier.onnx"
 
 
 def session(path: Path, threads: int = 0) -> Any:
-    """Return an onnxruntime session on the CPU. Raises MissingExtraError, RunError."""
+    """Return an onnxruntime session on the CPU. Raises MissingExtraError, and onnxruntime's errors."""
     library = require("onnxruntime", "onnx")
     options = library.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.log_severity_level = 3
-    try:
-        return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the only common base class of onnxruntime's errors
-        raise RunError(f"{path} cannot be loaded by onnxruntime: {error}; export the run again") from error
+    return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _finite(logits: Any) -> Tensor:
@@ -94,9 +92,11 @@ class _Stepwise:
 class OnnxClassifier(nn.Module):
     def __init__(self, folder: Path, threads: int = 0) -> None:
         super().__init__()
+        self._folder = folder
         self._session = session(folder / CLASSIFIER, threads)
 
     def forward(self, *texts: Tensor) -> Tensor:
-        inputs = zip(self._session.get_inputs(), texts, strict=True)
-        (logits,) = self._session.run(None, {graph_input.name: ids.numpy() for graph_input, ids in inputs})
-        return _finite(logits)
+        with export_errors(self._folder):
+            inputs = zip(self._session.get_inputs(), texts, strict=True)
+            (logits,) = self._session.run(None, {graph_input.name: ids.numpy() for graph_input, ids in inputs})
+            return _finite(logits)

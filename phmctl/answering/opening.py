@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from phmctl.answering.base import TORCH, Engine
+from phmctl.answering.base import TORCH, Engine, export_errors
 from phmctl.answering.ctranslate2 import CTranslate2Engine
 from phmctl.answering.translator import Translator
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device
-from phmctl.errors import PhmctlError, RunError, UserError, lack_of_memory
+from phmctl.errors import RunError, UserError
 from phmctl.recipe.schema import ClassificationRecipe, DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Trained, Weights
 from phmctl.runs.copies import load_cleaning, load_labels, load_tokenizers
@@ -108,20 +108,10 @@ class Export(Trained):
         return Weights(name, sha256_text([json.dumps(digests)]))
 
     def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
-        """Call `load` with the checkpoint's name.
-
-        The libraries of the formats raise errors of any type for files that they did not write: they become RunError.
-        """
+        """Call `load` with the checkpoint's name. Raises RunError if the export cannot be used."""
         self.weights(name)
-        try:
+        with export_errors(self.folder):
             return load(name)
-        except PhmctlError:
-            raise
-        except Exception as error:
-            if lack_of_memory(error):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            raise RunError(f"{self.folder} cannot be used ({reason}); {_ADVICE}") from error
 
 
 Source = Run | Export  # a folder with a model that answers
@@ -202,7 +192,7 @@ def load_classifier(
         target = pick_device("cpu" if engine_of(source) == ONNX else device)
         if isinstance(source, Export):
             source.verify()
-            model = open_classifier(source.to, source.folder, target, threads)
+            model = open_classifier(source.to, source.folder, tokenizers.source.size, target, threads)
         else:
             model = dense_model(source, name, target, tokenizers)
         cleaning = load_cleaning(source)

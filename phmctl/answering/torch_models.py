@@ -1,6 +1,7 @@
 """Load torch's models: of a run's checkpoint, and of exports to safetensors and ONNX."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from phmctl.answering.beam import BeamEngine, TorchEngine
 from phmctl.answering.onnx import OnnxClassifier, OnnxEngine
 from phmctl.data.tokenizer import TokenizerPair
 from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
+from phmctl.errors import RunError
 from phmctl.models.assembly import build_classifier, build_transformer, trained
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
@@ -65,8 +67,13 @@ def engine_of_export(
 
 
 @torch_defaults()
-def open_classifier(to: str, folder: Path, device: torch.device, threads: int = 0) -> nn.Module:
+def open_classifier(to: str, folder: Path, vocabulary: int, device: torch.device, threads: int = 0) -> nn.Module:
     """Load the model of a classifier's export. Raises MissingExtraError, RunError."""
     if to == OnnxEngine.name:
         return OnnxClassifier(folder, threads)
-    return plain.load(folder).to(device)
+    model: Any = plain.load(folder)
+    rows = model.embedding.num_embeddings
+    if rows != vocabulary:
+        raise RunError(f"{folder} has a table of {rows} tokens and a tokenizer of {vocabulary}; export the run again")
+    trained_module: nn.Module = model.to(device)
+    return trained_module

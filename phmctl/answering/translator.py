@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ from phmctl.answering.base import (
     Texts,
     change_decoding,
     check_texts,
+    export_errors,
     ignore,
     plan,
 )
@@ -161,7 +163,8 @@ class Translator:
         advance(sources.count([]))
         allowed = self.tokenizers.target.size
         for rows in plan([len(source) for source in sources], settings.batch_tokens):
-            batch = self.engine.search([sources[row] for row in rows], settings, allowed=allowed, n_best=n_best)
+            with nullcontext() if self.engine.name == TORCH else export_errors(self._about["folder"]):
+                batch = self.engine.search([sources[row] for row in rows], settings, allowed=allowed, n_best=n_best)
             for row, hypotheses in zip(rows, batch, strict=True):
                 results[row] = [self._detokenise(hypothesis, row in cut_rows) for hypothesis in hypotheses]
             advance(len(rows))

@@ -216,7 +216,7 @@ def _verify(source: _Source, to: str, folder: Path, number_type: str, texts: int
         recipe = source.run.recipe_of(TranslationRecipe)
         exported.engine = open_engine(to, folder, recipe, exported.tokenizers, number_type, "cpu")
     else:
-        exported.model = open_classifier(to, folder, torch.device("cpu"))
+        exported.model = open_classifier(to, folder, exported.tokenizer.size, torch.device("cpu"))
     verification = verify(source.run, source.predictor, exported, texts)
     if verification.different and number_type == EXACT:
         raise PhmctlError(

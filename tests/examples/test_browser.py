@@ -2,7 +2,12 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
+from tokenizers import normalizers
 
 PAGE = Path(__file__).parents[2] / "examples" / "browser"
 
@@ -19,3 +24,13 @@ def test_the_packages_have_exact_versions_and_no_addresses() -> None:
 def test_the_page_and_its_check_are_small() -> None:
     lines = sum(len((PAGE / name).read_text().splitlines()) for name in ("index.html", "translator.js", "check.mjs"))
     assert lines <= 250
+
+
+def test_the_page_lower_cases_as_the_tokenizers_of_python_do() -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    [function] = re.findall(r"^const lowercase = .*$", (PAGE / "translator.js").read_text(), re.MULTILINE)
+    texts = ["ΟΔΟΣ", "ΣΊΣΥΦΟΣ ΣΑΣ.", "İstanbul ÄÖÜ ẞ", "𐐀 Ǆ"]
+    program = f"{function}; console.log(JSON.stringify({json.dumps(texts)}.map(lowercase)))"
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [normalizers.Lowercase().normalize_str(text) for text in texts]

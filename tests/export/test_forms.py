@@ -60,10 +60,11 @@ def transformer(settings, source=42, target=42):
 
 
 def ids(rows, length, vocabulary, seed=1):
-    """Return random ids; all rows but the first end with padding."""
+    """Return random ids, each row closed by 3; all rows but the first end with padding."""
     ids = torch.randint(4, vocabulary, (rows, length), generator=torch.Generator().manual_seed(seed))
-    for row in range(1, rows):
+    for row in range(rows):
         ids[row, length - row :] = 0
+        ids[row, length - row - 1] = 3
     return ids
 
 

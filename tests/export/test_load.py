@@ -1,6 +1,9 @@
 """``phmctl.load`` of an export gives the answers of its run, or an error for methods that the export lacks."""
 
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,15 @@ def test_a_translators_export(tiny_run: Run, tmp_path: Path, to: str) -> None:
     else:
         with pytest.raises(UserError, match=r"score.*translate"):
             model.score(TEXTS, TEXTS)
+
+
+def test_the_lines_of_the_docs_translate_without_phmctl(tiny_run: Run, tmp_path: Path) -> None:
+    folder = export(tiny_run, exports.SAFETENSORS, tmp_path / "out", texts=4).export.folder
+    docs = Path(__file__).parents[2] / "docs" / "export.md"
+    [code] = re.findall(r"```python\n(import plain.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
+    texts = [text for text in TEXTS if text]
+    program = f"import sys; sys.modules['phmctl'] = None\n{code.replace('DIR', '.')}"
+    program += f"\nfor text in {texts}:\n    print(translate(text))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    expected = [n_best[0].text for n_best in phmctl.load(tiny_run.folder, device="cpu").translate(texts, beam=1)]
+    assert done.stdout.splitlines() == expected

@@ -18,14 +18,15 @@ from phmctl.answering import opening as exports
 from phmctl.answering.base import Hypothesis
 from phmctl.answering.opening import Export, find, load_translator
 from phmctl.answering.translator import Translator
+from phmctl.data.tokenizer import train_tokenizer
 from phmctl.errors import MissingExtraError, OutputError, PhmctlError, RunError, UserError
 from phmctl.export import verb
 from phmctl.export.verb import Exported, export
 from phmctl.export.verify import verify
 from phmctl.recipe.schema import DecodingSection
 from phmctl.runs import Run
+from phmctl.storage import file_entry, write_json
 from phmctl.storage import verify as verify_files
-from phmctl.storage import write_json
 from tests.data.helpers import flip
 from tests.export.conftest import needs, reseal
 from tests.tasks.translation.runs import SOURCES, evaluate, make_run
@@ -64,6 +65,8 @@ def test_the_plain_form_needs_only_its_own_code(tiny_run: Run, tmp_path: Path) -
     code = (folder / "plain.py").read_text(encoding="utf-8")
     assert code == Path(plain.__file__).read_text(encoding="utf-8")
     assert len(code.splitlines()) <= 250
+    with pytest.raises(ValueError, match="id 3"):
+        plain.load(folder)(torch.tensor([[5, 6, 3], [5, 6, 7]]), torch.tensor([[2], [2]]))
     source, target = [[5, 6, 7, 3], [9, 3, 0, 0]], [[2, 8, 9], [2, 7, 7]]
     code = (
         "import sys, torch; sys.modules['phmctl'] = None; import plain; model = plain.load('.');"
@@ -318,6 +321,27 @@ def test_a_foreign_file_with_its_digest_in_the_manifest_is_a_run_error(
     reseal(folder)
     with pytest.raises(RunError, match="out"):
         phmctl.load(folder)
+
+
+@pytest.mark.parametrize("to", [CT2, exports.ONNX])
+def test_files_that_do_not_fit_together_are_a_run_error_when_they_answer(
+    small_run: Run, tmp_path: Path, to: str
+) -> None:
+    """Another vocabulary, and the graphs swapped."""
+    needs(to)
+    folder = export(small_run, to, tmp_path / "out", texts=2).export.folder
+    if to == CT2:
+        other = train_tokenizer(["un autre texte, d'autres mots"] * 9, "bpe", 300)
+        other.save(folder / "tokenizer" / "tokenizer.json")
+        copies = [file_entry(folder, "tokenizer/tokenizer.json")]
+        write_json(folder / "data.json", json.loads((folder / "data.json").read_text()) | {"copies": copies})
+    else:
+        (folder / "encoder.onnx").rename(folder / "other")
+        (folder / "decoder.onnx").rename(folder / "encoder.onnx")
+        (folder / "other").rename(folder / "decoder.onnx")
+    reseal(folder)
+    with pytest.raises(RunError, match="out"):
+        phmctl.load(folder).translate(SOURCES)
 
 
 @pytest.mark.parametrize("name", ["model/model.bin", "tokenizer/tokenizer.json", "recipe.yaml", "data.json"])

@@ -249,6 +249,14 @@ def test_a_run_keeps_the_true_map_to_the_last_bit_and_is_not_continued_with_anot
         RuleTask(rule_recipe("hamilton", *SMALL, "data.seed=2")).check_run(run)
 
 
+def test_a_rule_has_no_export(tmp_path: Path) -> None:
+    run = furnished(tmp_path, RuleTask(rule_recipe("hamilton", *SMALL)))
+    for to in ("onnx", "ctranslate2"):
+        with pytest.raises(UserError, match="'rule'"):
+            call("export", run.folder, "--to", to, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_damaged_true_map_is_named(tmp_path: Path) -> None:
     run = furnished(tmp_path, RuleTask(rule_recipe()))
     flip(run.folder / TRUTH)
