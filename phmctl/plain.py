@@ -125,8 +125,6 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Return the encoder's output (B, S, d) and the mask of real tokens, for source ids (B, S)."""
-        if not torch.jit.is_tracing() and not (source == END).any(1).all():
-            raise ValueError(f"each source must end with id {END}, as in training")
         mask = (source != PAD)[:, None, None]  # (B, 1, 1, S)
         x = embed(self.source_embedding, source)
         for layer in self.encoder:
@@ -134,7 +132,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x), mask
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return logits (B, T, V) for source ids (B, S) and target ids (B, T)."""
+        """Return logits (B, T, V) for source ids (B, S), each closed by 3 (</s>), and target ids (B, T)."""
+        if not (source == END).any(1).all():
+            raise ValueError(f"each source must end with id {END}, as in training")
         memory, mask = self.encode(source)
         x = embed(self.target_embedding, target)
         for layer in self.decoder:
