@@ -1,12 +1,9 @@
 """Corpora: the text of a card, from a folder, from URLs or from the hub, and the text of a user's own files."""
 
-import http.client
 import json
 import re
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -273,6 +270,10 @@ def fetch_all(card: Card, folder: Path, *, refetch: bool = False) -> None:
 
 
 def _download(item: Url, target: Path) -> None:
+    import http.client  # with ssl; commands that fetch nothing start faster without it
+    import urllib.error
+    import urllib.request
+
     part = target.with_name(f".{target.name}.part")
     note(f"fetching {item.url} ...")
     with writing(target):
