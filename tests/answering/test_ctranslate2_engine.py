@@ -1,7 +1,5 @@
 """Compare CTranslate2 with our search; skipped if CTranslate2 is not installed."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +10,6 @@ from phmctl.answering.ctranslate2 import CTranslate2Engine
 from phmctl.answering.opening import MODEL
 from phmctl.data import EOS
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.errors import RunError
 from phmctl.export.ctranslate2 import write_ctranslate2
 from phmctl.export.forms import dense_form
 from phmctl.recipe.models import TransformerSection
@@ -81,13 +78,3 @@ def test_each_sentence_has_its_own_length_limit(pair) -> None:
         results = engine.search(rows, settings, allowed=tokenizers.target.size, n_best=1)
         for (best, *_), limit in zip(results, limits, strict=True):
             assert len(best.tokens) <= limit
-
-
-def test_damaged_files_are_an_error(pair, tmp_path: Path) -> None:
-    *_, tokenizers, folder = pair
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in (folder / MODEL).iterdir():
-        (model / path.name).write_bytes(path.read_bytes()[:100])
-    with pytest.raises(RunError, match=str(model)):
-        CTranslate2Engine(model, tokenizers, "float32")
