@@ -28,7 +28,7 @@ paste -d '\n' <(head -n 5 "$run/text/test.source" | sed 's/^/  /') <(printf '%s\
 step compare "$run" "$dense" --eval
 step count-params miniature --n 1,4
 small=$run/exports/small
-step export "$run" --to safetensors --quantize int8 --output "$small" --force
+step export "$run" --to safetensors --quantize int8 --with-text --output "$small" --force
 
 bleu=$(sed -n '/"name": "BLEU"/{n;s/.*"value": \([0-9.]*\).*/\1/p;q}' "$run"/results/test.*.json)
 if ! awk -v bleu="$bleu" -v minimum="$minimum" 'BEGIN { exit !(bleu >= minimum) }'; then

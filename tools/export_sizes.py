@@ -39,7 +39,7 @@ def main() -> None:
                 output = Path(folder) / f"{to}-{weights}-{quantize}"
                 made = export(run, to, output, weights=weights, quantize=quantize)
                 sizes[form, to] = made.export.manifest["bytes"]["weights"] / 1e6
-                scores[form] = (made.verification.scores or {})["export"]
+                scores[form] = made.export.manifest["verification"]["scores"]["export"]
             graphs = Path(folder) / f"{ONNX}-{weights}-{quantize}"
             openings[form] = partial(OnnxEngine, graphs, threads=1)
             encoders[form] = partial(session(graphs / ENCODER, threads=1).run, None, {"source": source})
