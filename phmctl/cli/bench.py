@@ -5,7 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from phmctl.cli.options import Algebra, Data, Device, Json, N, RecipeName, Settings, Threads, integers, names
+from phmctl.cli.options import (
+    Algebra,
+    Data,
+    Device,
+    Json,
+    N,
+    Number,
+    RecipeName,
+    Settings,
+    Text,
+    Threads,
+    integers,
+    names,
+)
 from phmctl.console import Shown
 from phmctl.threads import set_threads
 
@@ -26,12 +39,8 @@ def bench_layer(
     n: Annotated[str, Option(help="Values of n, separated by commas.")] = "4",
     tokens: Annotated[str, Option(help="Numbers of tokens, separated by commas.")] = "16,512,4096",
     algebra: Annotated[str, Option(help="phm or a fixed algebra.")] = "phm",
-    execution: Annotated[
-        str | None, Option(help="dense, rank or dense,rank (default: dense, with --rank also rank).")
-    ] = None,
-    rank: Annotated[
-        int | None, Option(min=1, help="Store a learned rule as this number of factors R (default: as A).")
-    ] = None,
+    execution: Annotated[Text, Option(help="dense, rank or dense,rank (default: dense, with --rank both).")] = None,
+    rank: Annotated[Number, Option(min=1, help="Store a learned rule as R factors (default: as A).")] = None,
     dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Device = None,
     rounds: Rounds = 20,

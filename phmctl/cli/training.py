@@ -16,6 +16,7 @@ from phmctl.cli.options import (
     RecipeName,
     Runs,
     Settings,
+    Text,
     Threads,
     integers,
     names,
@@ -38,21 +39,13 @@ def train(
     seed: Annotated[int | None, Option(help="Seed of initialisation, dropout and batch order.")] = None,
     device: Device = None,
     steps: Annotated[int | None, Option(help="Number of optimiser steps.")] = None,
-    execution: Annotated[
-        str | None, Option(help="How PHM maps are applied: dense or rank (default: rank where it is faster).")
-    ] = None,
-    init: Annotated[
-        str | None, Option(metavar="RUN", help="Copy tensors of the same name and shape from this run.")
-    ] = None,
+    execution: Annotated[Text, Option(help="dense or rank (default: rank where it is faster).")] = None,
+    init: Annotated[Text, Option(metavar="RUN", help="Copy tensors of the same name and shape from RUN.")] = None,
     settings: Settings = None,
     data: Data = None,
     runs: Runs = None,
-    resume: Annotated[
-        bool, Option("--resume", help="Continue RUN, or RECIPE's newest run; start one if there is none.")
-    ] = False,
-    checkpoint: Annotated[
-        str | None, Option(help="With --resume: checkpoint to continue from: last (default), best or step-N.")
-    ] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue RUN, or RECIPE's newest run; else start.")] = False,
+    checkpoint: Annotated[Text, Option(help="With --resume: last (default), best or step-N.")] = None,
     tag: Tag = None,
     threads: Threads = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="Print recipe, parameters and time; train nothing.")] = False,
@@ -133,13 +126,9 @@ def distil(
     seed: Annotated[int | None, Option(help="Seed of the student.")] = None,
     steps: Annotated[int | None, Option(min=1, help="Number of optimiser steps of the student.")] = None,
     settings: Settings = None,
-    start: Annotated[
-        str, Option(help="nearest: start with the Kronecker sums nearest to the teacher's weights; or random.")
-    ] = "nearest",
+    start: Annotated[str, Option(help="nearest: the teacher's nearest Kronecker sums; or random.")] = "nearest",
     beam: Annotated[int | None, Option(min=1, help="Beam size of the teacher (default: its recipe's).")] = None,
-    references: Annotated[
-        bool, Option(help="Train on the references too, or on the teacher's translations only.")
-    ] = True,
+    references: Annotated[bool, Option(help="Train on the references too, not on translations only.")] = True,
     data: Data = None,
     runs: Runs = None,
     tag: Tag = None,
