@@ -21,10 +21,10 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 
-# Hypothesis uses the same examples in every run. To search for new ones: PHMCTL_EXPLORE=1 make test.
-settings.register_profile("same", derandomize=True)
-if not os.environ.get("PHMCTL_EXPLORE"):
-    settings.load_profile("same")
+# Hypothesis uses the same few examples in every run. To search for new ones: PHMCTL_EXPLORE=1 make test.
+settings.register_profile("same", derandomize=True, max_examples=25, deadline=None)
+settings.register_profile("explore", max_examples=200, deadline=None)
+settings.load_profile("explore" if os.environ.get("PHMCTL_EXPLORE") else "same")
 
 TINY = (
     "model.width=32",

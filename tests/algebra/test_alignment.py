@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,6 @@ def draw_basis(n: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("algebra", FIXED)
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=8, deadline=None)
 def test_a_rule_in_another_basis_is_recognised(algebra: str, seed: int) -> None:
     truth = true_rule(algebra)
     P = draw_basis(len(truth), seed)
@@ -78,7 +77,6 @@ def test_a_rule_of_lower_dimension_gives_a_singular_change_of_basis() -> None:
 
 
 @given(n=st.integers(2, 5), rows=st.integers(1, 3), columns=st.integers(1, 3), seed=st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
 def test_a_change_of_basis_does_not_change_H(n: int, rows: int, columns: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(n, n, n, dtype=torch.float64, generator=generator)

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.algebra.kronecker import fixed_rule
@@ -50,7 +50,6 @@ def test_octonion_product_follows_the_table() -> None:
 
 @pytest.mark.parametrize("algebra", ["real", "complex", "quaternion", "octonion"])
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
 def test_norms_are_multiplicative_up_to_the_octonions(algebra: str, data: st.DataObject) -> None:
     n = FIXED_DIMENSION[algebra]
     p, q = data.draw(numbers(n)), data.draw(numbers(n))

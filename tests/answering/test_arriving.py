@@ -52,14 +52,18 @@ def test_a_program_that_waits_for_its_answer_gets_it_and_lines_that_have_arrived
     assert list(groups) == [["x"] * 4, ["x"], ["the last"]]
 
 
-def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(pipe: Pipe) -> None:
+def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phmctl.answering.lines.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("phmctl.data.readers.LONGEST_LINE", 1 << 20)
     sent = 0
 
     def send() -> None:
         nonlocal sent
         with suppress(BrokenPipeError):
             for _ in range(40):
-                os.write(pipe.writing, bytes(1 << 20).replace(b"\0", b"x"))
+                os.write(pipe.writing, bytes(1 << 17).replace(b"\0", b"x"))
                 sent += 1
         pipe.close()
 

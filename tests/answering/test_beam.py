@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.answering import beam as beam_module
@@ -73,7 +73,6 @@ rows_of_tokens = st.lists(st.lists(st.integers(4, 19), min_size=1, max_size=6), 
 
 
 @given(seed=st.integers(0, 10_000), rows=rows_of_tokens, beam=st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
 def test_a_sentence_does_not_depend_on_its_batch(seed: int, rows: list[list[int]], beam: int) -> None:
     model = FakeModel(seed, vocabulary=20)
     limits = [len(row) + 3 for row in rows]
@@ -84,7 +83,6 @@ def test_a_sentence_does_not_depend_on_its_batch(seed: int, rows: list[list[int]
 
 
 @given(seed=st.integers(0, 10_000), beam=st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
 def test_rare_checks_for_ended_sentences_change_nothing(seed: int, beam: int) -> None:
     model = FakeModel(seed, vocabulary=20, end_bias=2.0)
     search = partial(beam_search, model, SOURCE, beam=beam, alpha=0.6, max_lengths=[9, 4, 7], allowed=20, n_best=beam)
@@ -132,7 +130,6 @@ def test_scores_of_the_transformer_equal_forced_decoding(kit: Kit, settings: dic
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 300), count=st.integers(1, 12), seed=st.integers(0, 999))
-@settings(max_examples=60, deadline=None)
 def test_grouped_topk_equals_topk(rows: int, columns: int, count: int, seed: int) -> None:
     scores = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(seed)).view(rows, columns).float()
     count = min(count, columns)

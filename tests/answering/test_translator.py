@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.answering.base import Hypothesis, change_decoding, plan
@@ -19,7 +19,6 @@ def texts(translations):
 
 
 @given(lines=lines_of_text, batch_tokens=st.sampled_from([1, 17, 40, 5000]), data=st.data())
-@settings(max_examples=25, deadline=None)
 def test_texts_do_not_depend_on_batch_size_and_order(kit: Kit, lines: list[str], batch_tokens: int, data) -> None:
     expected = [texts(kit.translator().translate([line], n_best=2))[0] for line in lines]
     order = data.draw(st.permutations(range(len(lines))))
@@ -67,7 +66,6 @@ def test_line_breaks_in_a_translation_become_spaces(kit: Kit) -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 30), max_size=40), batch_tokens=st.integers(1, 90))
-@settings(max_examples=60, deadline=None)
 def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch_tokens: int) -> None:
     batches = plan(lengths, batch_tokens)
     assert sorted(row for batch in batches for row in batch) == [row for row, n in enumerate(lengths) if n]

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from phmctl.cli.main import run
 from phmctl.runs import Run
 from tests.calls import call, start
+
+Captured = pytest.CaptureFixture[str]
 
 
 def test_help_lists_the_subcommands() -> None:
@@ -64,9 +67,7 @@ def fail_unexpectedly(monkeypatch: pytest.MonkeyPatch, error: Exception | None =
     assert ended.value.code == 1
 
 
-def test_an_unexpected_error_is_reported_with_its_place(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_is_reported_with_its_place(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.delenv("PHMCTL_DEBUG", raising=False)
     fail_unexpectedly(monkeypatch)
     out, err = capsys.readouterr()
@@ -85,7 +86,7 @@ def test_an_unexpected_error_is_reported_with_its_place(
     ],
 )
 def test_a_lack_of_memory_is_an_error_with_advice(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.delenv("PHMCTL_DEBUG", raising=False)
     fail_unexpectedly(monkeypatch, error)
@@ -94,9 +95,7 @@ def test_a_lack_of_memory_is_an_error_with_advice(
     assert "error in phmctl" not in message
 
 
-def test_the_environment_asks_for_the_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_environment_asks_for_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setenv("PHMCTL_DEBUG", "1")
     fail_unexpectedly(monkeypatch)
     err = capsys.readouterr().err
@@ -109,35 +108,47 @@ def test_the_environment_asks_for_the_traceback(
 @pytest.mark.parametrize(
     "command",
     [
-        "decode RUN --beam 1 --split test",
-        "eval RUN --beam 1 --json",
+        "decode RUN --beam 1 --split valid",
+        "eval RUN --beam 1 --split valid --json",
         "count-params miniature",
         "train miniature --dry-run",
-        "train RECIPE --data DATA --runs RUNS",
         "prepare-data miniature --recipe miniature --data DATA",
         "prepare-data --list",
         "bench layer -d 8 -k 8 --n 2 --tokens 4 --rounds 1",
     ],
 )
 def test_a_full_stdout_is_one_line_and_exit_code_1(
-    command: str, tiny_run: Run, miniature_data: Path, tmp_path: Path
+    command: str, tiny_run: Run, miniature_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    folder, recipe = tiny_run.folder, tiny_run.folder / "recipe.yaml"
-    places = {"RUN": folder, "RECIPE": recipe, "DATA": miniature_data, "RUNS": tmp_path}
-    check_full_stdout(*(str(places.get(word, word)) for word in command.split()))
-
-
-@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "2>&-", ">&- 2>&-"])
-def test_closed_streams_act_as_the_null_device(closed: str) -> None:
-    command = f'"{sys.executable}" -m phmctl count-params miniature --n 4 {closed}'
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert (done.returncode, bool(done.stdout), done.stderr) == (0, closed == "2>&-", "")
+    monkeypatch.delenv("PHMCTL_DEBUG", raising=False)
+    places = {"RUN": str(tiny_run.folder), "DATA": str(miniature_data)}
+    monkeypatch.setattr(sys, "argv", ["phmctl", *(places.get(word, word) for word in command.split())])
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", full)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    with suppress(OSError):
+        full.close()
+    check_refusal(ended.value.code, capsys.readouterr().err)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize(
-    ("command", "unbuffered"), [("--version", "1"), ("decode --help", "1"), ("bench layer --help", "")]
-)
+def test_a_training_on_a_full_stdout_ends_with_one_line_and_exit_code_1(
+    train_copying: list[object], tmp_path: Path
+) -> None:
+    check_full_stdout(*train_copying)
+    assert (tmp_path / "runs/copying/phm-n2/v001/checkpoints/last").read_text() == "step-000004\n"
+
+
+@pytest.mark.parametrize(("closed", "prints"), [("<&- 2>&-", True), (">&- 2>&-", False)])
+def test_closed_streams_act_as_the_null_device(closed: str, prints: bool) -> None:
+    command = f'"{sys.executable}" -m phmctl recipes {closed}'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, bool(done.stdout), done.stderr) == (0, prints, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(("command", "unbuffered"), [("--version", "1"), ("bench layer --help", "")])
 def test_help_on_a_full_stdout_is_one_line_and_exit_code_1(
     command: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,10 +156,14 @@ def test_help_on_a_full_stdout_is_one_line_and_exit_code_1(
     check_full_stdout(*command.split())
 
 
-def check_full_stdout(*arguments: str) -> None:
+def check_full_stdout(*arguments: object) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full, start(*arguments, stdout=full) as process:
         errors = process.stderr.read()
-    assert process.returncode == 1, errors
+    check_refusal(process.returncode, errors)
+
+
+def check_refusal(code: object, errors: str) -> None:
+    assert code == 1, errors
     assert "stdout: No space left on device" in errors.splitlines()[-1]
     assert "Traceback" not in errors
     assert errors.count("error:") == 1

@@ -44,20 +44,16 @@ def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
     assert (health["model"], health["about"]["checkpoint"]) == (run.name, run.checkpoint("best").name)
 
 
-def test_json_prints_the_address_as_a_document(run: Run) -> None:
-    command = ["-c", MAIN, "serve", str(run.folder), "--port", "0", "--json", "--checkpoint", "last"]
-    server = Server(command, json_lines=5)
-    assert (server.about["model"], server.about["task"]) == (run.name, "translation")
-    assert server.health()["about"]["checkpoint"] == run.checkpoint("last").name
-    assert server.end(signal.SIGINT)[0] == 130
-
-
-def test_an_export_answers_like_decode(tiny_run: Run, tmp_path: Path) -> None:
+def test_an_export_answers_like_decode_and_json_prints_its_address(tiny_run: Run, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     export(tiny_run, CTRANSLATE2, tmp_path / "ct2", texts=4)
     lines = (tiny_run.text_folder / "test.source").read_text(encoding="utf-8").split("\n")[:8]
     expected = load_translator(find(tmp_path / "ct2")).translate(lines)
-    server = Server(["-c", MAIN, "serve", str(tmp_path / "ct2"), "--port", "0", "--threads", "1"])
+    server = Server(
+        ["-c", MAIN, "serve", str(tmp_path / "ct2"), "--port", "0", "--threads", "1", "--json"], json_lines=5
+    )
+    assert server.about["task"] == "translation"
+    assert server.about["model"].startswith(tiny_run.name)
     try:
         answers = server.ask(*lines, cut=True).json()["answers"]
         assert [answer["translations"][0]["text"] for answer in answers] == [best[0].text for best in expected]

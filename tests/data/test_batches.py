@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.data import BOS, EOS, PAD
@@ -48,7 +48,6 @@ def split_of(source, target):
     return SimpleNamespace(sides=(source, target), labels=None)
 
 
-@settings(max_examples=150, deadline=None)
 @given(LENGTHS, st.integers(61, 400), st.integers(0, 5), st.integers(0, 5), st.booleans())
 def test_no_batch_exceeds_the_budget_and_no_row_is_lost(lengths, budget, seed, epoch, shuffle):
     source = [length for length, _ in lengths]
@@ -61,7 +60,6 @@ def test_no_batch_exceeds_the_budget_and_no_row_is_lost(lengths, budget, seed, e
         assert len(rows) * max(max(source[row], target[row]) + 1 for row in rows) <= budget
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(4, 99), max_size=9), min_size=1, max_size=30), st.integers(1, 40), st.data())
 def test_a_batch_holds_the_rows_tokens(rows, chunk, data):
     picked = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, max_size=20))
@@ -174,7 +172,6 @@ def test_padding_to_a_multiple_makes_few_shapes() -> None:
     assert labelled.padded(8).source.shape == labelled.to("meta").source.shape == (2, 16)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=300),
     st.integers(1, 40),

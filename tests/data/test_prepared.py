@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.data.prepared import (
@@ -31,7 +31,6 @@ def written(path, rows, *, with_text=True):
     return Split(path)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=5), max_size=5), st.data())
 def test_ragged_rows_come_back_from_any_chunks(chunks, data):
     rows = [row for chunk in chunks for row in chunk]

@@ -14,7 +14,7 @@ from tests.data.helpers import put
 SURPRISES = "\u00a0\u200b\u2028\u2029\u0085\x0b\x0c\x1c\ufffd\ufeff\r\t@ <&äß漢🙂"
 CHARACTERS = st.one_of(st.sampled_from(SURPRISES), st.characters(exclude_categories=["Cs"], exclude_characters="\n\0"))
 SENTENCES = st.lists(st.text(CHARACTERS, max_size=20).filter(lambda line: not line.endswith("\r")), max_size=8)
-MODEST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MODEST = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @MODEST

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phmctl.data import SPECIAL_TOKENS, UNK
@@ -31,7 +31,6 @@ def words() -> Tokenizer:
     return train_tokenizer(LINES, "word", 1000)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text())
 @example("a\u00a0b\u200bc\ufffd")
 @example("<s> </s><pad> <unk>")
@@ -42,7 +41,6 @@ def test_bpe_gives_any_text_back(bpe, text):
     assert bpe.decode(bpe.encode([text])[0]) == text
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.sampled_from([*" ,.'\u00a0\u200b_-\"’", "Mann", "he's", "Ä", "<s>", "  ", "東", "e\u0301"]), max_size=12

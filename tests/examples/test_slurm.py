@@ -1,5 +1,6 @@
 """``examples/slurm.sbatch`` on two processes of this machine, with stand-ins for SLURM's commands."""
 
+import json
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +39,8 @@ def _submit(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | slurm | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{commands}:{os.environ['PATH']}"
     command = ["bash", str(script), "hamilton", "--set", "training.accumulate=2", "--runs", str(folder / "runs")]
-    return subprocess.Popen([*command, *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *arguments], env=environment, cwd=ROOT, **pipes)
 
 
 def _only_run(folder: Path) -> Run:
@@ -45,10 +48,12 @@ def _only_run(folder: Path) -> Run:
     return Run.open(path)
 
 
-def test_a_job_trains_one_run_on_two_processes(tmp_path: Path) -> None:
-    job = _submit(tmp_path, "--steps", "4")
-    _, err = job.communicate(timeout=120)
+def test_a_job_trains_one_run_on_two_processes_and_one_of_them_speaks(tmp_path: Path) -> None:
+    job = _submit(tmp_path, "--steps", "4", "--json")
+    out, err = job.communicate(timeout=120)
     assert job.returncode == 0, err
+    assert json.loads(out)["steps"] == 4  # rank 0 alone prints
+    assert err.count("training ") == 1
     run = _only_run(tmp_path)
     assert run.environment()["processes"] == 2
     assert run.checkpoint("last").name == "step-000004"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -56,7 +56,6 @@ def write(compact: Form, quantize: str, folder: Path) -> Path:
     return folder
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**31), st.sampled_from(["int8", "int4", "float16"]))
 def test_rounding_errs_by_half_a_step(rows: int, columns: int, seed: int, form: str) -> None:
     tensor = torch.randn(2, rows, columns, generator=torch.Generator().manual_seed(seed))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,7 +107,6 @@ texts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("encoder", {"n": 4}), ("lstm-pair", {"n": 5})])
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.integers(0, 3))
 def test_an_example_gets_the_same_logits_in_every_batch(
     kind: str, changes: dict[str, Any], pairs: list[tuple[list[int], list[int]]], extra: int

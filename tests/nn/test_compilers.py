@@ -72,10 +72,12 @@ def transformer(**options: Any) -> nn.Module:
     return build_transformer(TransformerSection(algebra="phm", n=4, dropout=0.0, **sizes, **options), 24, 24)
 
 
-@pytest.mark.parametrize(("embeddings", "mode"), [("dense", True), ("phm", False)])
-def test_a_transformer_and_its_loss(embeddings: str, mode: bool) -> None:
+@pytest.mark.parametrize(
+    ("embeddings", "mode", "dynamic"), [("phm", True, None), pytest.param("dense", False, True, marks=pytest.mark.slow)]
+)
+def test_a_transformer_and_its_loss(embeddings: str, mode: bool, dynamic: bool | None) -> None:
     model = transformer(embeddings=embeddings).train(mode)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     source, target = torch.tensor([[4, 5, 3, 0], [4, 4, 6, 3]]), torch.tensor([[2, 7, 9], [2, 5, 0]])
     actual, expected = compiled(source, target, target, 0.1), model(source, target, target, 0.1)
     torch.testing.assert_close(actual, expected, **CLOSE)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -45,7 +45,6 @@ def with_weight(dense: nn.Module, layer: PHMConv, H: Tensor) -> nn.Module:
         }
     ),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_convolution_against_the_definition(axes, algebra, groups, blocks, kernel, options) -> None:
     name, n = algebra
     ours, torchs = LAYERS[axes]

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -21,7 +21,6 @@ from tests.references import Watch, kronecker_sum_reference
     training=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
 def test_a_lookup_is_a_row_of_the_table(n, blocks, shape, training, data) -> None:
     embedding = PHMEmbedding(n * blocks[0], n * blocks[1], n=n).train(training)
     ids = torch.randint(0, n * blocks[0], shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
@@ -42,7 +42,6 @@ def reference(layer: PHMLinear, x: Tensor) -> Tensor:
     bias=st.booleans(),
     training=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_leading_shape_against_the_definition(algebra, execution, blocks, leading, bias, training) -> None:
     name, n = algebra
     options = {"execution": execution, **EXECUTIONS[execution]} if name == "phm" and n > 1 else {}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
@@ -18,7 +18,6 @@ from phmctl.nn.loss import label_loss, vocabulary_loss
     biased=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=40, deadline=None)
 def test_loss_and_gradients_equal_cross_entropy(
     tokens: int, vocabulary: int, smoothing: float, biased: bool, seed: int
 ) -> None:

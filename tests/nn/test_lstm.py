@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -129,7 +129,6 @@ def case(drawn, **options):
 
 
 @given(drawn=batches())
-@settings(max_examples=60, deadline=None)
 def test_equals_nn_lstm(drawn) -> None:
     """With the weights that it takes from the layer; the equations below check these, and their gradients."""
     model, x, lengths, state = case(drawn)
@@ -140,7 +139,6 @@ def test_equals_nn_lstm(drawn) -> None:
 
 
 @given(drawn=batches(), cell=st.sampled_from(["standard", "as_printed"]))
-@settings(max_examples=40, deadline=None)
 def test_equals_the_equations(drawn, cell) -> None:
     model, x, lengths, state = case(drawn, cell=cell)
     real = torch.full((len(x),), x.shape[1]) if lengths is None else lengths

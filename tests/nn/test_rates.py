@@ -198,7 +198,7 @@ def test_the_trainer_of_transformers_resumes(tmp_path: Path) -> None:
         return model
 
     straight = trained(0, None).state_dict()
-    for seed in range(3):
+    for seed in range(2):
         resumed = trained(seed, str(tmp_path / "checkpoint-2")).state_dict()
         assert all(torch.equal(resumed[name], tensor) for name, tensor in straight.items())
 

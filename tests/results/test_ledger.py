@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -51,7 +51,6 @@ MODELS |= sections(EncoderClassifierSection, ENCODER, **STACK | {"projections": 
 MODELS |= sections(PairClassifierSection, PAIR, gates=["separate", "fused"], combination=["concat", "full"])
 
 
-@settings(max_examples=120, deadline=None)
 @given(MODELS, st.sampled_from([16, 24, 17]), st.sampled_from([16, 24, 39]))
 def test_the_ledger_adds_up_to_the_real_model_and_its_dense_twin(section, source_size, target_size):
     translator = isinstance(section, TransformerSection)

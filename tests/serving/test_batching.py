@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.serving.server import Batcher
@@ -75,7 +75,6 @@ asks = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     clients=st.lists(st.lists(asks, max_size=8), min_size=1, max_size=4),
     workers=st.integers(1, 3),

@@ -30,18 +30,6 @@ def _command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, cwd=ROOT, **pipe)
 
 
-def test_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> None:
-    arguments = [*RULE, "--steps", "4", "--runs", str(tmp_path / "runs"), "--json"]
-    process = _command(*TORCHRUN, *arguments)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert json.loads(out)["steps"] == 4  # rank 0 alone prints
-    assert err.count("training ") == 1
-    run = Run.open(json.loads(out)["run"])
-    assert run.environment()["processes"] == 2
-    assert len(list(run.folder.parent.iterdir())) == 1
-
-
 LONG = [*TORCHRUN, *RULE, "--steps", "1000000", "--set", "training.log_every=5"]
 
 

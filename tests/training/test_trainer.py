@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -32,7 +32,6 @@ CPU = torch.device("cpu")
 
 
 @given(before=st.integers(0, 20), after=st.integers(1, 10))
-@settings(max_examples=25, deadline=None)
 def test_a_stream_goes_on_from_any_position(before: int, after: int) -> None:
     stream = BatchStream(FakeTask())
     stream.next(before)
