@@ -20,7 +20,7 @@ DEVELOPMENT := $(VENV)/.installed-dev
 # Test processes, each with one thread: as many as cores, up to eight.
 PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 
-.PHONY: help demo browser-check docs test faults lint format gpu-check wheel-test clean
+.PHONY: help demo browser-check docs test pytest faults lint format gpu-check wheel-test clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -43,7 +43,11 @@ $(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
 demo: $(RUNTIME) ## Train a PHM model and its dense twin on the built-in miniature, and compare them: 7 to 25 minutes
 	@PHMCTL=$(PHMCTL) bash tools/demo.sh
 
-test: lint docs wheel-test ## Run all checks: ruff, mypy, the documentation, the wheel, pytest
+# pytest waits for processes and files now and then; the other checks, one after the other, use that time.
+test: $(DEVELOPMENT) ## Run all checks: ruff, mypy, the documentation, the wheel, pytest
+	+@$(MAKE) --no-print-directory -j 2 pytest lint docs wheel-test
+
+pytest: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES)
 
 # Hostile files of each kind.
