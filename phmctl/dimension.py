@@ -3,7 +3,6 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import SupportsIndex
 
 from phmctl.errors import DimensionError
 
@@ -27,9 +26,13 @@ def check_divides(n: int, **dimensions: int) -> int:
     for name, size in dimensions.items():
         if size < 1:
             raise DimensionError(f"{name} = {size} must be at least 1")
-    if not isinstance(n, SupportsIndex) or isinstance(n, bool) or operator.index(n) < 1:
+    try:
+        integer = 0 if isinstance(n, bool) else operator.index(n)
+    except TypeError:  # a text, a fraction, an array
+        integer = 0
+    if integer < 1:
         raise DimensionError(f"n = {n!r} must be an integer of at least 1")
-    n = operator.index(n)
+    n = integer
     indivisible = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
     if not indivisible:
         return n

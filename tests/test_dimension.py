@@ -1,3 +1,4 @@
+import numpy
 import pytest
 
 from phmctl.dimension import check_divides
@@ -19,6 +20,7 @@ def test_n_that_divides_every_dimension_is_accepted() -> None:
         (2, {"a": 0}, "^a = 0"),
         (True, {"a": 4}, "^n = True"),
         (2.0, {"a": 4}, r"^n = 2\.0"),
+        (numpy.array([2, 2]), {"a": 4}, r"^n = array"),
     ],
 )
 def test_an_error_names_the_dimension_and_the_nearest_n(n: int, dimensions: dict[str, int], place: str) -> None:

@@ -1,5 +1,6 @@
 """A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -54,6 +55,8 @@ class Kronecker(nn.Module):
     ) -> None:
         super().__init__()
         n = check_algebra(algebra, n)
+        parts, groups = operator.index(parts), operator.index(groups)  # of numpy, JSON stores no integers
+        zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
         self.structure = KroneckerSum(n, algebra, groups=groups)
         self.parts, self.transposed, self.zero_row, self.rows = parts, transposed, zero_row, rows
         layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row, "rows": rows}

@@ -1,6 +1,6 @@
 """The ``model`` sections of recipes, one for each kind of model."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -27,6 +27,13 @@ class Section(BaseModel):
     """A part of a recipe: immutable, strictly typed, without unknown keys, NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _python_numbers(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in values.items()}
 
 
 def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: str = "") -> set[str]:

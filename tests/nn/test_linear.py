@@ -187,7 +187,8 @@ def test_n_may_be_an_integer_of_numpy() -> None:
     n = numpy.int64(4)
     layers = [PHMLinear(8, 8, n=n), PHMEmbedding(8, 8, n=n), PHMLSTM(8, 8, n=n), PHMConv2d(8, 8, 3, n=n)]
     assert all(type(layer.n) is int for layer in layers if hasattr(layer, "n"))
-    assert type(convert(nn.Linear(8, 8), n)[0].parametrizations.weight[0].arguments["n"]) is int
+    sizes = convert(nn.Embedding(9, 8, padding_idx=n), n)[0].parametrizations.weight[0].arguments
+    assert [type(sizes[name]) for name in ("n", "zero_row", "rows")] == [int] * 3
 
 
 # --- devices, precision, initialisation
