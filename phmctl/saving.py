@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.errors import OutputError, PhmctlError, RunError, UserError, check_known, require
-from phmctl.nn.convert import conversions, describe_in_configs, plain_name
+from phmctl.nn.convert import conversions, describe_in_configs, plain_names, wrapped_child
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.parametrization import Kronecker, attach, restore
 from phmctl.nn.rates import parameters_behind
@@ -38,7 +38,8 @@ from phmctl.storage import (
 
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_LARGEST_SIZE = 2**31  # largest size of an axis
+_COMPILED = re.compile(r"(?<![^.])_orig_mod\.")  # what torch.compile adds to the names of what it wraps
+_LARGEST_SIZE, _MOST_AXES = 2**31, 9  # bounds of the sizes and of the number of axes
 _ADVICE = "save the model again with phmctl.save(model, folder)"
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -67,12 +68,13 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
     rounded, rules = {}, _rules(model)
     for name in list(tensors) if quantize != "float32" else ():
         value = state[name]
-        is_matrix = isinstance(value, nn.Parameter) and value.dim() > 1 and value.is_floating_point()
-        if is_matrix and value not in rules:
-            rounded[name] = [str(value.dtype).removeprefix("torch."), *value.shape]
+        is_matrix = isinstance(value, nn.Parameter) and 1 < value.dim() < _MOST_AXES and value.numel() > 0
+        dtype = str(value.dtype).removeprefix("torch.")
+        if is_matrix and dtype in _DTYPES and value not in rules:
+            rounded[name] = [dtype, *value.shape]
             tensors[name], scale = quantise(_rows(tensors[name].float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
-    target = Path(folder).resolve()
+    target = Path(os.path.realpath(folder))  # Path.resolve raises RuntimeError for a loop of links
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
     # In the folder itself, which may be the working folder or a disk of its own, and may have files of others.
@@ -89,13 +91,9 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Return the model that ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` wraps, or the model."""
-    while True:
-        if isinstance(model, (nn.DataParallel, DistributedDataParallel)):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
+    while (child := wrapped_child(model)) is not None:
+        model = model.get_submodule(child)
+    return model
 
 
 def _rules(model: nn.Module) -> set[Tensor]:
@@ -117,7 +115,7 @@ def _move(complete: Path, folder: Path) -> None:
     Files of an earlier save are replaced or, if there is no new one, removed. Raises OutputError, before anything is
     changed, if a foreign file has the name of a new one.
     """
-    before = own_files(folder / MANIFEST, "rounded")
+    before = own_files(folder / MANIFEST, "rounded") & {MODEL, MANIFEST, CONFIG}  # a copied manifest may list any name
     names = sorted(path.relative_to(complete).as_posix() for path in complete.rglob("*") if path.is_file())
     if foreign := [name for name in names if name not in before and os.path.lexists(folder / name)]:
         raise OutputError(
@@ -162,6 +160,9 @@ def load_into(model: Model, folder: Path | str) -> Model:
     for name in [name for name in stored if first.get(name, name) not in stored]:
         stored[first[name]] = stored.pop(name)  # save_pretrained keeps one name of a tied tensor, not always the first
     tensors = model_tensors(model)
+    if not (folder / MANIFEST).exists():  # save_pretrained leaves out what a fresh model computes, such as sinusoids
+        left_out = {*(getattr(model, "_keys_to_ignore_on_save", None) or ())} - stored.keys()
+        stored |= {name: tensors[name] for name in left_out & tensors.keys()}
     stored |= {name: stored[name].to(tensor.dtype) for name, tensor in tensors.items() if name in stored}
     try:
         check_fit(tensors, stored, folder)
@@ -195,6 +196,7 @@ def from_pretrained(cls: type[Any], folder: Path | str) -> Any:
         raise UserError(f"{cls.__name__} is not a model class of transformers; fill a model by phmctl.load_into")
     try:  # never code of the folder, which `auto_map` in the config names
         config = config_class.from_pretrained(folder, trust_remote_code=False)
+        config._attn_implementation = config._experts_implementation = None  # may name kernels of the hub
         model = build(config) if hasattr(cls, "_from_config") else build(config, trust_remote_code=False)
     except Exception as error:  # the classes of models and configs raise errors of any type
         raise RunError(f"{folder / CONFIG} does not describe a {cls.__name__} ({error}); {_ADVICE}") from error
@@ -226,7 +228,9 @@ def _read(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     except (AttributeError, KeyError, PhmctlError, TypeError, ValueError) as error:
         raise RunError(f"{source} is damaged ({error}); {_ADVICE}") from error
     stored = (read_tensors(folder / file, _ADVICE) for file in files)
-    tensors = {plain_name(name): tensor for file_tensors in stored for name, tensor in file_tensors.items()}
+    tensors = {name: tensor for named in stored for name, tensor in named.items()}
+    if source.name == CONFIG:
+        tensors = {_COMPILED.sub("", name): tensor for name, tensor in tensors.items()}
     for name, (dtype, shape) in rounded.items():
         columns = shape[-1]
         for size in reversed(shape[:-1]):  # as in _rows
@@ -271,7 +275,9 @@ def _checked_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def _dtype_and_shape(entry: Sequence[Any]) -> tuple[torch.dtype, list[int]]:
     """Return the dtype and the shape of a rounded tensor. Raises TypeError or ValueError if they are damaged."""
     dtype, *shape = entry
-    sizes_are_valid = 1 < len(shape) < 9 and all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in shape)
+    sizes_are_valid = 1 < len(shape) < _MOST_AXES and all(
+        type(size) is int and 0 <= size < _LARGEST_SIZE for size in shape
+    )
     if dtype not in _DTYPES or not sizes_are_valid or math.prod(shape) >= 2**63:
         raise ValueError(f"a rounded tensor has the type and shape {str(entry)[:80]}")
     return getattr(torch, dtype), shape
@@ -297,13 +303,14 @@ def _parametrize(
     """
     dense_weights = {}
     chains: dict[int, nn.Module] = {}
+    wrapped = {plain: name for name, plain in plain_names(model).items()}  # of a wrapper, the module within is the last
     for record in records:
         places = [weight.rpartition(".")[::2] for weight in record["weights"]]  # names of a module and an attribute
         names = [f"{module}.parametrizations.{key}.original".removeprefix(".") for module, key in places]
         originals = [stored[name + i] for i in "01" for name in names if name + i in stored]
         for module, key in places:
             with suppress(AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-                owner = model.get_submodule(module)
+                owner = model.get_submodule(wrapped[module])
                 kronecker: Any = Kronecker(**{name: value for name, value in record.items() if name != "weights"})
                 weight = owner.get_parameter(key)
                 attach(owner, key, kronecker, chains, originals)
@@ -319,7 +326,11 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a model by name, a shared one under each name."""
-    return {plain_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+    modules, state = plain_names(model), {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        module, _, key = name.rpartition(".")
+        state[f"{modules.get(module, module)}.{key}".removeprefix(".")] = tensor
+    return state
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -164,18 +165,36 @@ def _unchanged(name: str, module: nn.Module) -> Converted:
 def conversions(model: nn.Module) -> list[dict[str, Any]]:
     """Return the arguments of each :class:`Kronecker` of a model, with the names of the weights that it computes."""
     records: dict[int, dict[str, Any]] = {}
+    plain = plain_names(model)
     for name, module in model.named_modules():
+        if wrapped_child(module) is not None:
+            continue  # torch.compile passes attributes on
         parametrizations: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
         for key, chain in parametrizations.items():
             if isinstance(chain[0], Kronecker) and len(chain) == 1:
                 record = records.setdefault(id(chain), chain[0].arguments | {"weights": []})
-                record["weights"].append(plain_name(f"{name}.{key}".removeprefix(".")))
+                record["weights"].append(f"{plain[name]}.{key}".removeprefix("."))
     return list(records.values())
 
 
-def plain_name(name: str) -> str:
-    """Return a name without the prefixes that ``torch.compile`` adds to the names of what it wraps."""
-    return name.replace("_orig_mod.", "")
+def plain_names(model: nn.Module) -> dict[str, str]:
+    """Return the names of all modules without the parts that wrappers such as ``torch.compile`` add, by name."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    plain = {"": ""}
+    for name in modules:
+        parent, _, child = name.rpartition(".")
+        if name and child == wrapped_child(modules[parent]):
+            plain[name] = plain[parent]
+        elif name:
+            plain[name] = f"{plain[parent]}.{child}".removeprefix(".")
+    return plain
+
+
+def wrapped_child(module: nn.Module) -> str | None:
+    """Return the attribute of a wrapper (``torch.compile``, ``DataParallel``) that holds the module, or None."""
+    if isinstance(module, (nn.DataParallel, DistributedDataParallel)):
+        return "module"
+    return "_orig_mod" if [*module._modules] == ["_orig_mod"] else None
 
 
 def describe_in_configs(model: nn.Module) -> None:
