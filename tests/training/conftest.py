@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from phmctl.training.train import TrainingResult, train_task
+from tests.tasks.classification.conftest import labelled_data, small
 from tests.training.fake import FakeTask, make_recipe
+
+__all__ = ["labelled_data", "small"]
 
 Fit = Callable[..., TrainingResult]
 

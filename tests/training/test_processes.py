@@ -2,12 +2,14 @@
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.storage import read_checkpoint, saved_steps
 from tests.training import jobs
@@ -18,7 +20,19 @@ HALF: dict[str, Any] = {"accumulate": 1, "dropout": 0.0, "rank": 4}
 
 
 @pytest.fixture(scope="module")
-def alone(copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def classifiers(small: Callable[..., ClassificationRecipe]) -> dict[str, ClassificationRecipe]:
+    """Recipes of classifiers with dropout and whole micro-batches for each process."""
+    common = ["training.accumulate=2", "model.dropout=0.1", "training.log_every=1"]
+    return {kind: small(kind, *common) for kind in ("encoder", "lstm-pair")}
+
+
+@pytest.fixture(scope="module")
+def alone(
+    classifiers: dict[str, ClassificationRecipe],
+    labelled_data: Path,
+    copying_data: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
     """The runs of one process."""
     root = tmp_path_factory.mktemp("alone")
     with torch.random.fork_rng():
@@ -26,11 +40,18 @@ def alone(copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             "whole": jobs.translate(copying_data, root / "whole")[0],
             "divided": jobs.translate(copying_data, root / "divided", **HALF)[0],
             "begun": jobs.translate(copying_data, root / "begun", steps=10)[0],
+            **{kind: jobs.classify(labelled_data, root, recipe) for kind, recipe in classifiers.items()},
         }
 
 
 @pytest.fixture(scope="module")
-def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def two(
+    alone: dict[str, Path],
+    classifiers: dict[str, ClassificationRecipe],
+    labelled_data: Path,
+    copying_data: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[Any]]:
     """The results of two processes for each job, by rank."""
     root = tmp_path_factory.mktemp("two")
 
@@ -55,6 +76,8 @@ def two(alone: dict[str, Path], copying_data: Path, tmp_path_factory: pytest.Tem
         "refused": fake("refused", refusing=1),
         "unwritable": fake("whole/copying/phm-n4/v001/recipe.yaml"),
     }
+    for kind, recipe in classifiers.items():
+        wanted_jobs[kind] = jobs.classify, {"data": labelled_data, "root": root, "recipe": recipe}
     return dict(zip(wanted_jobs, jobs.run(root, list(wanted_jobs.values()), 2), strict=True))
 
 
@@ -72,6 +95,16 @@ def test_weights_and_figures_are_those_of_one_process(alone: dict[str, Path], tw
         for row, expected_row in zip(actual, expected, strict=True):
             assert row == pytest.approx(expected_row, rel=1e-6)
     assert Run.open(run).environment()["processes"] == 2
+
+
+@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
+def test_a_classifier_is_that_of_one_process(alone: dict[str, Path], two: dict[str, Any], kind: str) -> None:
+    run = two[kind][0]
+    torch.testing.assert_close(weights(run), weights(alone[kind]), rtol=0, atol=1e-10)
+    for event, figure in (("train", "loss"), ("validation", "loss"), ("validation", "accuracy")):
+        expected, found = (torch.tensor(curve(each, event, "step", figure)) for each in (alone[kind], run))
+        assert len(found)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # sums for the log are in float32
 
 
 def test_a_process_builds_only_what_it_trains_on(two: dict[str, Any]) -> None:
