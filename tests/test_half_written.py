@@ -66,7 +66,7 @@ def resume(run: Path) -> None:
     verbs.train(run, resume=True)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, empty, cut, cut_last_byte])
+@pytest.mark.parametrize("damage", [Path.unlink, empty, cut_last_byte])
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("command", [decode_test, decode_file, score])
 def test_a_piece_that_is_missing_or_cut_is_named(

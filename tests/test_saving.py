@@ -231,29 +231,18 @@ def test_an_untied_weight_does_not_fit_a_tied_one(tmp_path: Path) -> None:
         lambda folder: rewrite(folder, rounded={"bias": ["float5", 8]}),
         lambda folder: rewrite(folder, rounded={"bias": 3}),
         lambda folder: rewrite(folder, rounded={"bias": ["float32", 10**30, 8]}),
-        lambda folder: rewrite(folder, rounded={"bias": ["float32", -8, 8]}),
         lambda folder: rewrite(folder, rounded={"bias": ["float32", *[1] * 100_000]}),  # took hours
-        lambda folder: rewrite(folder, rounded={"bias": ["nn", 8, 8]}),
-        lambda folder: rewrite(folder, rounded=[]),
         lambda folder: rewrite(folder, rounded=None),
         lambda folder: rewrite(folder, weights=None),
-        lambda folder: rewrite(folder, weights=3),
-        lambda folder: rewrite(folder, weights=["weight"]),
         lambda folder: rewrite_record(folder, weights=3),
-        lambda folder: rewrite_record(folder, weights=[]),
-        lambda folder: rewrite_record(folder, weights=[["weight"]]),
         lambda folder: rewrite_record(folder, weights=["nowhere.weight"]),
         lambda folder: rewrite_record(folder, weights=["."]),
         lambda folder: rewrite_record(folder, n=None),
-        lambda folder: rewrite_record(folder, n=4.0),
         lambda folder: rewrite_record(folder, n=10**30),
-        lambda folder: rewrite_record(folder, n=0),
         lambda folder: rewrite_record(folder, algebra=["phm"]),
         lambda folder: rewrite_record(folder, algebra="quaternion"),
         lambda folder: rewrite_record(folder, algebra="unknown"),
-        lambda folder: rewrite_record(folder, parts=0),
         lambda folder: rewrite_record(folder, parts=10**30),
-        lambda folder: rewrite_record(folder, groups=0),
         lambda folder: rewrite_record(folder, groups=10**30),
         lambda folder: rewrite_record(folder, transposed="yes"),
         lambda folder: rewrite_record(folder, zero_row="first"),
@@ -502,24 +491,3 @@ def test_names_that_transformers_changes_in_a_file_and_parts_that_were_converted
     assert_equal_states(phmctl.from_pretrained(type(dense), tmp_path / "part"), dense)
     with pytest.raises(ValueError, match="quant"):
         type(dense).from_pretrained(tmp_path / "part")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_transformers_takes_the_groups_and_its_checkpoints_are_read(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=40, **sizes))
-    model, _ = phmctl.convert(model, 4)
-    words = torch.randint(40, (16, 8))
-    rows = [{"input_ids": ids, "labels": int(ids[0]) % 2} for ids in words]
-    options = {"max_steps": 2, "save_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
-    arguments = transformers.TrainingArguments(str(tmp_path), lr_scheduler_type="constant", **options)
-    groups = phmctl.parameter_groups(model, 1e-3, weight_decay=0.01)
-    expected = [group["lr"] for group in groups]
-    optimiser = torch.optim.AdamW(groups)
-    transformers.Trainer(model, arguments, train_dataset=rows, optimizers=(optimiser, None)).train()
-    assert [group["lr"] for group in optimiser.param_groups] == expected
-    assert len({*expected}) > 2
-    loaded = phmctl.from_pretrained(type(model), tmp_path / "checkpoint-2")
-    assert torch.equal(loaded(words).logits, model.eval()(words).logits)

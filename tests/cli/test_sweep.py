@@ -120,7 +120,6 @@ def test_combinations_with_equal_recipes_are_one_training(copying_file: Path) ->
         ("[1, 2], [3]", ["[1, 2]", "[3]"]),
         ("don't,x", ["don't", "x"]),  # a quote within a word
         ("[1,2", ["[1,2"]),  # never closed
-        ("1,,2", ["1,,2"]),
     ],
 )
 def test_commas_separate_values_outside_quotes_and_brackets(text: str, values: list[str]) -> None:

@@ -173,8 +173,6 @@ def test_convolutions_become_sums_of_kron_at_each_position(architecture: Any, gr
         (nn.GRU(8, 4, 2, batch_first=True, bidirectional=True), 3),
         (nn.RNN(8, 4, nonlinearity="relu"), 1),
         (nn.LSTMCell(8, 4), 4),
-        (nn.GRUCell(8, 4), 3),
-        (nn.RNNCell(8, 4), 1),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -312,7 +310,6 @@ def test_a_table_and_the_map_that_is_tied_to_it_stay_one(options: dict[str, Any]
         ({"n": 1}, "n = 1"),
         ({"n": "4"}, "n = '4' must be an integer"),
         ({"n": 4, "model": 3}, "int"),
-        ({"n": 4, "select": 0}, "select"),
         ({"n": 4, "select": [nn.Linear]}, "select"),
         ({"n": 4, "model": phmctl.convert(nn.Sequential(nn.Linear(8, 8)), 4)[0]}, "0: .*to_dense"),
         ({"n": 4, "model": nn.Sequential(PHMLinear(8, 8, n=4))}, "layer of phmctl"),

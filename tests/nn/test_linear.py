@@ -127,11 +127,9 @@ def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:
     [
         ({"in_features": 512, "out_features": 100, "n": 3}, "in_features = 512 and out_features = 100"),
         ({"n": 8, "algebra": "octonoin"}, "'octonion'"),
-        ({"n": 4, "algebra": "octonion"}, "n = 8"),
         ({"n": 4, "initialization": "xavier_unifrm"}, "'xavier_uniform'"),
         ({"n": 4.0}, "n = 4.0"),
         ({"n": 4, "execution": "ranks"}, "'rank'"),
-        ({"n": 1, "execution": "rank"}, "execution 'rank'"),
         ({"n": 4, "execution": "rank"}, "execution 'rank'"),
         ({"n": 4, "execution": "rank", "algebra": "quaternion"}, "execution 'rank'"),
         ({"n": 4, "rank": 0}, "rank = 0"),

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+import phmctl
 from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
 from phmctl.nn.linear import LowRankLinear
@@ -180,11 +181,12 @@ def test_an_optimisers_state_continues_with_accelerate(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers' own
-def test_the_trainer_of_transformers_resumes(tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_takes_the_groups_and_resumes_and_its_checkpoints_are_read(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    rows = [{"input_ids": ids, "labels": int(ids[0]) % 2} for ids in torch.randint(40, (16, 8))]
+    words = torch.randint(40, (16, 8))
+    rows = [{"input_ids": ids, "labels": int(ids[0]) % 2} for ids in words]
 
     def trained(seed: int, checkpoint: str | None) -> nn.Module:
         torch.manual_seed(seed)
@@ -192,12 +194,19 @@ def test_the_trainer_of_transformers_resumes(tmp_path: Path) -> None:
         model = convert(dense, 4)[0]
         options = {"max_steps": 4, "save_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
         arguments = transformers.TrainingArguments(str(tmp_path), lr_scheduler_type="constant", **options)
-        optimiser = torch.optim.AdamW(parameter_groups(model, 1e-2, weight_decay=0.01))
+        groups = parameter_groups(model, 1e-2, weight_decay=0.01)
+        rates = [group["lr"] for group in groups]
+        optimiser = torch.optim.AdamW(groups)
         trainer = transformers.Trainer(model, arguments, train_dataset=rows, optimizers=(optimiser, None))
         trainer.train(resume_from_checkpoint=checkpoint)
+        assert checkpoint is not None or [group["lr"] for group in optimiser.param_groups] == rates
+        assert len({*rates}) > 2
         return model
 
-    straight = trained(0, None).state_dict()
+    model = trained(0, None)
+    straight = model.state_dict()
+    loaded = phmctl.from_pretrained(type(model), tmp_path / "checkpoint-4")
+    assert torch.equal(loaded(words).logits, model.eval()(words).logits)
     for seed in range(2):
         resumed = trained(seed, str(tmp_path / "checkpoint-2")).state_dict()
         assert all(torch.equal(resumed[name], tensor) for name, tensor in straight.items())

@@ -53,7 +53,6 @@ def test_a_program_s_keys_extend_too_and_options_win() -> None:
         (OWN.replace("miniature", "miniatrue"), "mine.yaml:2: ", "did you mean 'miniature'"),
         (OWN.replace("miniature", "x" * 5000), "mine.yaml:2: ", "too long"),
         (OWN.replace("miniature", "[a]"), "mine.yaml:2: ", "name or file"),
-        (OWN.replace("miniature", ""), "mine.yaml:2: ", "name or file"),
         (OWN.replace("miniature", "base.yaml"), "base.yaml:2: ", "extends this recipe"),
         (OWN.replace("miniature", "wrong.yaml"), "wrong.yaml:3: ", "training.steps"),
         (OWN.replace("heads", "haeds"), "mine.yaml:4: ", "did you mean 'heads'"),

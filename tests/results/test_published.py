@@ -175,11 +175,8 @@ def test_the_reproduction_fits_no_single_vocabulary(key: str, rules: int) -> Non
     ("name", "keys"),
     [
         ("table4-shakespeare", ["table4"]),
-        ("ceng501-de-en", ["ceng501-de-en"]),
         ("ceng501", ["ceng501-shakespeare", "ceng501-de-en"]),
-        ("table1-snli", ["table1"]),
         ("table5", ["table5"]),
-        ("ni", ["ni", "ni-table2"]),
         ("ni-wmt14-en-de", ["ni", "ni-table2"]),
         ("", list(TABLES)),
         ("nist-mine", []),
@@ -194,8 +191,6 @@ def test_the_tables_of_a_name(name: str, keys: list[str]) -> None:
     ("figure", "unit", "cut", "least", "most"),
     [
         ("44M", None, False, 43_500_000, 44_499_999),
-        ("5.5M", None, False, 5_450_000, 5_549_999),
-        ("721K", None, False, 720_500, 721_499),
         ("29,421,568", None, False, 29_421_568, 29_421_568),
         ("400K", 10_000, False, 395_000, 404_999),
         ("14.1M", None, True, 14_100_000, 14_199_999),
