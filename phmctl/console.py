@@ -1,4 +1,4 @@
-"""Output: results on stdout; progress, notes and warnings on stderr."""
+"""Output: results go to stdout, and progress, notes and warnings to stderr."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def people() -> "Console":
 
 @contextmanager
 def silence(silent: bool = True) -> Iterator[None]:
-    """Suppress notes, warnings and progress bars of this thread; ``silence(False)`` changes nothing."""
+    """Suppress notes, warnings and progress bars of this thread. ``silence(False)`` changes nothing."""
     token = _silent.set(silent or _silent.get())
     try:
         yield
@@ -45,7 +45,7 @@ def silence(silent: bool = True) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Escape the characters that could move a terminal's cursor or hide text; tabs and line feeds stay.
+    """Escape the characters that could move a terminal's cursor or hide text. Tabs and line feeds stay.
 
     File names, cards, tensor names and server replies can contain them.
     """
@@ -61,7 +61,7 @@ def note(message: str) -> None:
         sys.stderr.flush()
     except OSError:
         _discard(sys.stderr)
-    except (RuntimeError, ValueError):  # a signal handler interrupted another write; a closed stream
+    except (RuntimeError, ValueError):  # a signal handler interrupted another write, or the stream is closed
         pass
 
 
@@ -74,7 +74,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def emit(text: str) -> None:
-    """Print a result on stdout as UTF-8 in every locale; a terminal gets :func:`printable` text."""
+    """Print a result on stdout as UTF-8 in every locale. A terminal gets :func:`printable` text."""
     if is_terminal(sys.stdout):
         text = printable(text)
     try:
@@ -98,7 +98,7 @@ def stdout_refused(error: OSError) -> WriteFailedError:
 
 
 def _discard(stream: TextIO) -> None:
-    """Redirect a stream to the null device, so that the interpreter can flush its buffer at exit."""
+    """Redirect a stream to the null device, so that the interpreter can flush the buffer at exit."""
     with suppress(OSError, AttributeError):  # a stream without a file descriptor
         descriptor = stream.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
@@ -123,7 +123,7 @@ class Table:
     def drawn(self) -> str:
         """Return the table as text for this terminal's width.
 
-        Cells are wrapped between words only, so that names can be copied; long words make the table wider.
+        Cells are wrapped between words only, so that names can be copied. Long words make the table wider.
         """
         from rich.cells import cell_len
         from rich.console import Console
@@ -173,7 +173,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Shown:
-    """The output of a command in each of its forms, and its exit code."""
+    """The output of a command in each form, and the exit code."""
 
     json: Any = None  # the document of ``--json``
     tables: Iterable[Table] = ()  # printed without ``--json``
@@ -200,11 +200,11 @@ class Shown:
 
 @contextmanager
 def progress(description: str, total: int | None, *, plain: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; otherwise, if `plain`, print one line. Yields a function that advances it.
+    """Show a progress bar on a terminal. Otherwise, if `plain`, print one line. Yields a function that advances it.
 
     The bar is drawn only when it advances: a drawing thread would take processor time from benchmarks.
     """
-    # importing rich takes long; it ignores that stderr is not a terminal only if one of these variables is set
+    # Importing rich takes long. It ignores that stderr is not a terminal only if one of these variables is set
     forced = any(name in os.environ for name in ("FORCE_COLOR", "TTY_COMPATIBLE"))
     bar_wanted = not _silent.get() and (forced or is_terminal(sys.stderr))
     console = people() if bar_wanted else None

@@ -45,7 +45,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention; the queries, keys and values of all heads together are `inner` wide."""
+    """Multi-head attention. The queries, keys and values of all heads together are `inner` wide."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """Return the output (B, T, d) of split queries, keys and values; mask (B, 1, 1, S): true for real keys."""
+        """Return the output (B, T, d) of split queries, keys and values. Mask (B, 1, 1, S) is true for real keys."""
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
@@ -96,7 +96,7 @@ class Layer(nn.Module):
         self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, mask: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Transform x (B, T, d). The mask is the source's; a decoder layer attends to memory (B, S, d)."""
+        """Transform x (B, T, d). The mask is the source's. A decoder layer attends to memory (B, S, d)."""
         if memory is None:
             x = self.attention_residual(x, lambda h: self.attention(h, h, mask))
         else:
@@ -157,7 +157,7 @@ class EncoderClassifier(nn.Module):
         """Return logits (B, classes) for ids (B, S), which are padded with 0 at the end."""
         mask = tokens != PAD  # (B, S)
         x = embed(self.embedding, tokens)
-        # An empty text attends to its first padding position and is pooled to zeros.
+        # An empty text attends to the first padding position and is pooled to zeros.
         attended = mask | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         for layer in self.encoder:
             x = layer(x, attended[:, None, None])
@@ -188,7 +188,7 @@ class PairClassifier(nn.Module):
         """Return the maximum and the mean of the LSTM's states over time, (B, 2h), for ids (B, S)."""
         states, _ = self.lstm(self.embedding(tokens))  # (B, S, h)
         mask = (tokens != PAD)[:, :, None]  # (B, S, 1)
-        empty = ~mask.any(1)  # (B, 1); an empty text is pooled to zeros
+        empty = ~mask.any(1)  # (B, 1), true for an empty text, which is pooled to zeros
         maximum = states.masked_fill(~mask, -1e30).amax(1).masked_fill(empty, 0.0)
         mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
         return torch.cat([maximum, mean], dim=1)
@@ -219,7 +219,7 @@ def numbers(tensors: dict[str, Tensor], name: str, columns: dict[str, int]) -> T
 
 
 def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
-    """Return H (k, d) = sum over i of kron(A[i], S[i]); L R; or the product of a table and a map."""
+    """Return H (k, d): the sum over i of kron(A[i], S[i]), or L R, or the product of a table and a map."""
     if f"{name}.S" in tensors:
         H = torch.einsum("iab,ist->asbt", tensors[f"{name}.A"], tensors[f"{name}.S"])  # (n, k / n, n, d / n)
         return H.flatten(2).flatten(0, 1)
@@ -231,7 +231,7 @@ def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config of an export and its dense tensors, which have a shared table once."""
+    """Return the config and the dense tensors of an export, which have a shared table once."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

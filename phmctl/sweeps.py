@@ -1,4 +1,4 @@
-"""``phmctl sweep``: train every combination of values, each in a process of its own."""
+"""``phmctl sweep``: train every combination of values, each in a process."""
 
 import os
 import shlex
@@ -31,8 +31,8 @@ class Training:
 
     label: str  # the values that distinguish it
     recipe: Recipe
-    options: Sequence[str]  # of ``phmctl train``
-    state: str = "waiting"  # waiting, finished, stopped, failed; or running, in another process
+    options: Sequence[str]  # options of ``phmctl train``
+    state: str = "waiting"  # waiting, finished, stopped, failed, or (in another process) running
     problem: str = ""  # the last lines on stderr, from an error on
 
 
@@ -85,13 +85,13 @@ def sweep(
 
 
 def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[Sequence[str]]) -> list[Training]:
-    """Return a training for each combination of values; the last setting changes fastest. Raises RecipeError.
+    """Return a training for each combination of values. The last setting changes fastest. Raises RecipeError.
 
-    Combinations with equal recipes, such as those of ``--n 1 --algebra real,phm``, are one training.
+    Combinations with equal recipes, for example of ``--n 1 --algebra real,phm``, are one training.
     """
     choices = [[(name, value, f"{name}={value}") for value in values] for name, values in axes.items() if values]
     for values in settings:
-        key_start = values[0].partition("=")[0].rfind(".") + 1  # of model.dropout=0.1
+        key_start = values[0].partition("=")[0].rfind(".") + 1  # the key's last name: dropout of model.dropout=0.1
         choices.append([("set", value, value[key_start:]) for value in values])
     trainings: dict[str, Training] = {}
     for combination in product(*choices):
@@ -104,12 +104,12 @@ def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[Sequ
 
 
 def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int | None:
-    """Run the commands of trainings, `jobs` at once; set their states, and return the exit code of a signal.
+    """Run the commands of trainings, `jobs` at once. Set the trainings' states, and return the exit code of a signal.
 
     A failed training does not stop the others. After a signal no training begins, and those that run save and end.
     """
     setting = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(setting) if setting.isdecimal() else cores()  # of all processes
+    threads = int(setting) if setting.isdecimal() else cores()  # threads of all processes
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(threads // jobs, 1))}
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running: dict[Training, subprocess.Popen[str]] = {}
@@ -118,7 +118,7 @@ def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int |
         if stop.received:
             return
         command = [sys.executable, "-P", "-m", "phmctl", *commands[training]]
-        # In a session of its own a Ctrl-C in the terminal reaches it once, from this process.
+        # In a new session a Ctrl-C in the terminal reaches the training once, from this process.
         with subprocess.Popen(
             command, env=environment, start_new_session=True, encoding="utf-8", errors="replace", **pipes
         ) as process:
@@ -128,7 +128,7 @@ def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int |
                 goes_on = training.problem.startswith("error") and not line.startswith("error")
                 training.problem = training.problem + line if goes_on else line
         del running[training]
-        code = process.returncode  # negative: by a signal before its handler was installed
+        code = process.returncode  # negative if a signal came before the handler was installed
         training.state = "stopped" if {code, 128 - code} & _STOPPED else "failed" if code else "finished"
         training.problem = training.problem.strip() if training.state == "failed" else ""
         note(f"{training.label}: {training.state}")

@@ -79,7 +79,7 @@ def prepare(
         quiet: Print nothing on stderr.
 
     Returns:
-        the prepared data: its ``folder`` and its ``manifest``, which counts the rows read, kept and dropped.
+        the prepared data: ``folder`` and ``manifest``, which counts the rows read, kept and dropped.
 
     Raises:
         DataError: the card is unknown, or files are missing or malformed.
@@ -88,7 +88,7 @@ def prepare(
         OutputError: the folder cannot be written.
     """
     if name is None:
-        raise DataError("no corpus is named; phmctl prepare-data --list shows the dataset cards")
+        raise DataError("no corpus is named. phmctl prepare-data --list shows the dataset cards")
     groups = {split: _file_groups(split_files) for split, split_files in (files or {}).items()}
     section = _without_none(
         tokenizer=tokenizer,
@@ -145,7 +145,7 @@ def _comma_separated(names: str | Sequence[str | int] | None) -> str | None:
 
 
 def _texts(values: str | int | Path | Sequence[Any] | Mapping[str, Any] | None) -> list[str] | None:
-    """Return the values of a repeatable option as the command line has them; a mapping as ``key=value``."""
+    """Return the values of a repeatable option as the command line has them, a mapping as ``key=value``."""
     if values is None:
         return None
     if isinstance(values, str | int | Path):
@@ -183,7 +183,7 @@ def train(
     tag: str | None = None,
     quiet: bool = True,
 ) -> "TrainingResult":
-    """Train a recipe's model on its prepared data: ``phmctl train``.
+    """Train a recipe's model on prepared data: ``phmctl train``.
 
     Arguments that are not described here are the command's options (``phmctl train --help``).
 
@@ -195,15 +195,15 @@ def train(
         recipe: A path or a shipped name, a mapping with the keys of the YAML, or a
             :class:`~phmctl.recipe.schema.Recipe`. With `resume` also a run: a folder, a name below `runs` or a tag.
         settings: Values of recipe keys: ``{"training.clip": 1.0}`` or ``["training.clip=1.0"]``.
-        resume: Continue the run, or the newest run whose training steps agree with the recipe; start one if none does.
+        resume: Continue the run, or the newest run whose training steps agree with the recipe. Start one if none does.
         quiet: Print nothing on stderr.
 
     Returns:
-        the result: ``run`` (with its ``folder``, for :func:`phmctl.load`), ``steps``, ``seconds``, ``best_score``,
+        the result: ``run`` (with ``folder``, for :func:`phmctl.load`), ``steps``, ``seconds``, ``best_score``,
         ``exit_code``.
 
     Raises:
-        RecipeError: the recipe is invalid; lists all problems at once.
+        RecipeError: the recipe is invalid. The message lists all problems at once.
         DataError: the data is not prepared.
         UserError: options contradict each other.
         RunError: the run cannot be resumed, or not with this recipe.
@@ -336,12 +336,12 @@ def load(
     Args:
         path: Folder of a run or an export, folder of versions (its newest run with a checkpoint is used), or a name
             below ``$PHMCTL_RUNS`` or ``runs``.
-        checkpoint: ``best``, ``last``, ``average``, ``step-000200`` or ``200``; by default the average if the recipe
+        checkpoint: ``best``, ``last``, ``average``, ``step-000200`` or ``200``. By default the average if the recipe
             asks for one and it exists, otherwise ``best``, or ``last`` before the first validation.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         threads: Number of CPU threads of an engine other than torch. Set torch's with ``torch.set_num_threads``.
-        precision: Translation: ``bfloat16`` stores the weights in bfloat16 if the device supports it; ``float32`` does
-            not; None follows the recipe.
+        precision: Translation: ``bfloat16`` stores the weights in bfloat16 if the device supports it, ``float32`` does
+            not, and None follows the recipe.
 
     Raises:
         RunError: the run is not found (the message names the nearest), or a file is missing or damaged.

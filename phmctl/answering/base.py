@@ -1,4 +1,4 @@
-"""Types and functions that translators, classifiers and engines share; torch is not needed."""
+"""Types and functions that translators, classifiers and engines share, without torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ TORCH = "torch"
 
 Texts = Sequence[str | Sequence[str]]
 Advance = Callable[[int], None]  # called with the number of lines that were answered since the last call
-Line = tuple[str, dict[str, Any]]  # an answer of ``decode``: its text, and its JSON object
+Line = tuple[str, dict[str, Any]]  # an answer of ``decode``: text and JSON object
 
 
 def ignore(count: int) -> None:
@@ -28,13 +28,13 @@ def ignore(count: int) -> None:
 class Classified:
     """A classifier's answer to one example."""
 
-    label: str  # the most probable class; empty for an empty text
-    probabilities: Mapping[str, float]  # class -> probability, in the order of the model's labels; empty for no text
+    label: str  # the most probable class, empty for an empty text
+    probabilities: Mapping[str, float]  # class -> probability, in the order of the model's labels, empty for no text
     cut: bool = False  # True if a text exceeded the model's limit and only a part of it was read
 
     @property
     def probability(self) -> float:
-        """The probability of the label; 0 for an empty text."""
+        """The probability of the label, 0 for an empty text."""
         return self.probabilities.get(self.label, 0.0)
 
 
@@ -60,14 +60,14 @@ class Engine(Protocol):
 
         Args:
             sources: token ids, each closed by EOS.
-            allowed: size of the target tokenizer; ids from it on are never produced.
+            allowed: size of the target tokenizer. Larger ids are never produced.
             n_best: at most the beam size.
         """
 
 
 @contextmanager
 def export_errors(folder: Path | str) -> Iterator[None]:
-    """Raise RunError in place of any other error in the block, which uses the files of an export.
+    """Raise RunError instead of any other error in the block, which uses the files of an export.
 
     The libraries of the formats raise errors of any type for foreign files and for files that do not fit together.
     """
@@ -83,7 +83,7 @@ def export_errors(folder: Path | str) -> Iterator[None]:
 
 
 def length_penalty(length: Any, alpha: float) -> Any:
-    """Return ``((5 + length) / 6) ** alpha`` (Wu et al. 2016, eq. 14); `length`, a tensor or a number, counts EOS."""
+    """Return ``((5 + length) / 6) ** alpha`` (Wu et al. 2016, eq. 14). `length`, a tensor or a number, counts EOS."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
@@ -93,10 +93,10 @@ def longest_outputs(sources: Sequence[Sequence[int]], settings: DecodingSection)
 
 
 def change_decoding(section: DecodingSection, **changes: float | str | None) -> DecodingSection:
-    """Return the section with some keys changed; None keeps a key. Raises RecipeError."""
+    """Return the section with some keys changed. None keeps a key. Raises RecipeError."""
     values = {key: value for key, value in changes.items() if value is not None}
     changed = change(section, values, RecipeError)
-    if changed.precision == "float32":  # the default; both spellings must find the same stored results
+    if changed.precision == "float32":  # The default: both spellings must find the same stored results.
         changed = changed.model_copy(update={"precision": None})
     return changed
 
@@ -104,7 +104,7 @@ def change_decoding(section: DecodingSection, **changes: float | str | None) -> 
 def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Return the rows of each batch, longest first, with at most `batch_tokens` tokens including padding.
 
-    Rows of length 0 are left out; a row longer than `batch_tokens` forms a batch alone.
+    Rows of length 0 are left out. A row longer than `batch_tokens` forms a batch alone.
     """
     rows = [row for row, length in enumerate(lengths) if length]
     rows.sort(key=lambda row: (-lengths[row], row))

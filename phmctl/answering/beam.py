@@ -2,8 +2,8 @@
 
 The search keeps `beam` live prefixes for each sentence. A step scores every continuation of every live prefix and ranks
 the best ``2 * beam`` of a sentence. Continuations among the first `beam` that end the sentence become finished
-hypotheses; the best `beam` that do not end it become the live prefixes. A finished hypothesis Y of log-probability
-log p has the score ``log p / ((5 + |Y|) / 6) ** alpha`` (Wu et al. 2016, eq. 14); |Y| counts the end-of-sentence token.
+hypotheses, and the best `beam` that do not end it become the live prefixes. A finished hypothesis Y of log-probability
+log p has the score ``log p / ((5 + |Y|) / 6) ** alpha`` (Wu et al. 2016, eq. 14). |Y| counts the end-of-sentence token.
 
 A sentence ends if any of three conditions holds:
 
@@ -34,7 +34,7 @@ from phmctl.recipe.schema import DecodingSection
 # On a CPU rows are processed in parts, so that the scores of each part reuse the same memory. Scores for all rows at
 # once would need new memory in each step (15 % of a step at V = 8,000).
 _ROWS_PER_PART = 128
-_GROUP_SIZE = 8  # columns per group; of 4 to 64, 8 is fastest or close to it at 8,000 and 32,768 columns
+_GROUP_SIZE = 8  # columns per group: of 4 to 64, 8 is fastest or close to it at 8,000 and 32,768 columns
 _IMPOSSIBLE = float("-inf")
 _STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 4}  # a check for ended sentences makes the host wait for the GPU
 
@@ -84,7 +84,7 @@ class Seq2Seq(Protocol):
     """The model that beam search needs.
 
     The state between two steps has ``reorder(parents, sentences=None)``: beam k of the b-th remaining sentence
-    continues the prefix of its beam ``parents[b, k]``. `parents` is (B', K'), so the number of beams may change;
+    continues the prefix of beam ``parents[b, k]``. `parents` is (B', K'), so the number of beams may change.
     `sentences` (B',) are the remaining sentences, or None if all remain.
     """
 
@@ -109,14 +109,14 @@ def beam_search(
     allowed: int,
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
-    """Return the `n_best` best hypotheses of each sentence, best first; fewer if the search finds fewer.
+    """Return the `n_best` best hypotheses of each sentence, best first, or fewer if the search finds fewer.
 
     Args:
         source: token ids (B, S), each sentence closed by EOS and padded with PAD.
         beam: live prefixes of each sentence.
         alpha: exponent of the length penalty.
         max_lengths: length limit of each output (B,) in tokens, without EOS.
-        allowed: size of the tokenizer; the further ids of a padded vocabulary are never produced.
+        allowed: size of the tokenizer. The further ids of a padded vocabulary are never produced.
         n_best: at most `beam`.
 
     Raises:
@@ -154,7 +154,7 @@ class _Search:
         # The search starts with one empty prefix: K is 1 before the first step, and `beam` after it.
         self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
         self.live = torch.zeros((count, 1), device=device)  # (B, K) log-probability
-        # Tokens and parents of each step, for all sentences: a finished prefix is read from its end to its beginning.
+        # Tokens and parents of each step, for all sentences: a finished prefix is read from the end to the beginning.
         self.tokens = torch.zeros((longest + 1, count, beam), dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
         self.scores = torch.full((count, beam), _IMPOSSIBLE, device=device)  # (B, K) finished, best first
@@ -169,7 +169,7 @@ class _Search:
         width = values.shape[1]  # C
         totals = (values.view(sentences, prefixes, width) + self.live[:, :, None]).flatten(1)  # (B, K·C)
         totals, places = _padded(totals, 2 * self.beam).topk(2 * self.beam)  # (B, 2·beam)
-        places = places.clamp(max=prefixes * width - 1)  # a padded candidate is impossible, its place does not matter
+        places = places.clamp(max=prefixes * width - 1)  # a padded candidate is impossible: any place will do
         parents = places // width  # (B, 2·beam)
         tokens = ids.view(sentences, -1).gather(1, places)  # (B, 2·beam)
         closing = _padded(end.view(sentences, prefixes) + self.live, self.beam)  # (B, beam) each live prefix with EOS
@@ -241,7 +241,7 @@ def _prefix(tokens: list[list[int]], parents: list[list[int]], length: int, beam
 
 
 def _padded(values: Tensor, width: int) -> Tensor:
-    """Return values (B, C) with at least `width` columns; the added candidates are impossible."""
+    """Return values (B, C) with at least `width` columns. The added candidates are impossible."""
     return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=_IMPOSSIBLE)
 
 
@@ -258,7 +258,7 @@ class BeamEngine:
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.answering.base.Engine`."""
+        """Search one batch. See :class:`~phmctl.answering.base.Engine`."""
         return beam_search(
             self.model,
             pad(sources).to(self.device),
@@ -283,7 +283,7 @@ class TorchEngine(BeamEngine):
     def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> Tensor:
         """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.
 
-        `batches` contains the rows of each batch; the vector of a source in no batch is zero.
+        `batches` contains the rows of each batch. The vector of a source in no batch is zero.
         """
         vectors = torch.zeros(len(sources), self.model.target_embedding.embedding_dim)  # (N, d)
         for rows in batches:
@@ -293,7 +293,7 @@ class TorchEngine(BeamEngine):
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return a tensor (B, S) of rows of token ids; shorter rows are padded with PAD."""
+    """Return a tensor (B, S) of rows of token ids. Shorter rows are padded with PAD."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
 
 

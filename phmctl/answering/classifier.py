@@ -1,4 +1,4 @@
-"""Classify texts with a trained model: clean, tokenize, batch, and return labels with their probabilities."""
+"""Classify texts with a trained model: clean, tokenize, batch, and return labels with probabilities."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +22,14 @@ _VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mea
 
 
 class Classifier:
-    """A trained classifier; :func:`phmctl.load` returns one.
+    """A trained classifier, as :func:`phmctl.load` returns it.
 
     The methods print nothing and change no global state. Several threads may call them at once.
 
     Attributes:
         name: ``<recipe>/<variant>/<version>`` of the classifier's run.
         task: ``classification``.
-        methods: names of the methods that answer texts; an export has ``classify`` alone.
+        methods: names of the methods that answer texts. An export has ``classify`` alone.
         max_tokens: maximum length of a text in tokens, as counted by :meth:`lengths`.
     """
 
@@ -98,7 +98,7 @@ class Classifier:
 
     @silence()
     def lengths(self, texts: Texts) -> list[int]:
-        """Return the number of tokens of each text; the longer text counts in a pair."""
+        """Return the number of tokens of each text. In a pair the longer text counts."""
         columns = zip(*self._examples(texts), strict=True)
         counts = [self.tokenizer.encode([clean_line(text, self.cleaning) for text in column]) for column in columns]
         return [max(map(len, sides)) for sides in zip(*counts, strict=True)]
@@ -124,7 +124,7 @@ class Classifier:
         return [replace(answer, cut=is_cut) for answer, is_cut in zip(answers, cut, strict=True)]
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Advance = ignore) -> list[Line]:
-        """Return the label of each line; the texts of a pair are separated by a tab. Errors count from `first`."""
+        """Return the label of each line. The texts of a pair are separated by a tab. Errors count from `first`."""
         examples = []
         for number, line in enumerate(lines, first):
             texts = tuple(line.split("\t")) if line.strip() else ()
@@ -144,7 +144,7 @@ class Classifier:
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Return a vector for each text, (N, d) float32 on the CPU.
 
-        An encoder classifier returns the input of its output layer (the recipe's ``pooling``). A pair classifier
+        An encoder classifier returns the input of the output layer (the recipe's ``pooling``). A pair classifier
         concatenates the maximum and the mean of the LSTM's states over time. A text without tokens gives zeros. Of a
         long text the part that the card keeps is read. Raises UserError if the classifier is an export.
         """
@@ -159,7 +159,7 @@ class Classifier:
         return vectors.masked_fill_(is_empty[:, None], 0.0)
 
     def _label_unless_empty(self, examples: Sequence[Sequence[str]]) -> list[Classified]:
-        """Return the label of each example; empty examples get an empty label."""
+        """Return the label of each example. Empty examples get an empty label."""
         answers = [Classified("", {}) for _ in examples]
         rows = [row for row, texts in enumerate(examples) if "".join(texts).strip()]
         for row, answer in zip(rows, self.label([examples[row] for row in rows]), strict=True):

@@ -5,7 +5,7 @@ corrects three differences:
 
 - CTranslate2 normalises scores by length ** alpha. This affects only the order of the hypotheses, so all `beam`
   hypotheses are requested and sorted by our score. (If more than `beam` hypotheses have ended, CTranslate2 drops the
-  worst by its score, so the lowest ranks of an n-best list of very short outputs can differ from torch's.)
+  hypothesis that it scores worst, so the lowest ranks of an n-best list of very short outputs can differ from torch's.)
 - CTranslate2 renormalises the softmax when it forbids tokens, and truncates an output at the longest length instead of
   closing it. Hypotheses are therefore scored again by forced decoding, which gives the model's log-probabilities.
 - CTranslate2 has one length limit for each batch. A sentence with hypotheses beyond its own limit is searched again
@@ -37,7 +37,7 @@ class _Output(NamedTuple):
 
     tokens: tuple[int, ...]  # ids without EOS
     log_prob: float  # CTranslate2's, renormalised over the allowed tokens
-    ended: bool  # by EOS; otherwise truncated at the length limit
+    ended: bool  # with EOS. Otherwise the output is truncated at the length limit
 
     def score(self, alpha: float) -> float:
         return self.log_prob / float(length_penalty(len(self.tokens) + 1, alpha))
@@ -57,7 +57,7 @@ class CTranslate2Engine:
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch; see :class:`~phmctl.answering.base.Engine`. `allowed` is the whole vocabulary."""
+        """Search one batch. See :class:`~phmctl.answering.base.Engine`. `allowed` is the whole vocabulary."""
         limits = longest_outputs(sources, settings)
         outputs = self._search(sources, max(limits), settings)
         without_penalty = settings.model_copy(update={"alpha": 0.0})
@@ -67,7 +67,7 @@ class CTranslate2Engine:
             if not all(output.ended for output in outputs[row]):  # truncated outputs displaced shorter ended ones
                 outputs[row] += self._search([sources[row]], limit, without_penalty)[0]
         if n_best == 1 and all(output.ended for candidates in outputs for output in candidates):
-            # Without truncated outputs the best is known, and only its score is computed again.
+            # Without truncated outputs the best is known, and only the best is scored again.
             outputs = [[max(candidates, key=lambda output: output.score(settings.alpha))] for candidates in outputs]
         return [hypotheses[:n_best] for hypotheses in self._rescore(sources, outputs, settings.alpha)]
 
@@ -124,7 +124,7 @@ class CTranslate2Engine:
 def load_library() -> Any:
     """Return CTranslate2's compiled module, without importing the package that contains it.
 
-    The package imports converters for other libraries, and torch if it is installed; this takes four times as long as
+    The package imports converters for other libraries, and torch if it is installed. This takes four times as long as
     everything else, and translating needs none of it.
     """
     if _EXTENSION in sys.modules:

@@ -1,6 +1,6 @@
 """Read lines in groups, answer them, and write the answers: ``phmctl decode``.
 
-A terminal and a program that waits for each answer are answered at once; lines that have already arrived are answered
+A terminal and a program that waits for each answer are answered at once. Lines that have already arrived are answered
 together, so that the model sorts and batches them.
 """
 
@@ -39,7 +39,7 @@ def arriving_lines(path: Path | None, *, limit: int = 1024) -> Iterator[list[str
     Raises DataError if the file cannot be read or a line is not UTF-8.
     """
     if path is None and sys.stdin is None:
-        raise DataError("stdin is closed; name the text with --input FILE")
+        raise DataError("stdin is closed. Name the text with --input FILE")
     name = path or Path("stdin")
     numbers = count(1)
     with reading(name), open_bytes(path) if path else nullcontext(sys.stdin.buffer) as handle:
@@ -70,7 +70,7 @@ def _raw_groups(handle: BinaryIO, limit: int) -> Iterator[list[bytes]]:
 
 
 def _raw_groups_of_pipe(handle: BufferedReader, limit: int) -> Iterator[list[bytes]]:
-    """Yield the complete lines that have arrived; wait only if there are none."""
+    """Yield the complete lines that have arrived. Wait only if no line is complete."""
     incomplete = b""
     while len(incomplete) <= LONGEST_LINE:
         chunk = handle.read1(_PIPE_BYTES)
@@ -93,8 +93,8 @@ def answer(
     """Answer groups of lines, and warn about empty, equal and looping answers.
 
     Args:
-        output: file for the answers; None: stdout.
-        as_json: print a JSON object for each line: ``line``, its number, and the task's answer.
+        output: file for the answers, or None for stdout.
+        as_json: print a JSON object for each line: ``line``, the number, and the task's answer.
         advance: called with the number of lines that are done.
 
     Raises:
@@ -125,15 +125,15 @@ def _best_text(text: str, document: dict[str, Any]) -> str:
 
 
 def refuse_same_file(source: Path | None, output: Path) -> None:
-    """Raise OutputError if the output is the input; None is stdin."""
+    """Raise OutputError if the output is the input. None is stdin."""
     with suppress(OSError, ValueError, AttributeError):  # a file is missing, or stdin is closed or replaced
         status = os.fstat(sys.stdin.fileno()) if source is None else source.stat()
         if os.path.samestat(status, output.stat()):
-            raise OutputError(f"{output} is the text that is read; name another file for the answers")
+            raise OutputError(f"{output} is the text that is read. Name another file for the answers")
 
 
 class AnswersFile:
-    """A file of answers, open and locked; :func:`open_answers` opens it."""
+    """A file of answers, open and locked by :func:`open_answers`."""
 
     def __init__(self, path: Path, handle: BinaryIO) -> None:
         self.path = path
@@ -158,14 +158,14 @@ class AnswersFile:
 
 @contextmanager
 def open_answers(path: Path) -> Iterator[AnswersFile]:
-    """Open a file for answers; an older file keeps its content until the first answer is written.
+    """Open a file for answers. An older file's content stays until the first answer is written.
 
-    Raises OutputError if the file cannot be written, is no regular file, or another process writes it.
+    Raises OutputError if the file cannot be written, is not a regular file, or another process writes it.
     """
     with writing(path):  # also if the name is too long
         is_file = path.is_file() or not path.exists()
     if not is_file:
-        raise OutputError(f"{path} is not a regular file; name a file, or leave --output out and redirect stdout")
+        raise OutputError(f"{path} is not a regular file. Name a file, or leave --output out and redirect stdout")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -175,7 +175,7 @@ def open_answers(path: Path) -> Iterator[AnswersFile]:
         except BlockingIOError:
             raise OutputError(f"another process writes {path}; wait for it, or name another file") from None
         except OSError:
-            pass  # this file system has no locks
+            pass  # this file system cannot lock files
         try:
             yield AnswersFile(path, handle)
         except BaseException:

@@ -61,7 +61,7 @@ class _State:
         self.past = memory.new_zeros(layers, parts, sentences * beams, heads, 0, width)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Continue the prefixes of `parents`; see :class:`phmctl.answering.beam.Seq2Seq`."""
+        """Continue the prefixes of `parents`. See :class:`phmctl.answering.beam.Seq2Seq`."""
         remaining = torch.arange(len(parents)) if sentences is None else sentences  # (B',)
         self.past = self.past[:, :, (remaining[:, None] * self.beams + parents).flatten()]
         self.beams = parents.shape[1]

@@ -3,7 +3,7 @@
 An export is a trained model in the format of another engine::
 
     DIR/
-        export.json        the manifest: format, origin (run and checkpoint), verification, files with their SHA-256
+        export.json        the manifest: format, origin (run and checkpoint), verification, files with SHA-256
         README.md          the model card
         recipe.yaml, data.json, tokenizer/, text/    as in a run
         …                  the weights in the engine's format
@@ -38,20 +38,20 @@ CTRANSLATE2, ONNX, SAFETENSORS = FORMATS = ("ctranslate2", "onnx", "safetensors"
 COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
 EXACT = "float32"  # the quantisation that keeps the trained numbers
 MODEL = "model"  # the folder of CTranslate2's own files
-# The files that phmctl reads; the manifest has to list each of them.
+# The files that phmctl reads. The manifest has to list each of them.
 _READ = ("*.onnx*", "*.safetensors*", "config.json", "data.json", "weights.bin", f"{MODEL}/*", "tokenizer/*")
 _ADVICE = "copy the export again, or export the run again"
 
 
 @dataclass(frozen=True)
 class Export(Trained):
-    """The folder of an export, its recipe and its manifest."""
+    """The folder, the recipe and the manifest of an export."""
 
     manifest: dict[str, Any]
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an export; the files of the model are verified when they are used. Raises RunError."""
+        """Open an export. The files of the model are verified when they are used. Raises RunError."""
         manifest = read_seal(folder / EXPORT, RunError, _ADVICE)
         number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
         if isinstance(number, int) and number != FORMAT:
@@ -78,7 +78,7 @@ class Export(Trained):
 
     @property
     def quantize(self) -> str | None:
-        """The type of the stored numbers; None for float32, except in CTranslate2's format."""
+        """The type of the stored numbers, None for float32, except in CTranslate2's format."""
         quantize: str | None = self.manifest.get("quantize")
         return quantize
 
@@ -89,7 +89,7 @@ class Export(Trained):
         return f"{self.manifest['run']}@{self.to}{suffix}"
 
     def verify(self) -> None:
-        """Compare the files of the model with the manifest; a text is verified when it is read. Raises RunError."""
+        """Compare the files of the model with the manifest. A text is verified when it is read. Raises RunError."""
         entries = self.manifest["files"]
         names = {entry["name"] for entry in entries if not entry["name"].startswith(("text/", "README.md"))}
         names.update(path.relative_to(self.folder).as_posix() for read in _READ for path in self.folder.glob(read))
@@ -138,10 +138,10 @@ def load_translator(
     """Load the translator of a run or an export.
 
     Args:
-        decoding: settings of the search; None: the recipe's.
+        decoding: settings of the search. None: the recipe's.
         cleaned: do not clean the lines, because they are prepared text of the run. Cleaning twice would change them:
             ``&amp;lt;`` becomes ``&lt;``, and then ``<``.
-        threads: CPU threads of CTranslate2 and onnxruntime; 0: the engine's default.
+        threads: CPU threads of CTranslate2 and onnxruntime. 0: the engine's default.
         n_best: translations of each line in :meth:`Translator.answer`.
         strict: raise an error for over-long lines in :meth:`Translator.answer`.
 
@@ -180,7 +180,7 @@ def load_translator(
 def load_classifier(
     source: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
 ) -> "Classifier":
-    """Load the classifier of a run or an export; arguments and errors are those of :func:`load_translator`."""
+    """Load the classifier of a run or an export. :func:`load_translator` describes arguments and errors."""
     from phmctl.answering.classifier import Classifier
     from phmctl.answering.torch_models import dense_model, open_classifier
 
@@ -214,9 +214,9 @@ def check_options(source: Source, device: str, threads: int, precision: str | No
         raise UserError("threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS")
     if isinstance(source, Export):
         if precision is not None:
-            raise UserError(f"--precision {precision}: {source.folder} has a fixed precision; leave it out")
+            raise UserError(f"--precision {precision}: {source.folder} has a fixed precision. Leave it out")
         if source.engine != TORCH and device not in ("auto", "cpu"):
-            raise UserError(f"--device {device}: an export to {source.to} runs on the CPU; leave it out")
+            raise UserError(f"--device {device}: an export to {source.to} runs on the CPU. Leave it out")
 
 
 def _about(source: Source, checkpoint: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from phmctl.saving import load_model
 
 @torch_defaults()
 def trained_model(run: Run, checkpoint: str, device: torch.device, tokenizers: TokenizerPair) -> nn.Module:
-    """Return the model of a checkpoint in its trained form, in evaluation mode. Raises RunError."""
+    """Return the model of a checkpoint as trained, in evaluation mode. Raises RunError."""
     recipe = run.recipe
     if isinstance(recipe, TranslationRecipe):
         model: nn.Module = build_transformer(recipe.model, tokenizers.source.size, tokenizers.target.size, "meta")

@@ -38,25 +38,25 @@ class Translation:
     """A translation of a line."""
 
     text: str
-    score: float  # `log_prob` over the length penalty (Wu et al. 2016, eq. 14); the beam is ranked by it
-    log_prob: float  # natural logarithm of the probability of the text and its end
-    cut: bool = False  # the line was longer than the model's limit, and only its beginning was translated
+    score: float  # `log_prob` over the length penalty (Wu et al. 2016, eq. 14), by which the beam is ranked
+    log_prob: float  # natural logarithm of the probability of the text and EOS
+    cut: bool = False  # the line was longer than the model's limit, and only the beginning was translated
 
 
 EMPTY = Translation("", 0.0, 0.0)
 
 
 class Translator:
-    """A trained translator; :func:`phmctl.load` returns one.
+    """A trained translator, as :func:`phmctl.load` returns it.
 
     The methods print nothing and change no global state. Several threads may call them at once.
 
     Attributes:
         name: ``<recipe>/<variant>/<version>`` of the translator's run.
         task: ``translation``.
-        methods: names of the methods that answer texts; an engine other than torch has ``translate`` alone.
-        max_tokens: maximum length of a source in tokens, as counted by :meth:`lengths`; None: no limit.
-        n_best: number of translations of a line in :meth:`answer`; None: the best one, without number and score.
+        methods: names of the methods that answer texts. An engine other than torch has ``translate`` alone.
+        max_tokens: maximum length of a source in tokens, as counted by :meth:`lengths`. None: no limit.
+        n_best: number of translations of a line in :meth:`answer`. None: the best one, without number and score.
         strict: whether :meth:`answer` raises an error for a line that is too long.
     """
 
@@ -114,11 +114,11 @@ class Translator:
         """Return the translations of each text, best first, by beam search.
 
         Args:
-            texts: N texts of one line each; they are cleaned like the training text.
-            beam: live prefixes of each sentence; 1 is greedy search; None: the recipe's value.
-            alpha: exponent of the length penalty; None: the recipe's value.
+            texts: N texts of one line each. They are cleaned like the training text.
+            beam: live prefixes of each sentence. 1 is greedy search. None: the recipe's value.
+            alpha: exponent of the length penalty. None: the recipe's value.
             n_best: number of translations of each text, at most `beam`.
-            strict: raise an error if a text is longer than `max_tokens`. By default its beginning is translated, and
+            strict: raise an error if a text is longer than `max_tokens`. By default the beginning is translated, and
                 the translations have ``cut`` set.
 
         Returns:
@@ -194,7 +194,7 @@ class Translator:
 
     @silence()
     def lengths(self, texts: Texts) -> list[int]:
-        """Return the number of tokens of each text, without EOS; of a pair (source, target) that of the longer one."""
+        """Return the number of tokens of each text, without EOS. In a pair (source, target) the longer text counts."""
         if not texts or isinstance(texts, str) or not all(isinstance(text, tuple) for text in texts):
             return [len(ids) for ids in self.tokenizers.source.encode(self._clean(check_texts(texts)))]
         sources, targets = (self._clean(check_texts(side)) for side in zip(*texts, strict=True))
@@ -204,10 +204,10 @@ class Translator:
 
     @silence()
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
-        """Return the log-probability of each target as the translation of its source (forced decoding).
+        """Return the log-probability of each target as the translation of the source (forced decoding).
 
         It is the sum of the natural logarithms over the target's tokens and EOS, like ``log_prob`` of a translation.
-        The only translation of an empty source is the empty text: its score is 0, and any other text scores −∞.
+        The only translation of an empty source is the empty text, which scores 0. Any other text scores −∞.
 
         Args:
             sources: N texts.
@@ -224,7 +224,7 @@ class Translator:
             raise UserError(f"{len(source_texts)} sources and {len(target_texts)} targets: give one target a source")
         source_ids, _ = self.token_ids(source_texts, strict=True)
         target_ids = self.tokenizers.target.encode(self._clean(target_texts))
-        scores = [-math.inf if ids else 0.0 for ids in target_ids]  # replaced unless the source has no tokens
+        scores = [-math.inf if ids else 0.0 for ids in target_ids]  # replaced unless the source is empty
         pairs = zip(source_ids, target_ids, strict=True)
         lengths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
         for rows in plan(lengths, self.settings.batch_tokens):
@@ -237,7 +237,7 @@ class Translator:
     def encode(self, texts: Sequence[str]) -> "Tensor":
         """Return the mean of the encoder's states over all positions, including EOS, (N, d) float32 on the CPU.
 
-        A text without tokens gives zeros. Long texts are cut. Raises UserError if the engine has no encoder states.
+        A text without tokens gives zeros. Long texts are cut. Raises UserError for an engine other than torch.
         """
         engine = self._torch_engine("encode")
         sources, _ = self.token_ids(check_texts(texts))

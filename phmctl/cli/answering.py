@@ -62,9 +62,9 @@ def decode(
 
     set_threads(threads)
     if input_ is not None and split is not None:
-        raise UserError("--input and --split exclude each other; leave one out")
+        raise UserError("--input and --split exclude each other. Leave one out")
     if output is not None and output.suffix.lower() == ".gz":
-        raise OutputError(f"--output {output}: answers are plain text; use phmctl decode … | gzip > {output}")
+        raise OutputError(f"--output {output}: answers are plain text. Use phmctl decode … | gzip > {output}")
     if output is not None and split is None:
         refuse_same_file(input_, output)
     source = find(run)
@@ -115,12 +115,12 @@ def evaluate(
     threads: Threads = 0,
     json: Json = False,
 ) -> Shown:
-    """Score runs on a split of their text: translators by BLEU, chrF and TER, classifiers by accuracy.
+    """Score runs on a split: translators by BLEU, chrF and TER, classifiers by accuracy.
 
     Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
     and --reference are for translators.
 
-    --probing trains a probe for each probing task prepared in --data; a probe is trained once and its answers are kept.
+    --probing trains a probe for each probing task prepared in --data, once, and keeps the answers.
     """
     from phmctl.answering.opening import find
     from phmctl.runs.run import requested_splits
@@ -189,7 +189,7 @@ def serve(
     grace: Annotated[float, Option(min=0, help="Seconds for open requests when the server stops.")] = 30.0,
     json: Json = False,
 ) -> None:
-    """Answer over HTTP: /translate and /score, or /classify; /health; and a page to type into.
+    """Answer over HTTP: /translate and /score, or /classify. Also /health and a page to type into.
 
     Prints the address. On Ctrl-C or SIGTERM it answers open requests, then stops (exit code 130 or 143).
     """
@@ -221,7 +221,7 @@ def export(
     threads: Threads = 0,
     json: Json = False,
 ) -> Shown:
-    """Export a run's model with its tokenizer, settings and model card.
+    """Export a run's model with tokenizer, settings and model card.
 
     decode, eval and serve take the folder as a run. The export is compared with the run on the run's validation text.
     """

@@ -47,7 +47,7 @@ def bench_layer(
     threads: Threads = 0,
     json: Json = False,
 ) -> Shown:
-    """A PHM layer against nn.Linear: forward and backward, and forward in training; evaluation is nn.Linear's own."""
+    """A PHM layer against nn.Linear: forward and backward, and forward in training."""
     from phmctl.benchmarks import bench_layer
 
     set_threads(threads)
@@ -81,7 +81,7 @@ def bench_train(
 ) -> Shown:
     """Training steps against the dense twin, on the recipe's prepared data.
 
-    A composed model is also measured without its compositions.
+    A composed model is also measured without compositions.
     """
     from phmctl.benchmarks import bench_training
 
@@ -103,9 +103,9 @@ def bench_decode(
     rounds: Rounds = 5,
     json: Json = False,
 ) -> Shown:
-    """Beam search against the dense twin; both translate by their dense copies.
+    """Beam search against the dense twin. Dense copies of both models translate.
 
-    A composed model is also measured without its compositions.
+    A composed model is also measured without compositions.
     """
     from phmctl.benchmarks import bench_decoding
 

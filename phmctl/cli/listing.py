@@ -1,4 +1,4 @@
-"""The commands that show what is there: ``recipes``, ``runs``, ``count-params``, ``compare`` and ``report``."""
+"""Commands that list and compare: ``recipes``, ``runs``, ``count-params``, ``compare`` and ``report``."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +29,7 @@ ScoreFirst = Annotated[
 ]
 
 
-_RECIPES = {  # the titles of the recipes' tables, and how the names of their recipes begin
+_RECIPES = {  # title of a table -> beginnings of the names of the recipes in it
     "for your own text (name=…, data.card=…)": ("multi30k-de-en", "sentence-pairs", "text-classification"),
     "small enough for two cores": ("miniature", "shakespeare", "snli-counterfactual", "agreement-resplit"),
     "Zhang et al. 2021": ("table", "hamilton", "rotation-3d", "octonion"),
@@ -42,7 +42,7 @@ def recipes(
     name: Annotated[str | None, Argument(metavar="RECIPE", help="Recipe to print, with its comments.")] = None,
     json: Json = False,
 ) -> Shown:
-    """List the shipped recipes, or print one with its comments."""
+    """List the shipped recipes, or print one with comments."""
     from phmctl.recipe.loading import find_recipe, load_recipe
 
     if name is not None:
@@ -87,7 +87,7 @@ def count_params(
     settings: Settings = None,
     json: Json = False,
 ) -> Shown:
-    """Count the parameters of a recipe and of its dense twin by component, without allocating them."""
+    """Count the parameters of a recipe and of the dense twin by component, without allocating them."""
     from phmctl.results.counting import count_tables
 
     ns, algebras = integers("n", n), names("algebra", algebra)
@@ -137,7 +137,7 @@ def report(
     output: Annotated[Path, Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
     json: Json = False,
 ) -> Shown:
-    """Write one HTML page about runs; print its path. Needs phmctl[report].
+    """Write one HTML page about runs and print the path. Needs phmctl[report].
 
     The page has scores, curves, samples and differences.
     """

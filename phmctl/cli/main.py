@@ -1,4 +1,4 @@
-"""The ``phmctl`` command: registers the subcommands, prints their results and turns errors into exit codes.
+"""The ``phmctl`` command: registers the subcommands, prints results and turns errors into exit codes.
 
 Exit codes: 0 done, 1 the work failed, 2 the user's input is wrong, 130 interrupted, 128 + n ended by signal n.
 """
@@ -51,7 +51,7 @@ COMMANDS: dict[str, Callable[..., Shown | None]] = {
 
 
 def _print(result: Shown | None, **_: Any) -> None:
-    """Print the result of a command as a table, or as JSON; exit with its code."""
+    """Print the result of a command as a table, or as JSON. Exit with the result's code."""
     if result is not None:
         result.show("json" if as_json.get() else "table")
         if result.code:
@@ -88,7 +88,7 @@ def main(
     if debug:
         os.environ[_DEBUG] = "1"
     if context.invoked_subcommand != "train" and world().size > 1:
-        raise UserError(f"{context.invoked_subcommand} works in one process; start it without torchrun")
+        raise UserError(f"{context.invoked_subcommand} works in one process. Start it without torchrun")
     choose_threads()
 
 
@@ -118,11 +118,11 @@ def _refuse_repeated_options(command: Any, words: list[str]) -> None:
     given = command.make_parser(typer.Context(command, resilient_parsing=True)).parse_args(words)[2]
     for parameter, times in Counter(given).items():
         if times > 1 and parameter.param_type_name == "option" and not parameter.multiple:
-            raise UserError(f"{parameter.opts[0]} is given {times} times but takes one value; leave one out")
+            raise UserError(f"{parameter.opts[0]} is given {times} times but takes one value. Leave one out")
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for a closed stdout or stderr (``>&-``); otherwise the next file would get its number."""
+    """Open the null device for a closed stdout or stderr (``>&-``), whose number the next file would get otherwise."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
@@ -131,7 +131,7 @@ def _open_closed_streams() -> None:
 def _install_signal_handlers() -> None:
     """Turn Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 into an exception, so that cleanup code runs. Ignored ones stay ignored.
 
-    A second signal ends the process at once. Training installs its own handlers, which save first.
+    A second signal ends the process at once. Training installs handlers that save first.
     """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:

@@ -56,7 +56,7 @@ def names(option: str, text: str | None) -> list[str]:
     """Return the different names in an option's comma-separated text. Raises UserError if one is empty."""
     different = [] if text is None else list(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in different:
-        raise UserError(f"--{option} {text!r}: a value is empty; separate values by single commas")
+        raise UserError(f"--{option} {text!r}: a value is empty. Separate values by single commas")
     return different
 
 

@@ -1,4 +1,4 @@
-"""What ``train --dry-run`` shows: the recipe, the parameters and the time of a training."""
+"""The plan that ``train --dry-run`` prints: the recipe, the parameters and the time of a training."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -33,7 +33,7 @@ def training_plan(
     Vocabulary sizes come from the prepared data if it exists, otherwise from the recipe.
     """
     if world().size > 1:
-        raise UserError("--dry-run works in one process; start it without torchrun")
+        raise UserError("--dry-run works in one process. Start it without torchrun")
     written, _ = recipe_and_run(recipe, resume=resume, runs=runs)
     resolved = resolve(written, common_overrides(**options), settings)
     root, notes = data_root(data), []

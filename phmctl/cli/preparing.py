@@ -95,7 +95,7 @@ def prepare_data(
 
 
 def files_by_split(options: dict[str, list[str] | None]) -> dict[str, list[tuple[str, ...]]]:
-    """Return the tables and pairs of files of each split; ``news=FILE`` of test is in ``test_news``."""
+    """Return the tables and pairs of files of each split. ``news=FILE`` of test is in ``test_news``."""
     splits: dict[str, list[tuple[str, ...]]] = {}
     for option, files in options.items():
         for file in files or ():

@@ -51,7 +51,7 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="Print recipe, parameters and time; train nothing.")] = False,
     json: Json = False,
 ) -> Shown:
-    """Train a recipe's model on its prepared data; print the run directory at the end."""
+    """Train a recipe's model on prepared data. Print the run directory at the end."""
     options: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
     options |= {"execution": execution, "init": init}
     if threads:
@@ -78,7 +78,7 @@ def train(
 
 
 def trained(result: "TrainingResult", notes: Sequence[str] = ()) -> Shown:
-    """Return what is printed at the end of a training: the run's folder. Only rank 0 prints it."""
+    """Return the output at the end of a training: the run's folder. Only rank 0 prints it."""
     if world().rank > 0:
         raise typer.Exit(result.exit_code)
     if result.exit_code:
@@ -103,9 +103,9 @@ def sweep(
     list_: Annotated[bool, Option("--list", help="Print a command for each training; train nothing.")] = False,
     json: Json = False,
 ) -> Shown:
-    """Train every combination of values: what is finished is skipped, what was stopped is continued.
+    """Train every combination of values. Skip finished trainings, and continue stopped ones.
 
-    Each training has its own process. Quotes keep a comma in a value: --set 'description="one, two"'.
+    Each training has a process. Quotes keep a comma in a value: --set 'description="one, two"'.
     """
     from phmctl import sweeps
 
@@ -134,9 +134,9 @@ def distil(
     tag: Tag = None,
     json: Json = False,
 ) -> Shown:
-    """Train a small model on a trained model's answers; print the student's run directory at the end.
+    """Train a small model on a trained model's answers. Print the student's run directory at the end.
 
-    A translator translates its training text by beam search, once for all its students; a student of a classifier
+    A translator translates the training text by beam search, once for all students. A student of a classifier
     learns the classifier's probabilities and the labels.
     """
     result = phmctl.distil(

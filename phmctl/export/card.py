@@ -1,4 +1,4 @@
-"""Write the model card of an export, its ``README.md``."""
+"""Write the model card of an export, ``README.md``."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -82,7 +82,7 @@ def model_card(run: Run, sizes: Mapping[str, int], description: Mapping[str, Any
 
 
 def size_words(sizes: Mapping[str, int]) -> str:
-    """Return the bytes of an export beside its run's and the dense twin's: ``0.96 MB, 20 % of the dense ...``."""
+    """Return the bytes of an export, the run and the dense twin in words: ``0.96 MB, 20 % of the dense ...``."""
     weights, run, dense = (sizes[name] / 1e6 for name in ("weights", "run_float32", "dense_float32"))
     share = f"{weights / dense:.0%} of the dense float32 model ({dense:.2f} MB)"
     return f"{weights:.2f} MB, {share}; the run's parameters: {run:.2f} MB"
@@ -100,7 +100,7 @@ def _scores(run: Run) -> Iterator[str]:
 
 
 def _classifier_interface(run: Run, labels: list[str]) -> Iterator[str]:
-    """Yield how a text becomes a classifier's ids, and how its logits become a label."""
+    """Yield the steps from a text to a classifier's ids, and from logits to a label."""
     cleaning, recipe = load_cleaning(run), run.recipe_of(ClassificationRecipe)
     text = "HTML entities (`&amp;`) are decoded; " if cleaning.entities == "decode" else ""
     text += "white space at both ends is removed"

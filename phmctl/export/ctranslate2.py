@@ -19,7 +19,7 @@ from phmctl.export.forms import Form
 from phmctl.nn.layers import sinusoids
 from phmctl.recipe.schema import TranslationRecipe
 
-_LONGEST_INPUT = 1024  # tokens; CTranslate2 truncates longer sources by default
+_LONGEST_INPUT = 1024  # tokens. CTranslate2 truncates longer sources by default
 
 
 def position_count(recipe: TranslationRecipe) -> int:
@@ -70,7 +70,7 @@ def _spec(specs: Any, form: Form, positions: int) -> Any:
         stack.position_encodings.encodings = sinusoids(0, positions, config["width"]).numpy()
         stack.scale_embeddings = True
         if config["final_norm"]:
-            # The spec of a post-norm stack lacks an attribute for the final norm; the engine applies it if stored.
+            # The spec of a post-norm stack lacks an attribute for the final norm. The engine applies it if stored.
             object.__setattr__(stack, "layer_norm", specs.common_spec.LayerNormSpec())
             _set_norm(stack.layer_norm, tensors, f"{name}_norm")
         for index, layer in enumerate(stack.layer):

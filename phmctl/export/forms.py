@@ -5,8 +5,8 @@ make n divide them, for any algebra, n, parametrization, sharing of rules and ar
 map is built from A and S in float64 and rounded once.
 
 The compact form has A and S of each PHM map, from which :mod:`phmctl.plain` computes the tensors of the dense form.
-`rows` names, for each computed tensor, the matrices whose rows it stacks: a part of a fused map, a table without its
-last rows, or the gates of an LSTM. A matrix has A and S, R and L, or a table and a map, each of these by its name.
+`rows` names, for each computed tensor, the matrices whose rows are stacked: a part of a fused map, a table without the
+last rows, or the gates of an LSTM. A matrix has A and S, R and L, or a table and a map, each by name.
 """
 
 import copy
@@ -25,23 +25,23 @@ from phmctl.nn.linear import KroneckerWeight, LowRankLinear
 from phmctl.nn.lstm import GATES, PHMLSTM, TORCH_GATES
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, StackSection
 
-# Table -> key of the number of its token types; fused map -> the projections that it stacks.
+# Table -> key of the number of token types, and fused map -> the projections in it.
 _TABLES = {"source_embedding": "source", "target_embedding": "target", "generator": "target", "embedding": "vocabulary"}
 _FUSED = {"query_key_value": ("query", "key", "value"), "key_value": ("key", "value")}
 _WEIGHTS = (".weight", ".weight_ih_l0", ".weight_hh_l0")
 
-Rows = tuple[str, int, int]  # a matrix, its first row, and the row after its last one
-Modules = Mapping[str, nn.Module]  # of a model, by name
+Rows = tuple[str, int, int]  # a matrix, the first row, and the row after the last one
+Modules = Mapping[str, nn.Module]  # modules of a model, by name
 
 
 @dataclass(frozen=True)
 class Form:
-    config: dict[str, Any]  # arguments of :mod:`phmctl.plain`; `shared` maps a shared table's name to its first
-    tensors: dict[str, Tensor]  # float32 on the CPU, by name; a shared tensor once
-    rows: dict[str, list[Rows]] = field(default_factory=dict)  # of each computed tensor; empty in a dense form
+    config: dict[str, Any]  # arguments of :mod:`phmctl.plain`; `shared` maps a shared table's name to the first
+    tensors: dict[str, Tensor]  # float32 on the CPU, by name, a shared tensor once
+    rows: dict[str, list[Rows]] = field(default_factory=dict)  # rows of each computed tensor, empty in a dense form
 
     def all_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a dense form, shared tensors under each of their names."""
+        """Return the tensors of a dense form, shared tensors under each name."""
         return self.tensors | {name: self.tensors[source] for name, source in self.config["shared"].items()}
 
     def rounded(self, number_type: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -163,7 +163,7 @@ def _has_structure(module: nn.Module) -> bool:
 
 
 def _factors(modules: Modules, path: str) -> dict[str, Tensor]:
-    """Return the tensors that a matrix is computed from, by name; a matrix without a structure is its weight."""
+    """Return the tensors that a matrix is computed from, by name. Without a structure this is the weight."""
     module: Any = modules[path]
     if isinstance(module, NarrowEmbedding):
         return _factors(modules, f"{path}.table") | _factors(modules, f"{path}.map")

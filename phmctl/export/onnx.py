@@ -1,7 +1,7 @@
-"""Write ONNX graphs with dynamic batch sizes and lengths; :mod:`phmctl.answering.onnx` describes inputs and outputs.
+"""Write ONNX graphs with dynamic batch sizes and lengths. :mod:`phmctl.answering.onnx` describes inputs and outputs.
 
 The graphs are traced from the dense form in :mod:`phmctl.plain`, so they contain standard operators only. For a compact
-form their matrices are then replaced by nodes that compute them. onnxruntime folds these nodes into constants when a
+form the matrices are then replaced by nodes that compute them. onnxruntime folds these nodes into constants when a
 session opens, so a graph computes as fast as a dense one. The graphs of a folder share one file of weights.
 """
 
@@ -132,7 +132,7 @@ def _step(layer: Any, x: Tensor, mask: Tensor, memory: Tensor, past: Tensor) -> 
 def _export(model: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: list[str]) -> None:
     """Trace a model with example inputs.
 
-    This is torch's older exporter, with its warnings hidden. The one on ``torch.export`` unrolls an LSTM to the length
+    This is torch's older exporter, with warnings hidden. The one on ``torch.export`` unrolls an LSTM to the length
     of the example and takes twenty times as long.
     """
     with warnings.catch_warnings(), torch.no_grad():
@@ -153,14 +153,14 @@ def _export(model: nn.Module, path: Path, inputs: dict[str, Tensor], outputs: li
 
 
 def _replace_matrices(paths: list[Path], dense: Mapping[str, Tensor], compact: Form, number_type: str) -> None:
-    """Rewrite the graphs with the weights of a compact form, rounded to `number_type`, in one file beside them.
+    """Rewrite the graphs with the weights of a compact form, rounded to `number_type`, in one file in the same folder.
 
     Args:
         dense: the dense form's tensors, by which the matrices of the graphs are found.
     """
     onnx = require("onnx", "onnx")
     _, stored = compact.rounded(number_type)
-    targets: dict[tuple[tuple[int, ...], bytes], tuple[str, str]] = {}  # a matrix's name and layout, by its key
+    targets: dict[tuple[tuple[int, ...], bytes], tuple[str, str]] = {}  # a matrix's name and layout, by key
     for name, tensor in dense.items():
         if tensor.dim() > 1:
             for layout, array in _layouts(name, tensor.numpy()):
@@ -187,16 +187,16 @@ def _replace_matrices(paths: list[Path], dense: Mapping[str, Tensor], compact: F
 
 
 def _layouts(name: str, array: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays that a graph can hold for a dense matrix, each with the name of its layout."""
+    """Yield the arrays that a graph can hold for a dense matrix, each with the name of the layout."""
     yield "", array
     yield "transposed", array.T
-    if ".weight_" in name:  # of an LSTM
+    if ".weight_" in name:  # a weight of an LSTM
         gates = array.reshape(4, -1, array.shape[1])
         yield "gates", gates[list(_LSTM_ORDER)].reshape(1, *array.shape)
 
 
 def _key(array: Array) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape of an array and the SHA-256 of its entries."""
+    """Return the shape of an array and the SHA-256 of the entries."""
     return array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
 
 
@@ -250,7 +250,7 @@ class _Nodes:
         return self._height(f"{path}.table")
 
     def _matrix(self, path: str) -> str:
-        """Add the nodes of a matrix; see :func:`phmctl.plain.matrix`."""
+        """Add the nodes of a matrix. See :func:`phmctl.plain.matrix`."""
         tensors = self._compact.tensors
         if f"{path}/H" in self._made:
             return f"{path}/H"

@@ -1,4 +1,4 @@
-"""Export a run's model to another format, verify it, and write its model card."""
+"""Export a run's model to another format, verify the export, and write the model card."""
 
 import shutil
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ _WEIGHT_FILES = ("*.onnx", "*.bin", "*.safetensors", f"{MODEL}/model.bin")
 
 @dataclass(frozen=True)
 class Exported:
-    """A written export and its verification."""
+    """A written export and the verification."""
 
     export: Export
     verification: Verification | None  # None: it was not compared with the run
@@ -97,18 +97,18 @@ def export(
     Args:
         to: a format of :data:`phmctl.answering.opening.FORMATS`.
         output: a new or empty folder, or with `force` an export, which is replaced.
-        weights: ``phm``, A and S of each map, the default of the formats that can hold them; or ``dense``.
-        quantize: the type of the stored numbers, :data:`phmctl.storage.QUANTIZATIONS` or CTranslate2's; None: float32.
-        texts: number of validation texts to verify the export on; None: all; 0: do not verify it.
+        weights: ``phm``, A and S of each map, the default of the formats that can hold them, or ``dense``.
+        quantize: the type of the stored numbers, :data:`phmctl.storage.QUANTIZATIONS` or CTranslate2's. None: float32.
+        texts: number of validation texts to verify the export on. None: all. 0: do not verify it.
         with_text: copy the run's valid and test text, so that eval can score the export on it.
 
     Raises:
         UserError: an option is wrong, or the format or the task cannot be exported.
         OutputError: the folder exists and may not be replaced, or cannot be written.
-        RunError: the run is damaged, or has no text to verify the export on.
+        RunError: the run is damaged, or lacks a text to verify the export on.
         PhmctlError: the export's answers differ from the run's.
     """
-    answers(run.recipe, "export")  # raises UserError if the task has no models that answer
+    answers(run.recipe, "export")  # raises UserError if models of the task do not answer
     check_known("format", to, FORMATS)
     if quantize is not None and to in COMPACT:
         check_known(f"quantisation of {to}", quantize, QUANTIZATIONS)
@@ -165,9 +165,9 @@ class _Source:
 
     run: Run
     weights: Weights
-    model: nn.Module  # in its trained form, in evaluation mode, on the CPU
+    model: nn.Module  # as trained, in evaluation mode, on the CPU
     predictor: Translator | Classifier  # answers with torch
-    sizes: dict[str, int]  # of the vocabularies and the label set, named as by the task
+    sizes: dict[str, int]  # sizes of the vocabularies and the label set, named as by the task
 
 
 def _load(run: Run, checkpoint: str) -> _Source:
@@ -196,7 +196,7 @@ def _copy_run(run: Run, folder: Path, *, with_text: bool) -> None:
 
 
 def _write(source: _Source, to: str, dense: Form, stored: Form, number_type: str, folder: Path) -> None:
-    """Write the weights in a format; raise UserError if it cannot express the model."""
+    """Write the weights in a format. Raises UserError if it cannot express the model."""
     if to == CTRANSLATE2:
         positions = position_count(source.run.recipe_of(TranslationRecipe))
         write_ctranslate2(dense, load_tokenizers(source.run), number_type, positions, folder)
@@ -210,7 +210,7 @@ def _write(source: _Source, to: str, dense: Form, stored: Form, number_type: str
 
 
 def _verify(source: _Source, to: str, folder: Path, number_type: str, texts: int | None) -> Verification:
-    """Compare the export with the run; raise PhmctlError if a float32 export has different answers."""
+    """Compare the export with the run. Raises PhmctlError if a float32 export has different answers."""
     exported = copy(source.predictor)
     if isinstance(exported, Translator):
         recipe = source.run.recipe_of(TranslationRecipe)

@@ -19,7 +19,7 @@ from phmctl.runs import Run
 from phmctl.runs.copies import read_text
 from phmctl.tasks.classification import read_examples
 
-TIE = 1e-3  # nats; log-probabilities that differ by less are a tie
+TIE = 1e-3  # nats. Log-probabilities that differ by less are a tie
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Verification:
     equal: int  # texts with equal answers: all tokens of the greedy output, or the label
     ties: int  # texts with other answers where torch's two candidates are a tie
     largest: float  # largest difference of the log-probabilities of equal answers, in nats
-    scores: dict[str, Any]  # BLEU with its signature, or accuracy, of torch and of the export
+    scores: dict[str, Any]  # BLEU with the signature, or accuracy, of torch and of the export
 
     @property
     def different(self) -> int:
@@ -56,9 +56,9 @@ def verify(
     Args:
         predictor: the run's model in torch.
         exported: the same with the export's engine or model.
-        count: number of texts, taken at equal distances; None: all.
+        count: number of texts, taken at equal distances. None: all.
 
-    Raises RunError if the run has no text.
+    Raises RunError if the run lacks texts.
     """
     split, texts, references = _examples(run, count)
     with progress(f"comparing {len(texts):,} texts with torch", 2 * len(texts)) as advance:
@@ -74,7 +74,7 @@ def verify(
 
 
 def _examples(run: Run, count: int | None) -> tuple[str, list[Any], list[str]]:
-    """Return a split of the run's text, valid or else test: its name, its texts, and their references or labels."""
+    """Return the name, texts, and references or labels of a split of the run's text: valid, or else test."""
     splits = run.splits()
     if not splits:
         raise RunError(
@@ -94,7 +94,7 @@ def _examples(run: Run, count: int | None) -> tuple[str, list[Any], list[str]]:
 
 
 def _answers(model: Translator | Classifier, texts: Sequence[Any], advance: Advance) -> list[Hypothesis]:
-    """Return the greedy output of each text; of a classifier the number of the label in place of tokens."""
+    """Return the greedy output of each text. A classifier's output is the number of the label instead of tokens."""
     if isinstance(model, Classifier):
         nats = model.probabilities(texts, advance).clamp(min=1e-30).log()  # (N, classes)
         values, labels = (column.tolist() for column in nats.max(1))
@@ -114,7 +114,7 @@ def _answers(model: Translator | Classifier, texts: Sequence[Any], advance: Adva
 
 @torch.no_grad()
 def _preference(predictor: Translator | Classifier, text: Any, answer: Sequence[int], other: Sequence[int]) -> float:
-    """Return by how many nats torch prefers its own label, or its own token at the first place that differs."""
+    """Return by how many nats torch prefers torch's label, or torch's token at the first place that differs."""
     if isinstance(predictor, Classifier):
         nats = predictor.probabilities([text]).clamp(min=1e-30).log()[0]  # (classes,)
         return abs(float(nats[answer[0]] - nats[other[0]]))
@@ -133,7 +133,7 @@ def _scores(
     theirs: Sequence[Hypothesis],
     references: Sequence[str],
 ) -> dict[str, Any]:
-    """Return BLEU with its signature, or the accuracy, of torch and of the export."""
+    """Return BLEU with the signature, or the accuracy, of torch and of the export."""
     if isinstance(predictor, Classifier):
         accuracies = []
         for answers in (ours, theirs):
