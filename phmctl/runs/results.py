@@ -6,8 +6,8 @@ Each scoring writes two files: a JSON report and the scored answers::
     test.step-001800.beam-5.alpha-0.6.7b20d1e4.hyp     the scored answers
 
 The file name contains the split, the checkpoint, the main settings, and a digest of the weights and all settings, so
-that another beam size or further training never overwrites an earlier result. A warning names a damaged report, which
-is skipped.
+that another beam size or further training never overwrites an earlier result. A warning names a torn report, which is
+skipped.
 
 The log has a JSON object for each logged interval, validation, early stop and average.
 """
@@ -29,7 +29,6 @@ from phmctl.storage import FORMAT, read_json_object, sha256_text, sole_writer, w
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
 _ADVICE = "the result is skipped: remove it and score the run again"
-_ORIGIN_TYPES = {"split": str, "checkpoint": str, "settings": dict, "scores": dict}
 
 
 @dataclass(frozen=True)
@@ -115,42 +114,26 @@ def check_scorable(run: Trained) -> None:
 
 
 def read_results(run: Trained) -> list[Result]:
-    """Return the results of a run, sorted by file name. Warn about damaged files and skip them."""
+    """Return the results of a run, sorted by file name. Warn about torn files and skip them."""
     results = []
     for path in sorted(run.results_folder.glob("*.json")):
         try:
-            result = _read_result(path)
+            report = read_json_object(path, RunError, _ADVICE)
         except RunError as error:
             warn(str(error))
-        except (ValueError, AttributeError, KeyError, TypeError):
-            warn(f"{path} is damaged: {_ADVICE}")
-        else:
-            if result is not None:
-                results.append(result)
+            continue
+        origin = report.pop("made", None)
+        if origin is None:  # another record, such as probing.json
+            continue
+        if origin["format"] != FORMAT:
+            warn(f"{path} has format {origin['format']!r}, and this phmctl reads format {FORMAT}: score the run again")
+            continue
+        answers = None if origin["answers"] is None else path.with_name(origin["answers"])
+        if answers is not None and not answers.is_file():
+            warn(f"{answers} is missing, so no test uses it: score the run again")
+            answers = None
+        results.append(Result(path, report, answers, **{name: origin[name] for name in _ORIGIN_KEYS}))
     return results
-
-
-def _read_result(path: Path) -> Result | None:
-    """Return the result in a file, or None if the file is another record or has another format.
-
-    Raises RunError if it cannot be read, and various errors if it was never valid: AttributeError, KeyError, TypeError.
-    """
-    report = read_json_object(path, RunError, _ADVICE)
-    origin = report.pop("made", None)
-    if origin is None:
-        return None
-    if origin["format"] != FORMAT:
-        warn(f"{path} has format {origin['format']!r}, and this phmctl reads format {FORMAT}: score the run again")
-        return None
-    for name, value_type in _ORIGIN_TYPES.items():
-        if type(origin[name]) is not value_type:
-            raise TypeError
-    sum(origin["scores"].values())  # raises TypeError unless all are numbers
-    answers = None if origin["answers"] is None else path.with_name(origin["answers"])
-    if answers is not None and not answers.is_file():
-        warn(f"{answers} is missing, so no test uses it: score the run again")
-        answers = None
-    return Result(path, report, answers, **{name: origin[name] for name in _ORIGIN_KEYS})
 
 
 def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
@@ -175,28 +158,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a training log, each with the entry. Warn about damaged lines and skip them.
-
-    The beginning of a line at the end of the file, which a kill may leave, is skipped without a warning.
-    """
-    lines = _lines(path)
-    valid, damaged = [], []
-    for number, line in enumerate(lines, start=1):
-        entry = parse_entry(line)
-        if entry is not None:
-            valid.append((line, entry))
-        elif number < len(lines) or not re.fullmatch(rb"(\{[^\0]*)?", line):
-            damaged.append(number)
-    if damaged:
-        warn(f"{path}, line {damaged[0]}: damaged, such lines are skipped ({len(damaged)} in all)")
-    return valid
+    """Return the lines of a training log, each with the entry. Lines that a kill or a full disk cut are skipped."""
+    entries = ((line, _parse_entry(line)) for line in _lines(path))
+    return [(line, entry) for line, entry in entries if entry is not None]
 
 
 def read_validations(path: Path) -> list[dict[str, Any]]:
     """Return the validations in a training log and the last entry. Other lines are not parsed. Raises RunError."""
     lines = _lines(path)
-    entries = [parse_entry(line) for line in lines if b'"validation"' in line]
-    entries.append(next(filter(None, map(parse_entry, reversed(lines))), None))
+    entries = [_parse_entry(line) for line in lines if b'"validation"' in line]
+    entries.append(next(filter(None, map(_parse_entry, reversed(lines))), None))
     return [entry for entry in entries if entry is not None]
 
 
@@ -209,15 +180,13 @@ def _lines(path: Path) -> list[bytes]:
         raise RunError(f"{path} cannot be read ({error.strerror}): copy the run again") from error
 
 
-def parse_entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry in a line of :func:`log_line`, or None if it is damaged or lacks a step or a numeric time."""
+def _parse_entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry in a line of :func:`log_line`, or None if the line is no JSON object, because it was cut."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # ValueError includes invalid UTF-8
         return None
-    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
-        return None
-    return entry if isinstance(entry.get("seconds", 0.0), (int, float)) else None
+    return entry if isinstance(entry, dict) else None
 
 
 def series(entries: Iterable[Mapping[str, Any]], event: str, name: str) -> list[tuple[int, float]]:

@@ -118,7 +118,7 @@ class Trained(ABC):
 
     def data(self) -> dict[str, Any]:
         """Return the content of ``data.json``, the manifest of the training data. Raises RunError."""
-        return _read_record(self.folder / DATA, {"settings": dict, "splits": dict, "sources": list, "labels": list})
+        return read_json_object(self.folder / DATA, RunError, _ADVICE)
 
     def splits(self) -> list[str]:
         """Return the splits whose text is in the folder."""
@@ -312,8 +312,8 @@ class Run(Trained):
 
     def check_model(self, checkpoint: Path) -> None:
         """Raise RunError if a checkpoint was trained with another model section than the recipe's."""
-        trained, section = read_manifest(checkpoint).get("model"), self.recipe.model.model_dump(mode="json")
-        for key, (before, now) in differences(trained if isinstance(trained, dict) else {}, section).items():
+        trained, section = read_manifest(checkpoint)["model"], self.recipe.model.model_dump(mode="json")
+        for key, (before, now) in differences(trained, section).items():
             place = f"{checkpoint} was trained with model.{key} = {before!r}"
             raise RunError(f"{place}, but {self.folder / RECIPE} has {now!r}: {_ADVICE}")
 
@@ -335,7 +335,7 @@ class Run(Trained):
             with suppress(OSError, OutputError):
                 if failure is None:
                     (self.folder / ATTEMPT).unlink(missing_ok=True)
-                elif self.folder.is_dir():  # it may have been moved or removed meanwhile
+                else:
                     write_json(self.folder / ATTEMPT, {"error": failure})
 
 
@@ -352,15 +352,7 @@ def requested_splits(runs: Sequence[Trained], split: str) -> list[str]:
 
 def read_environment(folder: Path) -> dict[str, Any]:
     """Return the content of a run's ``environment.json``. Raises RunError."""
-    return _read_record(folder / ENVIRONMENT, {"resumed": list, "recipe": dict})
-
-
-def _read_record(path: Path, types: Mapping[str, type]) -> dict[str, Any]:
-    record = read_json_object(path, RunError, _ADVICE)
-    for key, value_type in types.items():
-        if key in record and not isinstance(record[key], value_type):
-            raise RunError(f"{path} is damaged: {key!r} must be a {value_type.__name__}: {_ADVICE}")
-    return record
+    return read_json_object(folder / ENVIRONMENT, RunError, _ADVICE)
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:

@@ -134,7 +134,7 @@ def summarise(folder: Path) -> Summary:
         changed={key: (before, after) for key, (before, after) in changes.items() if before != after},
         state=state,
         reason=reason,
-        step=max([_integer(checkpoint_state.get("step")), *(entry["step"] for entry in entries)]),
+        step=max([checkpoint_state.get("step", 0), *(entry["step"] for entry in entries)]),
         minutes=seconds[-1] / 60 if seconds else None,
         best=_best(entries, checkpoint_state),
         parameters=None if newest is None else count_stored(newest),
@@ -151,7 +151,7 @@ def _newest_checkpoint(folder: Path) -> tuple[Path | None, dict[str, Any]]:
         state = read_state(newest)
     if is_whole(folder / AVERAGE):
         averaged = read_state(folder / AVERAGE)
-        if _integer(averaged.get("step")) > _integer(state.get("step")):
+        if averaged["step"] > state.get("step", 0):
             return folder / AVERAGE, averaged
     return newest, state
 
@@ -170,8 +170,9 @@ def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | 
     if error is not None:
         return "failed", error
     training = run.recipe.training
-    step, stale = _integer(checkpoint_state.get("step")), _integer(checkpoint_state.get("stale"))
-    trained = bool(checkpoint_state) and is_done(step, stale, training.steps, training.patience)
+    trained = bool(checkpoint_state) and is_done(
+        checkpoint_state["step"], checkpoint_state["stale"], training.steps, training.patience
+    )
     averaged = not training.average or (run.checkpoints_folder / AVERAGE).is_dir()
     return ("finished" if trained and averaged else "stopped"), None
 
@@ -182,12 +183,10 @@ def _best(entries: Sequence[Mapping[str, Any]], checkpoint_state: Mapping[str, A
     Its metric is the one with the score.
     """
     step, score = checkpoint_state.get("best_step"), checkpoint_state.get("best_score")
-    if not isinstance(step, int) or not isinstance(score, (int, float)):
+    if step is None or score is None:
         return None
-    validation: Mapping[str, Any] = {}
-    for entry in entries:
-        if entry.get("event") == "validation" and entry["step"] == step:
-            validation = entry
+    validations = [entry for entry in entries if entry["event"] == "validation" and entry["step"] == step]
+    validation = validations[-1] if validations else {}
     metrics = {key: value for key, value in validation.items() if type(value) in (int, float)}
     metrics = {key: value for key, value in metrics.items() if key not in ("step", "seconds")}
     metric = next((name for name, value in metrics.items() if value in (score, -score)), None)
@@ -205,11 +204,6 @@ def count_stored(checkpoint: Path) -> Parameters | None:
         return None
     without_embeddings = sum(size for name, size in sizes.items() if not _VOCABULARY_TENSORS.search(name))
     return Parameters(sum(sizes.values()), without_embeddings)
-
-
-def _integer(value: Any) -> int:
-    """Return an integer from a JSON file, or 0 for another value."""
-    return value if isinstance(value, int) else 0
 
 
 def run_tables(summaries: Sequence[Summary]) -> Iterator[Table]:

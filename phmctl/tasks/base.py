@@ -226,10 +226,6 @@ def within(value: float, low: float, high: float, form: str = ".2f") -> str:
     return f"{value:{form}} ({low:{form}} to {high:{form}})".replace("-", "−")
 
 
-def signed(difference: float) -> str:
-    return f"{difference:+.2f}".replace("-", "−")
-
-
 class TextComparer:
     """Compare translations by BLEU, chrF and the paired bootstrap (Koehn 2004)."""
 

@@ -290,8 +290,6 @@ def test_runs(run: Run) -> None:
         seed = (run.folder / name).read_bytes()
         attack(f"{name} of a run, bytes", bytes_of(seed), at(run.folder / name, use))
         (run.folder / name).write_bytes(seed)
-    seed = (run.folder / "data.json").read_bytes()
-    attack("data.json of a run, values", values_of(run.data()), at(run.folder / "data.json", use))
 
 
 def test_exports(run: Run) -> None:

@@ -55,7 +55,7 @@ def test_a_damaged_report_and_missing_answers_are_said(run: Run, capsys: pytest.
     assert [(result.scores, result.answers) for result in read_results(run)] == [({"BLEU": 1.5}, None)]
     assert str(answers) in capsys.readouterr().err
     kept = path.read_text()
-    for old, new in {'"BLEU": 1.5': '"BLEU": "x"', '"test"': "[]", '"format": 1': '"format": 2', "}\n": ""}.items():
+    for old, new in {'"format": 1': '"format": 2', "}\n": ""}.items():
         path.write_text(kept.replace(old, new))
         assert read_results(run) == []
         assert str(path) in capsys.readouterr().err
@@ -70,7 +70,7 @@ def test_what_is_no_result_is_left_out(run: Run, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b'{"made": {}}', b'{"made": 3}', b"{" * 9999, b"\0" * 99])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b"{" * 9999, b"\0" * 99])
 def test_a_damaged_file_is_said(run: Run, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     path = run.results_folder / "test.json"
     path.write_bytes(content)
