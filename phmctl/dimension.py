@@ -18,6 +18,17 @@ def check_channels(n: int, inputs: int, outputs: int, kernel: Sequence[int], gro
     return check_divides(n, **{f"in_{unit}{of_group}": inputs, f"out_{unit}{of_group}": outputs})
 
 
+def check_count(name: str, value: int) -> int:
+    """Return a value, which may be an integer of numpy, as an int. Raises DimensionError unless it is at least 1."""
+    try:
+        integer = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # a text, a fraction, an array
+        integer = 0
+    if integer < 1:
+        raise DimensionError(f"{name} = {value!r} must be an integer of at least 1")
+    return integer
+
+
 def check_divides(n: int, **dimensions: int) -> int:
     """Return n, which may be an integer of numpy, as an int.
 
@@ -26,13 +37,7 @@ def check_divides(n: int, **dimensions: int) -> int:
     for name, size in dimensions.items():
         if size < 1:
             raise DimensionError(f"{name} = {size} must be at least 1")
-    try:
-        integer = 0 if isinstance(n, bool) else operator.index(n)
-    except TypeError:  # a text, a fraction, an array
-        integer = 0
-    if integer < 1:
-        raise DimensionError(f"n = {n!r} must be an integer of at least 1")
-    n = integer
+    n = check_count("n", n)
     indivisible = [f"{name} = {size}" for name, size in dimensions.items() if size % n]
     if not indivisible:
         return n

@@ -311,14 +311,15 @@ def test_damaged_configs_of_transformers_are_refused(change: dict[str, object], 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_code_of_the_folder_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["unknown", "t5"])  # T5 has a config, but no causal model
+def test_code_of_the_folder_never_runs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     model = phmctl.convert(tiny("gpt2")[0], 4)[0]
     model.save_pretrained(tmp_path)
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
     config = json.loads((tmp_path / "config.json").read_text())
     classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
-    config |= {"auto_map": classes, "model_type": "unknown"}
+    config |= {"auto_map": classes, "model_type": kind}
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(RunError):

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from phmctl.algebra.initialisation import dense_variance
 from phmctl.algebra.kronecker import check_algebra, check_dtype
 from phmctl.algebra.modes import compute_dtype
-from phmctl.dimension import LEARNED, check_divides
+from phmctl.dimension import LEARNED, check_count, check_divides
 from phmctl.errors import UserError, check_known
 from phmctl.nn.structures import Dense, FactorSum, KroneckerSum, LowRank, Structure, computed
 
@@ -134,13 +134,11 @@ class KroneckerWeight(StructuredWeight):
         check_algebra(algebra, n)
         if rank is not None and (algebra != LEARNED or n == 1):
             raise UserError(f"rank = {rank}: only algebra 'phm' with n > 1 takes a rank, not {algebra!r} with n = {n}")
-        if rank is not None and rank < 1:
-            raise UserError(f"rank = {rank}: the rank must be at least 1")
         structure: Structure = Dense()
         if n > 1:
             structure = KroneckerSum(n, algebra, groups=groups)
         if rank is not None:
-            structure = FactorSum(n, algebra, rank, groups=groups)
+            structure = FactorSum(n, algebra, check_count("rank", rank), groups=groups)
         super().__init__(structure, rows, columns, kernel=kernel, device=device, dtype=dtype)
         self.n, self.algebra, self.groups = n, algebra, groups
         self.owns_rule = True
@@ -335,8 +333,8 @@ class LowRankLinear(StructuredWeight):
         splits: int = 1,
         device: torch.device | str | None = None,
     ) -> None:
-        check_divides(1, in_features=in_features, out_features=out_features, rank=rank)
-        super().__init__(LowRank(rank), out_features, in_features, device=device)
+        check_divides(1, in_features=in_features, out_features=out_features)
+        super().__init__(LowRank(check_count("rank", rank)), out_features, in_features, device=device)
         self.in_features, self.out_features = in_features, out_features
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
         self.draw("xavier_uniform", in_features, out_features // splits)

@@ -133,6 +133,7 @@ def test_n_1_is_a_linear_layer_and_can_be_tied() -> None:
         ({"n": 4, "execution": "rank"}, "execution 'rank'"),
         ({"n": 4, "execution": "rank", "algebra": "quaternion"}, "execution 'rank'"),
         ({"n": 4, "rank": 0}, "rank = 0"),
+        ({"n": 4, "rank": 1.5}, "rank = 1.5"),
         ({"n": 4, "rank": 8, "algebra": "quaternion"}, "rank = 8"),
         ({"n": 1, "rank": 1}, "rank = 1"),
     ],
