@@ -23,7 +23,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def server(run: Run) -> Iterator[Server]:
-    server = Server(["-c", MAIN, "serve", str(run.folder), "--port", "0", "--device", "cpu", "--threads", "1"])
+    options = ["--checkpoint", "last", "--port", "0", "--device", "cpu", "--threads", "1"]
+    server = Server(["-c", MAIN, "serve", str(run.folder), *options])
     try:
         yield server
     finally:
@@ -34,14 +35,14 @@ def server(run: Run) -> Iterator[Server]:
 
 def test_answers_are_those_of_decode(server: Server, run: Run) -> None:
     assert isinstance(run.recipe, TranslationRecipe)
-    decoded = load_translator(run, "best", "cpu").translate(SOURCES, n_best=2)
+    decoded = load_translator(run, "last", "cpu").translate(SOURCES, n_best=2)
     answers = server.ask(*SOURCES, n_best=2, cut=True).json()["answers"]
     for answer, hypotheses in zip(answers, decoded, strict=True):
         assert [translation["text"] for translation in answer["translations"]] == [best.text for best in hypotheses]
         assert answer["translations"][0]["score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
         assert answer["cut"] == hypotheses[0].cut
     health = server.health()
-    assert (health["model"], health["about"]["checkpoint"]) == (run.name, run.checkpoint("best").name)
+    assert (health["model"], health["about"]["checkpoint"]) == (run.name, run.checkpoint("last").name)
 
 
 def test_an_export_answers_like_decode_and_json_prints_its_address(tiny_run: Run, tmp_path: Path) -> None:
@@ -60,4 +61,4 @@ def test_an_export_answers_like_decode_and_json_prints_its_address(tiny_run: Run
         health = server.health()
         assert (health["about"]["engine"], health["answers"]) == ("ctranslate2", ["/translate"])
     finally:
-        assert server.end(signal.SIGTERM)[0] == 143
+        assert server.end(signal.SIGINT)[0] == 130
