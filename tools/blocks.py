@@ -11,11 +11,16 @@ from typing import Any
 import yaml
 
 from phmctl.recipe.loading import load_recipe
-from phmctl.tasks.base import signed, within
+from phmctl.tasks.base import within
 from tools import results
 from tools.results import MARGIN, TABLES, WIDE, against_dense, plateau, select, weights, welch
 
 BLOCKS: dict[str, Callable[[], str]] = {}
+
+
+def signed(difference: float) -> str:
+    """Return a difference with its sign and two decimals."""
+    return f"{difference:+.2f}".replace("-", "−")
 
 
 def probability(value: float) -> str:
@@ -302,11 +307,10 @@ def papers() -> str:
     path = results.ROOT / "docs" / "lab" / "published.yaml"
     parts = []
     for published in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):  # scores as they are printed
-        head, rows = ["", "recipe", "card", "steps", *published["models"]], []
+        head, rows = ["", "recipe", "steps", *published["models"]], []
         for column in published["columns"]:
             recipe: Any = load_recipe(column["recipe"])
-            card = column.get("card", recipe.data.card)
             name = f"{column['name']}; here {column['here']}" if "here" in column else column["name"]
-            rows.append([name, f"`{recipe.name}`", f"`{card}`", f"{recipe.training.steps:,}", *column["scores"]])
+            rows.append([name, f"`{recipe.name}`", f"{recipe.training.steps:,}", *column["scores"]])
         parts.append(f"**{published['title']}**\n\n{table(head, rows)}")
     return "\n\n".join(parts)

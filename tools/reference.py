@@ -137,7 +137,8 @@ def _members(value: Any, name: str) -> list[tuple[str, str]]:
 def _call(value: Callable[..., Any], name: str) -> str:
     """Return how a function or class is called: its arguments, with their defaults but without types.
 
-    An ellipsis stands for the arguments that a layer shares with the layer of torch that it replaces.
+    An ellipsis stands for the arguments that a layer shares with the layer of torch that it replaces, and for the
+    keywords of a long call, which `help` has.
     """
     if isinstance(value, type) and issubclass(value, BaseException):
         return name
@@ -146,7 +147,8 @@ def _call(value: Callable[..., Any], name: str) -> str:
     shared = set(inspect.signature(twin).parameters if twin else {}) & set(signature.parameters)
     plain = [each.replace(annotation=none) for key, each in signature.parameters.items() if key not in shared]
     arguments = str(signature.replace(parameters=plain, return_annotation=none)).replace("'", '"')
-    return name + re.sub(r"=<[^>]*>", "=…", arguments.replace("(", "(…, ", 1) if shared else arguments)
+    call = name + re.sub(r"=<[^>]*>", "=…", arguments.replace("(", "(…, ", 1) if shared else arguments)
+    return call if len(call) <= 160 else f"{call.partition(', *')[0]}, *, …)"
 
 
 def _first_sentence(text: str) -> str:
