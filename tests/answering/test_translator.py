@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phmctl.answering.base import Hypothesis, change_decoding, plan
@@ -18,6 +18,7 @@ def texts(translations):
     return [[item.text for item in candidates] for candidates in translations]
 
 
+@settings(max_examples=12)  # each translates up to eight lines, alone and together
 @given(lines=lines_of_text, batch_tokens=st.sampled_from([1, 17, 40, 5000]), data=st.data())
 def test_texts_do_not_depend_on_batch_size_and_order(kit: Kit, lines: list[str], batch_tokens: int, data) -> None:
     expected = [texts(kit.translator().translate([line], n_best=2))[0] for line in lines]
