@@ -51,7 +51,7 @@ def distil(
     algebra: str | None = None,
     seed: int | None = None,
     steps: int | None = None,
-    settings: Mapping[str, Any] | Sequence[str] = (),
+    settings: Mapping[str, object] | Sequence[str] = (),
     start: str = "nearest",
     beam: int | None = None,
     references: bool = True,

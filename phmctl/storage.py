@@ -139,7 +139,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         sync(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a value as indented JSON, atomically. Keys keep their order."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
@@ -286,7 +286,7 @@ def file_entry(folder: Path, name: str) -> dict[str, Any]:
     return {"name": name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def seal(folder: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+def seal(folder: Path, name: str, content: Mapping[str, object]) -> dict[str, object]:
     """Flush a complete folder to the disk, write the manifest and return it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in (*files, *{path.parent for path in files}):
@@ -398,8 +398,8 @@ def is_whole(folder: Path, *, hashed: bool = False) -> bool:
 def write_checkpoint(
     folder: Path,
     tensors: Mapping[str, Mapping[str, "Tensor"]],
-    state: Mapping[str, Any],
-    model: Mapping[str, Any] | None = None,
+    state: Mapping[str, object],
+    model: Mapping[str, object] | None = None,
 ) -> None:
     """Write a checkpoint, replacing one of the same name. `model` is the recipe's model section. Raises OutputError."""
     with writing(folder):

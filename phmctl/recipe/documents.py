@@ -36,7 +36,7 @@ class _Loader(SafeLoader):
 
     depth = 0  # the node's that is composed, since libyaml's recursion has no limit
 
-    def descend_resolver(self, current_node: yaml.Node, current_index: Any) -> None:
+    def descend_resolver(self, current_node: yaml.Node, current_index: object) -> None:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise yaml.YAMLError(f"sections are nested more than {_MAX_DEPTH} levels deep")
@@ -44,7 +44,7 @@ class _Loader(SafeLoader):
     def ascend_resolver(self) -> None:
         self.depth -= 1
 
-    def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+    def construct_tuple(self, node: yaml.SequenceNode) -> tuple[object, ...]:
         return tuple(self.construct_sequence(node, deep=True))
 
 
@@ -64,7 +64,7 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
-def wrong_choice(key: str, value: Any, known: Sequence[str]) -> str:
+def wrong_choice(key: str, value: object, known: Sequence[str]) -> str:
     """Return the error message for a key whose value is not among the known ones."""
     names = [repr(name) for name in known]
     choices = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
@@ -110,7 +110,7 @@ def _quoted(text: str) -> list[str]:
     return re.findall(r"'([^']+)'", text)
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -137,11 +137,11 @@ def _locate(problem: Any, schema: type[BaseModel]) -> tuple[KeyPath, type[BaseMo
     return tuple(path), section
 
 
-def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
     return get_args(model.model_fields["kind"].annotation)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def _models_in(annotation: object) -> list[type[BaseModel]]:
     """Return the models in an annotation: Layout for ``tuple[Layout, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
@@ -206,7 +206,7 @@ def _merge(content: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def change(section: Model, changes: Mapping[str, Any], refusal: type[UserError]) -> Model:
+def change(section: Model, changes: Mapping[str, object], refusal: type[UserError]) -> Model:
     """Return a section with fields changed by options: ``--max-tokens`` sets `max_tokens`."""
     options: dict[KeyPath, str] = {(key,): f"--{key.replace('_', '-')} {value}" for key, value in changes.items()}
     document = Document({**section.model_dump(), **changes}, options=options)
@@ -243,7 +243,7 @@ def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
     return document
 
 
-def compose(text: str) -> tuple[yaml.Node | None, Any]:
+def compose(text: str) -> tuple[yaml.Node | None, object]:
     """Return the node and the value of a YAML text. Raise ``yaml.YAMLError`` if it is invalid."""
     if len(text) > _MAX_CHARACTERS:
         raise yaml.YAMLError(f"more than {_MAX_CHARACTERS:,} characters")

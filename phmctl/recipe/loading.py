@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 
@@ -17,7 +17,7 @@ from phmctl.shipped import shipped, shipped_names
 from phmctl.storage import FORMAT
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
-RecipeLike = str | Path | Mapping[str, Any] | Recipe
+RecipeLike = str | Path | Mapping[str, object] | Recipe
 
 COMMON = {  # options that set a recipe key, and the key
     "n": "model.n",
@@ -35,7 +35,7 @@ class Override:
     """A recipe key that an option sets."""
 
     key: str
-    value: Any
+    value: object
     option: str  # the option and the value, as the user wrote them
     implied: bool = False  # whether the option implies the key (an option for the key itself wins)
 
@@ -53,7 +53,7 @@ def common_overrides(**options: int | str | Path | None) -> list[Override]:
             overrides.append(Override(COMMON[name], text, f"--{name} {value}"))
     n, algebra = options.get("n"), options.get("algebra")
     source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
-    implied: dict[str, Any] = {}
+    implied: dict[str, object] = {}
     if n is not None and algebra is None:
         implied["model.algebra"] = "real" if n == 1 else "phm"
     if n is None and algebra not in (None, LEARNED):
@@ -83,7 +83,7 @@ def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
 
 
 def resolve(
-    recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, Any] | Sequence[str] = ()
+    recipe: RecipeLike, overrides: Sequence[str | Override] = (), settings: Mapping[str, object] | Sequence[str] = ()
 ) -> Recipe:
     """Return a recipe with overrides and settings applied. Raises RecipeError, also if two of them set one key."""
     if isinstance(settings, str) or not all(isinstance(setting, str) for setting in settings):
@@ -194,7 +194,9 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump({"format": FORMAT, **recipe.model_dump()}, sort_keys=False, allow_unicode=True)
 
 
-def differences(first: Recipe | Mapping[str, Any], second: Recipe | Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(
+    first: Recipe | Mapping[str, object], second: Recipe | Mapping[str, object]
+) -> dict[str, tuple[object, object]]:
     """Return both values of the keys in which two recipes or settings differ. A missing key has the value None."""
     contents = [content if isinstance(content, Mapping) else content.model_dump() for content in (first, second)]
     old_values, new_values = (dict(flatten(content)) for content in contents)
@@ -202,7 +204,7 @@ def differences(first: Recipe | Mapping[str, Any], second: Recipe | Mapping[str,
     return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
-def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, Any] | None:
+def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, object] | None:
     """Return the original values of the keys that options changed, or None if the recipe is invalid without options."""
     try:
         return {key: original for key, (original, _) in differences(resolve(written), resolved).items()}

@@ -37,7 +37,7 @@ class ScoringKey:
 
     split: str  # test or valid
     weights: Weights
-    settings: Mapping[str, Any] = field(default_factory=dict)  # settings that change the scores, not the speed
+    settings: Mapping[str, object] = field(default_factory=dict)  # settings that change the scores, not the speed
     label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
 
     def path(self, run: Trained, suffix: str) -> Path:
@@ -69,7 +69,7 @@ class Result:
     git: str | None  # commit
     date: str  # when it was scored
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the file name, the scores and where they come from, without the report."""
         return {"file": self.path.name, **{name: getattr(self, name) for name in _ORIGIN_KEYS}}
 
@@ -97,7 +97,7 @@ def write_result(run: Trained, key: ScoringKey, report: Mapping[str, Any], answe
     return path
 
 
-def write_record(path: Path, content: str | Mapping[str, Any]) -> None:
+def write_record(path: Path, content: str | Mapping[str, object]) -> None:
     """Write a text or an object as JSON into a folder of records. Several processes may write there at once."""
     with sole_writer(path.with_name("*")):
         if isinstance(content, str):
@@ -147,7 +147,7 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(report[name]) for name in ("map_error", "loss")}
 
 
-def log_line(entry: Mapping[str, Any]) -> bytes:
+def log_line(entry: Mapping[str, object]) -> bytes:
     """Return the line of an entry in a training log."""
     return json.dumps(entry).encode() + b"\n"
 

@@ -135,7 +135,7 @@ class Run(Trained):
         root: Path,
         recipe: Recipe,
         *,
-        environment: Mapping[str, Any] | None = None,
+        environment: Mapping[str, object] | None = None,
         fill: Callable[[Self], None] | None = None,
     ) -> Self:
         """Create the next version folder ``<root>/<recipe.name>/<recipe.variant>/vNNN``. No run is overwritten.
@@ -194,7 +194,7 @@ class Run(Trained):
         for *_, folder in sorted(found, reverse=True):
             yield cls.open(folder)
 
-    def trained_recipe(self) -> Mapping[str, Any]:
+    def trained_recipe(self) -> Mapping[str, object]:
         """Return the recipe that the newest training of this run recorded, in the types of JSON."""
         return self.environment().get("recipe") or self.recipe.model_dump(mode="json")
 
@@ -378,7 +378,7 @@ def _read_pointer(path: Path) -> str | None:
     return first.strip() if first and not any(following) else None
 
 
-def describe_environment(recipe: Recipe) -> dict[str, Any]:
+def describe_environment(recipe: Recipe) -> dict[str, object]:
     """Return the recipe, versions, platform, git revision and time, for ``environment.json``."""
     libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
     for name in _LIBRARIES:

@@ -21,7 +21,7 @@ from phmctl.runs.run import Run, read_recipe
 from phmctl.storage import AVERAGE, is_locked, is_whole, read_state, saved_steps, step_name
 
 State = Literal["running", "finished", "stopped", "failed"]
-Changes = dict[str, tuple[Any, Any]]  # by key, both values
+Changes = dict[str, tuple[object, object]]  # by key, both values
 
 OWN_COLUMNS = {"model.algebra", "model.n", "training.seed"}  # keys with separate columns
 _NO_VALUE = "–"
@@ -54,7 +54,7 @@ class Summary:
     run: Run
     tag: str | None  # set by train --tag
     # values in the recipe file and in the run, where options changed them, without algebra, n, seed and speed settings
-    changed: Mapping[str, tuple[Any, Any]]
+    changed: Mapping[str, tuple[object, object]]
     state: State  # running (a process holds the lock), finished, stopped (can be resumed), failed
     reason: str | None  # error of a failed training
     step: int  # the newest checkpoint's or log line's
@@ -71,7 +71,7 @@ class Summary:
     def recipe(self) -> Recipe:
         return self.run.recipe
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         recipe = self.recipe
         model, training, parameters = recipe.model, recipe.training, self.parameters
         return {

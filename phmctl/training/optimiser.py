@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -160,14 +159,14 @@ def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> tuple[int
     """
     outputs: dict[str, bool] = {}  # whether each module's output is finite, in the order of return
 
-    def is_finite(value: Any) -> bool:
+    def is_finite(value: object) -> bool:
         if isinstance(value, (tuple, list)):
             return all(map(is_finite, value))
         if isinstance(value, Tensor) and value.is_floating_point():
             return bool(torch.isfinite(value).all())
         return True
 
-    def record(name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def record(name: str) -> Callable[[nn.Module, object, object], None]:
         return lambda module, inputs, output: outputs.update({name: outputs.get(name, True) and is_finite(output)})
 
     handles = []

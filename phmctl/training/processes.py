@@ -86,7 +86,7 @@ class Processes:
             self.stop.received = received or signal.Signals(number)
         return number > 0
 
-    def exchange(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def exchange(self, operation: Callable[..., object], *arguments: object, **options: object) -> None:
         """Call an operation of ``torch.distributed``. Raises PeerError if a process does not take part in time."""
         if not self.many:
             return
@@ -99,9 +99,9 @@ class Processes:
                 "saved checkpoints are complete: the same command with --resume continues from the last one"
             ) from error
 
-    def merge(self, values: Mapping[int, Any]) -> dict[int, Any]:
+    def merge(self, values: Mapping[int, T]) -> dict[int, T]:
         """Return the union of the mappings of all processes."""
-        merged: dict[int, Any] = {}
+        merged: dict[int, T] = {}
         for part in self.gather(dict(values)):
             merged |= part
         return merged

@@ -148,7 +148,7 @@ class MetricsLog:
         validated = step if validated is None else validated
         last_step = {VALIDATION: validated, EARLY_STOP: validated}
         self._kept = b""
-        self._events: set[tuple[Any, int]] = set()
+        self._events: set[tuple[object, int]] = set()
         self.seconds = 0.0  # trained by earlier processes
         for line, entry in read_log_lines(path) if path else ():
             event = entry.get("event")
@@ -168,7 +168,7 @@ class MetricsLog:
             self._board = summary_writer()(self._tensorboard, purge_step=self._step + 1)
         return self
 
-    def add(self, event: str, step: int, values: dict[str, Any]) -> None:
+    def add(self, event: str, step: int, values: dict[str, object]) -> None:
         """Append an entry. After OutputError (a full disk) the incomplete line is dropped when training is resumed."""
         if self._path is None:
             return

@@ -245,7 +245,7 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
 
 
 def reopen(
-    run: Run, recipe: Recipe, environment: Mapping[str, Any], state: Mapping[str, Any] | None, *, finished: bool
+    run: Run, recipe: Recipe, environment: Mapping[str, object], state: Mapping[str, Any] | None, *, finished: bool
 ) -> bool:
     """Prepare the folder of a resumed run. Return whether steps or the average may be computed.
 

@@ -62,7 +62,7 @@ class TrainingResult:
     best_step: int | None
     exit_code: int  # 130 or 143 if a signal stopped the training, else 0
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "run": str(self.run.folder),
             "steps": self.steps,
@@ -84,7 +84,7 @@ def train(
     run: Run | None = None,
     checkpoint: str = "last",
     quiet: bool = False,
-    record: Mapping[str, Any] | None = None,
+    record: Mapping[str, object] | None = None,
 ) -> TrainingResult:
     """Train a recipe's model on the prepared data. :func:`phmctl.train` describes the arguments and errors.
 
@@ -126,7 +126,7 @@ def train_task(
     checkpoint: str = "last",
     quiet: bool = False,
     processes: Processes | None = None,
-    record: Mapping[str, Any] | None = None,
+    record: Mapping[str, object] | None = None,
 ) -> TrainingResult:
     """Train a recipe's model for a task that is bound to data, in a new run below `root` or in the run `old`.
 
@@ -209,10 +209,10 @@ def check_machine(settings: TrainingSection, processes: Processes | None = None)
 
 def _environment(
     recipe: Recipe, device: torch.device, processes: Processes, data: Path | None, start: Start | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the entries of ``environment.json`` that depend on this training."""
     bfloat16 = recipe.training.precision == "bfloat16" and has_bfloat16(device)
-    environment: dict[str, Any] = {
+    environment: dict[str, object] = {
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),

@@ -83,7 +83,7 @@ class TrainingState(BaseModel):
     format: _Count = FORMAT  # changes with the order of batches, on which `position` depends
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], checkpoint: Path) -> Self:
+    def from_json(cls, values: Mapping[str, object], checkpoint: Path) -> Self:
         """Return the state that a checkpoint stores, without unknown keys. Raises RunError if it cannot be resumed."""
         if values.get("format") != FORMAT:
             raise RunError(
@@ -418,7 +418,7 @@ class Trainer:
         self.progress.say(f"step {state.step}: validation {scores}{'  (best)' if improved else ''}")
         if 0 < self.settings.patience <= state.stale and state.step < self.settings.steps:
             since = "at all: no score was a number"
-            values: dict[str, Any] = {"validations": state.stale}
+            values: dict[str, object] = {"validations": state.stale}
             if state.best_step is not None:
                 values |= {"best_step": state.best_step, "best_score": state.best_score}
                 since = f"since step {state.best_step}"
