@@ -38,7 +38,7 @@ class Training:
 
 def sweep(
     recipe: str,
-    axes: Mapping[str, Sequence[Any]],
+    axes: Mapping[str, Sequence[int | str]],
     settings: Sequence[Sequence[str]],
     *,
     data: Path | None,
@@ -84,7 +84,7 @@ def sweep(
     return Shown({"trainings": documents, "exit_code": code}, [table], remarks=remarks, code=code)
 
 
-def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[Sequence[str]]) -> list[Training]:
+def plan(recipe: str, axes: Mapping[str, Sequence[int | str]], settings: Sequence[Sequence[str]]) -> list[Training]:
     """Return a training for each combination of values. The last setting changes fastest. Raises RecipeError.
 
     Combinations with equal recipes, for example of ``--n 1 --algebra real,phm``, are one training.
@@ -96,7 +96,7 @@ def plan(recipe: str, axes: Mapping[str, Sequence[Any]], settings: Sequence[Sequ
     trainings: dict[str, Training] = {}
     for combination in product(*choices):
         overrides = common_overrides(**{name: value for name, value, _ in combination if name != "set"})
-        resolved = resolve(recipe, overrides, [value for name, value, _ in combination if name == "set"])
+        resolved = resolve(recipe, overrides, [str(value) for name, value, _ in combination if name == "set"])
         label = " ".join(choice[2] for choice, values in zip(combination, choices, strict=True) if len(values) > 1)
         options = [word for name, value, _ in combination for word in (f"--{name}", str(value))]
         trainings.setdefault(resolved.model_dump_json(), Training(label or "all values", resolved, options))

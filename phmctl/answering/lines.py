@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader, FileIO
 from itertools import count, islice
@@ -86,14 +86,14 @@ def answer(
     model: "Translator | Classifier",
     groups: Iterable[Sequence[str]],
     *,
-    output: "AnswersFile | None" = None,
+    output: Callable[[str], None] | None = None,
     as_json: bool = False,
     advance: Advance = ignore,
 ) -> None:
     """Answer groups of lines, and warn about empty, equal and looping answers.
 
     Args:
-        output: file for the answers, or None for stdout.
+        output: writes answers to a file. None: they are printed on stdout.
         as_json: print a JSON object for each line: ``line``, the number, and the task's answer.
         advance: called with the number of lines that are done.
 
@@ -107,15 +107,13 @@ def answer(
         degenerate.add(lines, [_best_text(text, document) for text, document in answers])
         content = "".join(f"{text}\n" for text, _ in answers)
         if output is not None:
-            output.add(content)
+            output(content)
         if as_json:
             numbered = enumerate((document for _, document in answers), start=answered + 1)
             emit("".join(json_text({"line": number, **document}) + "\n" for number, document in numbered))
         elif output is None:
             emit(content)
         answered += len(lines)
-    if output is not None:
-        output.finish()
     for remark in degenerate.remarks():
         warn(remark)
 
@@ -132,33 +130,11 @@ def refuse_same_file(source: Path | None, output: Path) -> None:
             raise OutputError(f"{output} is the text that is read. Name another file for the answers")
 
 
-class AnswersFile:
-    """A file of answers, open and locked by :func:`open_answers`."""
-
-    def __init__(self, path: Path, handle: BinaryIO) -> None:
-        self.path = path
-        self._handle = handle
-        self._is_older = True  # the content is an older file's, which the first answer replaces
-
-    def add(self, content: str) -> None:
-        """Append answers. Raises OutputError."""
-        with writing(self.path):
-            if self._is_older:
-                self._handle.truncate(0)
-                self._is_older = False
-            self._handle.write(content.encode())
-            self._handle.flush()
-
-    def finish(self) -> None:
-        """Flush the file to the disk. Raises OutputError."""
-        self.add("")  # an input without lines empties the file too
-        with writing(self.path):
-            os.fsync(self._handle.fileno())
-
-
 @contextmanager
-def open_answers(path: Path) -> Iterator[AnswersFile]:
-    """Open a file for answers. An older file's content stays until the first answer is written.
+def open_answers(path: Path) -> Iterator[Callable[[str], None]]:
+    """Open and lock a file for answers. Yields the function that appends answers.
+
+    An older file's content stays until the first answer, or until the end if there is no answer.
 
     Raises OutputError if the file cannot be written, is not a regular file, or another process writes it.
     """
@@ -169,6 +145,17 @@ def open_answers(path: Path) -> Iterator[AnswersFile]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    holds_older_content = True
+
+    def write(content: str) -> None:
+        nonlocal holds_older_content
+        with writing(path):
+            if holds_older_content:
+                handle.truncate(0)
+                holds_older_content = False
+            handle.write(content.encode())
+            handle.flush()
+
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +164,10 @@ def open_answers(path: Path) -> Iterator[AnswersFile]:
         except OSError:
             pass  # this file system cannot lock files
         try:
-            yield AnswersFile(path, handle)
+            yield write
+            write("")
+            with writing(path):
+                os.fsync(handle.fileno())
         except BaseException:
             if not path.stat().st_size:
                 path.unlink()

@@ -23,7 +23,7 @@ from phmctl.answering.ctranslate2 import CTranslate2Engine
 from phmctl.answering.translator import Translator
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.devices import pick_device
+from phmctl.devices import pick_device, takes_bfloat16
 from phmctl.errors import RunError, UserError
 from phmctl.recipe.schema import ClassificationRecipe, DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Trained, Weights
@@ -160,9 +160,14 @@ def load_translator(
             source.verify()
             engine = open_engine(source.to, source.folder, recipe, tokenizers, source.quantize, device, threads)
         else:
-            from phmctl.answering.torch_models import engine_of_run
+            from phmctl.answering.beam import TorchEngine
+            from phmctl.answering.torch_models import dense_model
 
-            engine = engine_of_run(source, name, device, tokenizers, settings.precision)
+            target = pick_device(device)
+            model = dense_model(source, name, target, tokenizers)
+            if settings.precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
+                model = model.bfloat16()
+            engine = TorchEngine(model, target)
         return Translator(
             engine,
             tokenizers,

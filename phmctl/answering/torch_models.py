@@ -10,7 +10,7 @@ from phmctl import plain
 from phmctl.answering.beam import BeamEngine, TorchEngine
 from phmctl.answering.onnx import OnnxClassifier, OnnxEngine
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
+from phmctl.devices import pick_device, torch_defaults
 from phmctl.errors import RunError
 from phmctl.models.assembly import build_classifier, build_transformer, trained
 from phmctl.nn.convert import to_dense
@@ -37,17 +37,6 @@ def trained_model(run: Run, checkpoint: str, device: torch.device, tokenizers: T
 def dense_model(run: Run, checkpoint: str, device: torch.device, tokenizers: TokenizerPair) -> nn.Module:
     """Return the dense copy of a checkpoint's model, which answers faster. Raises RunError."""
     return to_dense(trained_model(run, checkpoint, device, tokenizers), inplace=True)
-
-
-def engine_of_run(
-    run: Run, checkpoint: str, device: str, tokenizers: TokenizerPair, precision: str | None
-) -> TorchEngine:
-    """Load a translator's checkpoint. Raises RunError."""
-    target = pick_device(device)
-    model = dense_model(run, checkpoint, target, tokenizers)
-    if precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
-        model = model.bfloat16()
-    return TorchEngine(model, target)
 
 
 @torch_defaults()

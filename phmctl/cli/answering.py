@@ -1,10 +1,9 @@
 """The commands that use a trained model: ``decode``, ``eval``, ``serve`` and ``export``."""
 
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -32,6 +31,7 @@ from phmctl.errors import OutputError, UserError, require
 from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
+    from phmctl.answering.base import Advance
     from phmctl.tasks.base import Report
 
 
@@ -47,7 +47,7 @@ def decode(
     batch_tokens: BatchTokens = None,
     precision: Precision = None,
     window: Annotated[int, Option(min=1, help="Largest number of lines that are answered together.")] = 1024,
-    device: Device = None,
+    device: Device = "auto",
     threads: Threads = 0,
     strict: Annotated[bool, Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
     json: Json = False,
@@ -72,7 +72,7 @@ def decode(
     model = load_model(
         source,
         checkpoint,
-        device or "auto",
+        device,
         cleaned=lines is not None,
         beam=beam,
         alpha=alpha,
@@ -83,14 +83,14 @@ def decode(
     )
     groups = arriving_lines(input_, limit=window) if lines is None else in_groups(lines, window)
     typed = lines is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
-    bar: AbstractContextManager[Any] = nullcontext(lambda amount: None)
+    bar: AbstractContextManager[Advance] = nullcontext(lambda amount: None)
     if output is not None and not json and not typed:  # otherwise the answers themselves are on the terminal
         bar = progress(model.verb, None if lines is None else len(lines), plain=False)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
     file = nullcontext() if output is None else open_answers(output)
-    with file as answers_file, bar as advance:
-        answer(model, groups, output=answers_file, as_json=json, advance=advance)
+    with file as write, bar as advance:
+        answer(model, groups, output=write, as_json=json, advance=advance)
 
 
 def evaluate(
@@ -111,7 +111,7 @@ def evaluate(
     table: Annotated[File, Option(metavar="FILE", help="Labelled text to score instead of a split.")] = None,
     text: Annotated[Texts, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")] = None,
     label: Annotated[Text, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
-    device: Device = None,
+    device: Device = "auto",
     threads: Threads = 0,
     json: Json = False,
 ) -> Shown:
@@ -122,7 +122,10 @@ def evaluate(
 
     --probing trains a probe for each probing task prepared in --data, once, and keeps the answers.
     """
+    options = dict(locals())  # those of phmctl.evaluate have the same names
+    del options["runs"], options["split"], options["threads"], options["json"]
     from phmctl.answering.opening import find
+    from phmctl.runs.results import scores_of
     from phmctl.runs.run import requested_splits
 
     set_threads(threads)
@@ -131,44 +134,17 @@ def evaluate(
         run = find(name)
         whole = probing or source is not None or table is not None  # the run's own splits are not scored
         for part in [split] if whole else requested_splits([run], split):
-            report = phmctl.evaluate(
-                run.folder,
-                part,
-                checkpoint=checkpoint,
-                beam=beam,
-                alpha=alpha,
-                batch_tokens=batch_tokens,
-                precision=precision,
-                probing=probing,
-                settings=settings or (),
-                data=data,
-                lowercase=lowercase,
-                tokenize=tokenize,
-                source=source,
-                reference=reference,
-                table=table,
-                text=text,
-                label=label,
-                device=device or "auto",
-                quiet=False,
-            )
+            report = phmctl.evaluate(run.folder, part, **options, quiet=False)
             reports.append((f"{run.folder} {part}", report))
-    if len(reports) == 1:
-        return Shown(reports[0][1].as_json(), reports[0][1].tables(), notes=getattr(reports[0][1], "notes", ()))
-    return several_reports(reports)
-
-
-def several_reports(reports: Sequence[tuple[str, "Report"]]) -> Shown:
-    """Return a table with the scores of each run and split."""
-    from phmctl.runs.results import scores_of
-
-    scores = [{name: f"{value:.4g}" for name, value in scores_of(report.as_json()).items()} for _, report in reports]
-    columns = list(dict.fromkeys(name for each in scores for name in each))
-    rows = [
-        (label, report.as_json().get("checkpoint", "–"), *(each.get(name, "–") for name in columns))
-        for (label, report), each in zip(reports, scores, strict=True)
-    ]
     documents = [report.as_json() for _, report in reports]
+    if len(reports) == 1:
+        return Shown(documents[0], reports[0][1].tables(), notes=getattr(reports[0][1], "notes", ()))
+    scores = [{key: f"{value:.4g}" for key, value in scores_of(document).items()} for document in documents]
+    columns = list(dict.fromkeys(key for run_scores in scores for key in run_scores))
+    rows = [
+        (label, document.get("checkpoint", "–"), *(run_scores.get(key, "–") for key in columns))
+        for (label, _), document, run_scores in zip(reports, documents, scores, strict=True)
+    ]
     return Shown({"reports": documents}, [Table("", ("run", "checkpoint", *columns), rows, text=(1,))])
 
 
@@ -179,7 +155,7 @@ def serve(
     allow_host: Annotated[Texts, Option(metavar="NAME", help="Further host name of requests.")] = None,
     checkpoint: Checkpoint = "auto",
     precision: Precision = None,
-    device: Device = None,
+    device: Device = "auto",
     threads: Threads = 0,
     workers: Annotated[int, Option(min=1, max=64, help="Number of batches answered at once.")] = 1,
     max_batch: Annotated[int, Option(min=1, help="Largest number of texts in a batch.")] = 64,
@@ -199,7 +175,7 @@ def serve(
 
     set_threads(threads)
     with listen(host, port) as sock:
-        model = phmctl.load(run, checkpoint=checkpoint, device=device or "auto", precision=precision)
+        model = phmctl.load(run, checkpoint=checkpoint, device=device, precision=precision)
         service = Service(model, cut=cut, workers=workers, largest=max_batch, largest_cost=max_batch_tokens)
         url = url_of(sock)
         note(f"serving {model.name}; Ctrl-C stops")

@@ -50,7 +50,7 @@ COMMANDS: dict[str, Callable[..., Shown | None]] = {
 }
 
 
-def _print(result: Shown | None, **_: Any) -> None:
+def _print(result: Shown | None, **_: object) -> None:
     """Print the result of a command as a table, or as JSON. Exit with the result's code."""
     if result is not None:
         result.show("json" if as_json.get() else "table")

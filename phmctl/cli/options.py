@@ -32,7 +32,8 @@ Algebra = Annotated[
     str | None,
     Option(help="real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank."),
 ]
-Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
+RecipeDevice = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N (default: the recipe's).")]
 Precision = Annotated[str | None, Option(help="Translation: compute in float32 or bfloat16.")]
 Settings = Annotated[
     list[str] | None, Option("--set", metavar="KEY=VALUE", help="Set any recipe key: training.clip=1.0. Repeatable.")

@@ -10,9 +10,9 @@ import phmctl
 from phmctl.cli.options import (
     Algebra,
     Data,
-    Device,
     Json,
     N,
+    RecipeDevice,
     RecipeName,
     Runs,
     Settings,
@@ -37,7 +37,7 @@ def train(
     n: N = None,
     algebra: Algebra = None,
     seed: Annotated[int | None, Option(help="Seed of initialisation, dropout and batch order.")] = None,
-    device: Device = None,
+    device: RecipeDevice = None,
     steps: Annotated[int | None, Option(help="Number of optimiser steps.")] = None,
     execution: Annotated[Text, Option(help="dense or rank (default: rank where it is faster).")] = None,
     init: Annotated[Text, Option(metavar="RUN", help="Copy tensors of the same name and shape from RUN.")] = None,
@@ -109,7 +109,7 @@ def sweep(
     """
     from phmctl import sweeps
 
-    axes: dict[str, list[Any]] = {"n": integers("n", n), "algebra": names("algebra", algebra)}
+    axes: dict[str, Sequence[int | str]] = {"n": integers("n", n), "algebra": names("algebra", algebra)}
     axes |= {"seed": integers("seed", seed), "steps": integers("steps", steps)}
     chosen = [split_setting(setting) for setting in settings or ()]
     return sweeps.sweep(recipe, axes, chosen, data=data, runs=runs, tag=tag, jobs=jobs, list_only=list_)
@@ -139,20 +139,6 @@ def distil(
     A translator translates the training text by beam search, once for all students. A student of a classifier
     learns the classifier's probabilities and the labels.
     """
-    result = phmctl.distil(
-        teacher,
-        recipe,
-        n=n,
-        algebra=algebra,
-        seed=seed,
-        steps=steps,
-        settings=settings or (),
-        start=start,
-        beam=beam,
-        references=references,
-        data=data,
-        runs=runs,
-        tag=tag,
-        quiet=False,
-    )
-    return trained(result)
+    options = {**locals(), "settings": settings or ()}  # those of phmctl.distil have the same names
+    del options["json"]
+    return trained(phmctl.distil(**options, quiet=False))

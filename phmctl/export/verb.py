@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +62,7 @@ class Exported:
     export: Export
     verification: Verification | None  # None: it was not compared with the run
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {"folder": str(self.export.folder), **self.export.manifest}
 
     def tables(self) -> Iterator[Table]:

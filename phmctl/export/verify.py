@@ -31,7 +31,7 @@ class Verification:
     equal: int  # texts with equal answers: all tokens of the greedy output, or the label
     ties: int  # texts with other answers where torch's two candidates are a tie
     largest: float  # largest difference of the log-probabilities of equal answers, in nats
-    scores: dict[str, Any]  # BLEU with the signature, or accuracy, of torch and of the export
+    scores: dict[str, object]  # BLEU with the signature, or accuracy, of torch and of the export
 
     @property
     def different(self) -> int:
@@ -44,7 +44,7 @@ class Verification:
         scores = f"{self.scores['metric']}: torch {self.scores['torch']:.4g}, export {self.scores['export']:.4g}"
         return [f"{answers}, {self.ties:,} differ by a tie, {self.different:,} otherwise", scores]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "different": self.different}
 
 
@@ -132,7 +132,7 @@ def _scores(
     ours: Sequence[Hypothesis],
     theirs: Sequence[Hypothesis],
     references: Sequence[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return BLEU with the signature, or the accuracy, of torch and of the export."""
     if isinstance(predictor, Classifier):
         accuracies = []

@@ -11,19 +11,17 @@ def write(path: Path, groups: Iterable[str], *, fail: bool = False) -> None:
     """Write groups of answers; raise ZeroDivisionError after them if `fail` is set."""
     with open_answers(path) as output:
         for group in groups:
-            output.add(group)
+            output(group)
         if fail:
             raise ZeroDivisionError
-        output.finish()
 
 
 def test_answers_are_written_as_they_come(tmp_path: Path) -> None:
     path = tmp_path / "new" / ("o" * 255)  # no longer name is made from it
     with open_answers(path) as output:
-        output.add("one\nzwölf\n")
+        output("one\nzwölf\n")
         assert path.read_text() == "one\nzwölf\n"
-        output.add("three\n")
-        output.finish()
+        output("three\n")
     assert path.read_text() == "one\nzwölf\nthree\n"
     assert list(path.parent.iterdir()) == [path]
 
@@ -33,7 +31,7 @@ def test_a_second_process_cannot_write_the_file(tmp_path: Path) -> None:
     with open_answers(path) as first:
         with pytest.raises(OutputError), open_answers(path):
             pass
-        first.add("answer\n")
+        first("answer\n")
     assert path.read_text() == "answer\n"
 
 
