@@ -155,14 +155,6 @@ def test_commands_import_nothing_heavy_at_module_level():
     assert top & HEAVY == set()
 
 
-def test_layers_load_torch_and_layers_alone():
-    """The layers may be used without what recipes, data and commands need."""
-    files = [name for name in MODULES if name.startswith("phmctl.nn.")]
-    code = f"import sys, {', '.join(files)}; print(*[name for name in sys.modules if name.startswith('phmctl.')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {name.split(".")[1] for name in done.stdout.split()} == {"algebra", "dimension", "errors", "nn"}
-
-
 def test_the_command_line_starts_without_heavy_imports():
     code = f"import sys, phmctl.cli.main; print(sorted({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
