@@ -27,7 +27,7 @@ if site == Path.cwd() or (site / "pyproject.toml").exists():
 recipes = [load_recipe(name) for name in shipped_names("recipes")]
 cards = [load_card(name) for name in shipped_names("cards")]
 pairs = read_miniature()["train"]
-pages = [Path(phmctl.__file__).with_name(part) / "page.html" for part in ("serving", "reports")]
+pages = [Path(phmctl.__file__).with_name(part) / "page.html" for part in ("serving", "results")]
 if not recipes or not cards or len(pairs) != 8000 or not all(page.is_file() for page in pages):
     raise SystemExit("the wheel lacks recipes, cards, the miniature or a page")
 print(f"wheel: {len(recipes)} recipes, {len(cards)} cards, the miniature")
