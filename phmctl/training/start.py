@@ -235,6 +235,11 @@ def read_to_resume(task: "Task", run: Run, name: str = "last") -> Checkpoint | N
         complete = [step for step in steps if (folder / step_name(step) / MANIFEST).is_file()]
         if complete:
             name = step_name(complete[-1])
+    if not steps and averaged_steps(folder):
+        raise RunError(
+            f"{run.folder} has only its average left, which has weights only; start a new run from it with "
+            f"--init {run.folder}"
+        )
     path = run.checkpoint(name)
     if step_of(path.name) is None:
         raise RunError(f"{path} contains weights only; resume from last, best or a step")

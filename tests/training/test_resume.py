@@ -203,6 +203,15 @@ def test_steps_that_are_done_already_change_nothing(
     assert (_everything(run), average.stat().st_mtime_ns) == (before, written)
 
 
+def test_where_only_the_average_is_left_no_checkpoint_is_advised_that_resuming_refuses(fit: Fit) -> None:
+    run = fit(steps=20, keep=4, average=2).run
+    for folder in run.checkpoints_folder.glob("step-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(RunError, match="--init"):
+        train_task(FakeTask(), make_recipe(steps=20, keep=4, average=2), Path("unused"), old=run, checkpoint="best")
+    assert run.checkpoint("average").is_dir()
+
+
 @pytest.mark.parametrize("content", [b"\xff\n", b"step-000005\n", None])
 @pytest.mark.parametrize("steps", [20, 30])
 def test_pointers_are_derived_from_the_checkpoints(fit: Fit, content: bytes | None, steps: int) -> None:
