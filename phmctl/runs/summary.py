@@ -151,7 +151,7 @@ def _newest_checkpoint(folder: Path) -> tuple[Path | None, dict[str, Any]]:
         state = read_state(newest)
     if is_whole(folder / AVERAGE):
         averaged = read_state(folder / AVERAGE)
-        if averaged["step"] > state.get("step", 0):
+        if averaged.get("step", 0) > state.get("step", 0):
             return folder / AVERAGE, averaged
     return newest, state
 
@@ -170,9 +170,8 @@ def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | 
     if error is not None:
         return "failed", error
     training = run.recipe.training
-    trained = bool(checkpoint_state) and is_done(
-        checkpoint_state["step"], checkpoint_state["stale"], training.steps, training.patience
-    )
+    step, stale = checkpoint_state.get("step", 0), checkpoint_state.get("stale", 0)
+    trained = bool(checkpoint_state) and is_done(step, stale, training.steps, training.patience)
     averaged = not training.average or (run.checkpoints_folder / AVERAGE).is_dir()
     return ("finished" if trained and averaged else "stopped"), None
 
