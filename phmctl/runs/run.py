@@ -335,7 +335,7 @@ class Run(Trained):
             with suppress(OSError, OutputError):
                 if failure is None:
                     (self.folder / ATTEMPT).unlink(missing_ok=True)
-                else:
+                elif self.folder.is_dir():  # otherwise writing would create it again
                     write_json(self.folder / ATTEMPT, {"error": failure})
 
 
