@@ -56,12 +56,12 @@ class RandomNumbers:
 # Share of rows that are sorted as if one token longer. On Multi30k (4096 tokens), the rows of a batch that are together
 # again in the next epoch fall from 51 % to 30 %, for 1 % more padding.
 _LENGTHENED = 0.15
-_GPU_MULTIPLE = 8  # of lengths: kernels for few shapes, and aligned rows
+_GPU_MULTIPLE = 8  # lengths are padded to multiples: kernels for few shapes, and aligned rows
 _POOL = 64  # batches of shuffled rows that are sorted by length together, in labelled text
 
 
 class EncodedTexts(NamedTuple):
-    """Texts without labels, ready for :func:`collate`; the labels are all 0."""
+    """Texts without labels, ready for :func:`collate`. The labels are all 0."""
 
     sides: tuple[Ragged, ...]
     labels: Ints

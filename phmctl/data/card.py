@@ -40,7 +40,7 @@ def check_split(name: str) -> str:
     raise ValueError(guess or "use train, valid, test, or test_ followed by up to 50 lower-case letters, digits and _")
 
 
-# Column names of prepared data and of prediction tables; extras cannot have them.
+# Column names of prepared data and of prediction tables. Extras cannot have them.
 _TEXT_COLUMNS = ("text", "first", "second", "source", "target")
 RESERVED = (
     *("label", "predicted", "probability", "texts"),
@@ -63,7 +63,7 @@ class RowFormat(Section):
     extras: dict[str, Column] = Field(default_factory=dict)  # integers that are stored with each example
     split: Column | None = None  # column with the split of each row, if one file contains all splits
     names: dict[str, str] = Field(default_factory=dict)  # labels of the files → labels of the card
-    unlabelled: tuple[str, ...] = ()  # values that mean "no label"; these rows are dropped and counted
+    unlabelled: tuple[str, ...] = ()  # values that mean "no label". These rows are dropped and counted
     odd_rows: Literal["refuse", "drop"] = "refuse"  # malformed rows: an error, or dropped and counted
 
     @model_validator(mode="after")
@@ -233,8 +233,8 @@ class Cleaning(Section):
 
     lowercase: bool = False
     entities: Literal["decode", "keep"] = "keep"  # Moses' &apos; and the like
-    normalise: bool = False  # Unicode NFC; each run of white space becomes one space
-    # Largest ratio, longer text to shorter text in tokens, of a train row; 0 means no limit.
+    normalise: bool = False  # Unicode NFC. Each run of white space becomes one space
+    # Largest ratio, longer text to shorter text in tokens, of a train row. 0 means no limit.
     max_ratio: Annotated[float, Field(ge=0)] = 0.0
     min_count: PositiveInt | None = None  # least occurrences of a word (None: 1), or of a pair that BPE joins (None: 2)
     duplicates: Literal["drop", "keep"] = "drop"  # train rows whose text is in valid or test
@@ -250,7 +250,7 @@ class Card(Section):
     homepage: str = ""
     source_language: str = ""
     target_language: str = ""
-    built_in: bool = False  # part of the package; needs no download
+    built_in: bool = False  # part of the package, needs no download
     texts: Annotated[int, Field(ge=1, le=2)] | None = None  # texts of a labelled example
     symmetric: bool = False  # the order of a pair's texts does not matter
     train_text: bool = False  # also store the text of train, for models with their own tokenizers
@@ -289,7 +289,7 @@ class Card(Section):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the keys that determine the text; descriptions, sizes and defaults are excluded."""
+        """The SHA-256 of the keys that determine the text. Descriptions, sizes and defaults are excluded."""
         descriptive = {"title", "description", "licence", "homepage", "sizes", "defaults"}
         content = self.model_dump(mode="json", exclude=descriptive, exclude_defaults=True)
         return sha256_text([json.dumps(content, sort_keys=True)])
@@ -330,7 +330,7 @@ def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
     """Return a summary of each shipped card, sorted by task and name, or of one card.
 
     ``origins`` are listed in the order in which they are tried. ``prepared`` lists the card's prepared folders below
-    the data folder `root`, one for each tokenizer setting; ``fetched`` says whether all files of an origin are there.
+    the data folder `root`, one for each tokenizer setting. ``fetched`` says whether all files of an origin are there.
     """
     cards = [load_card(card) for card in ([name] if name else shipped_names("cards"))]
     summaries = []

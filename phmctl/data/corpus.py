@@ -49,7 +49,7 @@ class Corpus:
 
     name: str
     splits: Mapping[str, RowSource]
-    languages: tuple[str, str] | None = None  # of source and target; None for labelled text
+    languages: tuple[str, str] | None = None  # source and target, or None for labelled text
     texts: int = 2  # texts of a row
     labels: Sequence[str] = ()  # classes in the order of their numbers; empty: the labels of train
     symmetric: bool = False  # a row with swapped texts is the same row
@@ -161,7 +161,7 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 def find_files(card: Card, folder: Path) -> tuple[Layout, dict[str, Path]]:
     """Return the first layout of a card of which `folder` has all files, and the files that it has, by their names.
 
-    Raises DataError otherwise; the message lists the missing files of the most complete layout.
+    Raises DataError otherwise. The message lists the missing files of the most complete layout.
     """
     if not folder.is_dir():
         raise DataError(f"--source {folder} is not a folder; give the folder with the files of {card.id!r}")
@@ -238,7 +238,7 @@ def _generic_layouts(card: Card) -> list[Layout]:
 def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
     """Return the corpus from the first of the card's origins, URLs or hub, that has it. Raises DownloadError.
 
-    Only one process fetches at a time; others wait for its files.
+    Only one process fetches at a time. Others wait for its files.
     """
     urls = [url.model_dump(mode="json") for url in card.urls]
     folder = cache / f"urls-{sha256_text([json.dumps(urls, sort_keys=True)])[:12]}"
@@ -270,7 +270,7 @@ def fetch_all(card: Card, folder: Path, *, refetch: bool = False) -> None:
 
 
 def _download(item: Url, target: Path) -> None:
-    import http.client  # with ssl; commands that fetch nothing start faster without it
+    import http.client  # with ssl. Commands that fetch nothing start faster without it
     import urllib.error
     import urllib.request
 
@@ -354,7 +354,7 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, 
 
 @repeatable
 def hub_rows(dataset: Any, hub: Hub, name: str) -> Iterator[Row]:
-    """Yield the rows of a split, a ``datasets.Dataset``; error messages contain `name`."""
+    """Yield the rows of a split, a ``datasets.Dataset``. Error messages contain `name`."""
     row_format = hub.row_format
     for number, record in enumerate(dataset, start=1):
         yield parse_row(record, [], row_format, Location(name, number))
@@ -439,7 +439,7 @@ def _warn_of_constant_sides(train: RowSource) -> None:
 
 
 def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, columns_given: bool = True) -> RowSource:
-    """Return the rows of a user's table after checking its columns; the file type follows from the file's name."""
+    """Return the rows of a user's table after checking its columns. The file type follows from the file's name."""
     name = path.name.lower().removesuffix(".gz")
     file_type = "tsv"
     if name.endswith((".jsonl", ".ndjson", ".json")):

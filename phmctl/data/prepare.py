@@ -71,7 +71,7 @@ def prepare_named(
     force: bool,
     refetch: bool,
 ) -> PreparedData:
-    """Prepare a card's corpus or the user's own; see :func:`phmctl.prepare`.
+    """Prepare a card's corpus or the user's own. See :func:`phmctl.prepare`.
 
     Args:
         settings: keys of the data section.
@@ -196,10 +196,10 @@ def prepare(
     force: bool = False,
     refetch: bool = False,
 ) -> PreparedData:
-    """Clean, tokenize and store a corpus unless its folder is up to date; see ``prepare-data``.
+    """Clean, tokenize and store a corpus unless its folder is up to date. See ``prepare-data``.
 
     Without a `corpus` of the user's files the card's corpus is prepared. The same text and settings give the same
-    bytes. `cleaning` overrides fields of the card's cleaning. `settings` describe how the user's files are read; a
+    bytes. `cleaning` overrides fields of the card's cleaning. `settings` describe how the user's files are read. A
     change of them makes the folder out of date. Without `vectors`, a folder with word vectors can be up to date.
     """
     if corpus is not None and source is not None:
@@ -243,13 +243,13 @@ def prepare(
 
 
 def _build(folder: Path, content: Mapping[str, Any], write: Callable[[Path], None], *, force: bool) -> None:
-    """Let `write` fill a new folder unless the folder has this content; rename it when it is complete."""
+    """Let `write` fill a new folder unless the folder has this content. Rename it when it is complete."""
     folder = folder.resolve() if folder.is_symlink() else folder  # data on another disk stays there
     lock_path = folder.with_name(f".{folder.name}.lock")
-    killed = lock_path.exists() or leftovers(folder)  # of a process that was killed
+    killed = lock_path.exists() or leftovers(folder)  # a process was killed here
     if force or killed or not _is_up_to_date(folder, content):
         with lock(lock_path, remove=True):  # a second process waits
-            clear(folder)  # removes incomplete folders; restores a replaced one without successor
+            clear(folder)  # removes incomplete folders, and restores a replaced one without successor
             if force or not _is_up_to_date(folder, content):
                 with suppress(DataError):  # there is no folder, or it is damaged
                     before = read_manifest(folder).get("vectors")
@@ -454,7 +454,7 @@ def _learn(corpus: Corpus, train: CleanRows, data: Section, cleaning: Cleaning) 
 def _encoded(
     name: str, rows: CleanRows, tokenizers: TokenizerPair, extras: Sequence[str], counts: Sequence[dict[str, int]]
 ) -> Iterator[list[list[Any]]]:
-    """Yield a split's rows in chunks; add the tokens of each text to its entry of `counts`."""
+    """Yield a split's rows in chunks. Add the tokens of each text to its entry of `counts`."""
     remaining = iter(rows)
     with progress(f"tokenizing {name}", None) as advance:
         while chunk := list(islice(remaining, CHUNK_ROWS)):

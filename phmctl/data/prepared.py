@@ -66,14 +66,13 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a prepared folder's manifest; raises DataError if it is missing or invalid."""
     path = folder / MANIFEST
-    manifest = read_seal(path, DataError, "prepare the data again with --force")
+    remedy = f"move {folder} away and prepare the data again"  # --force replaces only a folder whose manifest is whole
+    manifest = read_seal(path, DataError, remedy)
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
         keys = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
-        raise DataError(
-            f"{path} is damaged or from another version of phmctl: invalid {keys}; prepare the data again with --force"
-        ) from error
+        raise DataError(f"{path} is damaged or from another version of phmctl: invalid {keys}; {remedy}") from error
     return manifest
 
 
@@ -151,7 +150,7 @@ _NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class Ragged:
-    """N sequences of token ids, stored in chunks of consecutive rows; each chunk has flat values and offsets."""
+    """N sequences of token ids, stored in chunks of consecutive rows. Each chunk has flat values and offsets."""
 
     def __init__(self, chunks: Sequence[tuple[Tokens, npt.NDArray[np.integer[Any]]]]) -> None:
         self._values = [values for values, _ in chunks]
@@ -369,7 +368,7 @@ class PreparedData:
 
 
 def write_vectors(folder: Path, path: Path, vocabulary: Sequence[str], splits: Sequence[str]) -> dict[str, Any]:
-    """Write the word vectors of the vocabulary; return their entry of the manifest."""
+    """Write the word vectors of the vocabulary. Return their entry of the manifest."""
     import torch
     from safetensors.torch import save
 
@@ -393,7 +392,7 @@ def write_vectors(folder: Path, path: Path, vocabulary: Sequence[str], splits: S
 def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Return the vectors of a word tokenizer's vocabulary, (V, d), and whether the file has each token type, (V,).
 
-    If the file lacks a word, its lower-case form is used, or else the mean of the other vectors; PAD is zero. The
+    If the file lacks a word, its lower-case form is used, or else the mean of the other vectors. PAD is zero. The
     format is GloVe's: on each line a word and its numbers, plain or ``.gz``. A first line of two integers (word2vec's
     header) is skipped.
     """
@@ -414,7 +413,7 @@ def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDA
 
 
 def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
-    """Yield the vectors of these words in the order of the file; the width of all rows is checked."""
+    """Yield the vectors of these words in the order of the file. The width of all rows is checked."""
     width = 0
     for number, line in enumerate(read_lines(path), start=1):
         text = line.rstrip(" ")

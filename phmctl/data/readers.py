@@ -32,18 +32,18 @@ from phmctl.errors import DataError, nearest
 from phmctl.languages import language
 
 UNREADABLE = "\0"  # replaces a line that cannot be read
-LONGEST_LINE = 1 << 24  # bytes; a small .gz can unpack to an endless line
+LONGEST_LINE = 1 << 24  # bytes. A small .gz can unpack to an endless line
 BLANKS = " \t"  # str.strip() would also remove NBSP, which belongs to the sentence
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
-# Elements of IWSLT's train.tags.* that describe a talk; sentences can contain other tags.
+# Elements of IWSLT's train.tags.* that describe a talk. Sentences can contain other tags.
 _TALK_ELEMENT = re.compile(
     r"\s*</?(?:doc|url|videourl|keywords|speaker|talkid|title|description|reviewer|translator|transcript|content)\b[^>]*>"
 )
 _EXTRA_VALUES = range(UNKNOWN, 2**31)
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
-# The limit applies to the whole process; the default is 131,072 characters. A larger limit of the caller stays.
+# The limit applies to the whole process. The default is 131,072 characters. A larger limit of the caller stays.
 csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
 
 Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON object
@@ -56,7 +56,7 @@ def read_lines(path: Path, *, skip: bool = False) -> Iterator[str]:
     """Yield the lines of a text file without line ends and byte order mark.
 
     Raises DataError if the file cannot be read, if it has carriage returns and no line feed, or if a line is too long,
-    is not UTF-8 or contains NUL; with `skip`, such a line is read as :data:`UNREADABLE`.
+    is not UTF-8 or contains NUL. With `skip`, such a line is read as :data:`UNREADABLE`.
     """
     with reading(path), open_bytes(path) as handle:
         number = 0
@@ -85,7 +85,7 @@ def read_lines(path: Path, *, skip: bool = False) -> Iterator[str]:
 
 
 def raw_lines(handle: BinaryIO) -> Iterator[bytes]:
-    """Yield a file's lines with their line ends, for :func:`decode_line`; an over-long line comes in parts."""
+    """Yield a file's lines with their line ends, for :func:`decode_line`. An over-long line comes in parts."""
     return iter(partial(handle.readline, LONGEST_LINE + 1), b"")
 
 
@@ -123,7 +123,7 @@ def decode_line(raw: bytes, name: Path | str, number: int) -> str:
 
 
 def join_lines(text: str) -> str:
-    """Return a cell's text as one line; elsewhere a sentence is always a line."""
+    """Return a cell's text as one line. Elsewhere a sentence is always a line."""
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
@@ -196,7 +196,7 @@ def parallel_files(
 
 @repeatable
 def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None) -> Iterator[Row]:
-    """Yield the rows of tables or JSON lines; with `part`, only the rows with this value in the column ``split``."""
+    """Yield the rows of tables or JSON lines. With `part`, only the rows with this value in the column ``split``."""
     split = None if part is None else row_format.split
     for path in paths:
         records = _records(path, row_format)
@@ -277,7 +277,7 @@ def first_record(path: Path, row_format: RowFormat) -> list[str]:
 
 
 def check_columns(path: Path, row_format: RowFormat) -> list[str]:
-    """Return the header of a table; [] for a table without one, and for JSON lines.
+    """Return the header of a table, or [] for a table without one and for JSON lines.
 
     Raises DataError if the file is empty, if a column is missing, or if a name is not unique.
     """
@@ -298,7 +298,7 @@ def check_columns(path: Path, row_format: RowFormat) -> list[str]:
 
 
 def field_of(record: dict[str, Any], name: str) -> Any:
-    """Return a field of a JSON object or None; ``translation.de`` is the field `de` of the field `translation`."""
+    """Return a field of a JSON object or None. ``translation.de`` is the field `de` of the field `translation`."""
     if name in record:
         return record[name]
     value: Any = record
@@ -348,7 +348,7 @@ def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[in
 
 
 def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of JSON lines with their line numbers; with `skip`, other lines are read as ``{}``."""
+    """Yield the objects of JSON lines with their line numbers. With `skip`, other lines are read as ``{}``."""
     for number, line in enumerate(read_lines(path, skip=skip), start=1):
         if not line.strip():
             continue
@@ -458,10 +458,10 @@ class _Memory:
 
     def __init__(self, encoding: str | None) -> None:
         self.units: list[dict[str, str]] = []  # complete ones: text by language
-        self.characters = 0  # of the present unit's text
-        self._segments: dict[str, str] = {}  # of the present unit
+        self.characters = 0  # in the text of the present unit
+        self._segments: dict[str, str] = {}  # the texts of the present unit
         self._tag = ""
-        self._text: list[str] | None = None  # of the present segment
+        self._text: list[str] | None = None  # the parts of the present segment
         self._codes = 0  # elements of tools' codes that are open
         self.parser = expat.ParserCreate(encoding)
         self.parser.buffer_text = True

@@ -1,6 +1,6 @@
 """Hold out, change, clean and select the rows of a corpus, and count the dropped rows.
 
-Valid and test keep every row, so that N lines of input have N lines of output; only malformed and unlabelled examples,
+Valid and test keep every row, so that N lines of input have N lines of output. Only malformed and unlabelled examples,
 which cannot be scored, are dropped. Train loses rows with an empty text, rows whose text is in valid or test, whatever
 their label, and after tokenization rows that are too long or whose texts differ too much in length.
 """
@@ -28,8 +28,8 @@ Division = tuple[Splits, dict[str, str]]  # splits, and for each split made from
 
 # Reasons for dropping a row: keys of the manifest's counts.
 MALFORMED, HELD_OUT, OVER_LONG, LENGTH_RATIO = "odd_row", "in_valid_or_test", "over_long", "length_ratio"
-EMPTY_SIDE = "empty_side"  # of parallel text
-UNLABELLED, EMPTY_TEXT = "no_label", "empty_text"  # of labelled text
+EMPTY_SIDE = "empty_side"  # in parallel text
+UNLABELLED, EMPTY_TEXT = "no_label", "empty_text"  # in labelled text
 REASONS = (MALFORMED, UNLABELLED, EMPTY_TEXT, EMPTY_SIDE, HELD_OUT, OVER_LONG, LENGTH_RATIO)  # order of the counts
 # Remarks on rows that are kept.
 TRUNCATED = "cut"
@@ -89,7 +89,7 @@ def divide_train(splits: Mapping[str, RowSource], divide: Divide) -> Division:
 
 
 def hold_out(rows: RowSource, text: str) -> Splits:
-    """Divide train into train, valid and, with two sizes, test; `text` is ``1000,1000`` rows or ``5%,5%`` of them.
+    """Divide train into train, valid and, with two sizes, test. `text` is ``1000,1000`` rows or ``5%,5%`` of them.
 
     The rows are chosen by a digest of their first text, so that the same corpus is always divided in the same way. Rows
     with equal sources stay in one split, as do two sources that the rows pair in both orders, and the last source of a
@@ -259,7 +259,7 @@ def describe_counts(dropped: Mapping[str, int]) -> str:
 def clean_line(line: str, settings: Cleaning) -> str:
     """Return a line as it is tokenized and, in valid and test, stored.
 
-    Surrounding blanks are removed; entities and Unicode are changed as the settings say. Lower-casing is left to the
+    Surrounding blanks are removed. Entities and Unicode are changed as the settings say. Lower-casing is left to the
     tokenizer, so that references keep their case.
     """
     if settings.entities == "decode" and "&" in line:
@@ -304,7 +304,7 @@ class HeldOut:
 class CleanRows:
     """The cleaned and selected rows of a split. Each iteration starts the counts again.
 
-    `max_tokens` excludes the end of sentence. An over-long labelled text of valid or test is truncated; an over-long
+    `max_tokens` excludes the end of sentence. An over-long labelled text of valid or test is truncated. An over-long
     sentence is kept as it is.
     """
 
@@ -327,7 +327,7 @@ class CleanRows:
         self.classes: Counter[str] = Counter()  # kept examples by label
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield the cleaned rows; :meth:`fit` checks their lengths. Raises DataError for an unknown label."""
+        """Yield the cleaned rows. :meth:`fit` checks their lengths. Raises DataError for an unknown label."""
         self._reset_counts()
         for row in self.rows:
             self.read += 1
@@ -361,7 +361,7 @@ class CleanRows:
         return self._label_numbers[row.label]
 
     def fit(self, row: Row, tokens: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:
-        """Count a tokenized row; return the tokens to store, or None if the row is dropped for its lengths.
+        """Count a tokenized row. Return the tokens to store, or None if the row is dropped for its lengths.
 
         The ratio of the lengths includes the end of sentence, so that very short pairs pass: 1 and 2 tokens are 2 : 3.
         """
@@ -405,6 +405,6 @@ class CleanRows:
         return True
 
     def _count(self, reason: str, *, keep: bool) -> bool:
-        """Count a row as kept with a remark or as dropped; return `keep`."""
+        """Count a row as kept with a remark or as dropped. Return `keep`."""
         (self.noted if keep else self.dropped)[reason] += 1
         return keep

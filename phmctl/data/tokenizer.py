@@ -27,7 +27,7 @@ Algorithm = Literal["bpe", "word"]
 BYTES = 256
 SMALLEST_BPE = BYTES + len(SPECIAL_TOKENS)
 
-_MIN_PAIRS = 2  # least occurrences of a pair that is merged, as in subword-nmt; single occurrences memorise lines
+_MIN_PAIRS = 2  # least occurrences of a pair that is merged, as in subword-nmt. Single occurrences memorise lines
 # Each with the space before it: words with apostrophes, repetitions of a punctuation mark, other white space.
 _WORD = r"[\p{L}\p{M}\p{N}_]+"
 _PIECES = rf" ?(?:{_WORD}(?:['’]{_WORD})*|['’]{_WORD}|([^\p{{L}}\p{{M}}\p{{N}}_\s])\1*|[^\S ])| "
@@ -69,7 +69,7 @@ class Tokenizer:
         return len(self.vocabulary)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, without BOS or EOS; [] for an empty text."""
+        """Return the token ids of each text, without BOS or EOS, and [] for an empty text."""
         return [encoding.ids for encoding in self.engine.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -108,7 +108,7 @@ def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _same_pipeline(first: Any, second: Any) -> bool:
-    """Return whether two pipelines agree in the settings of both; the library's versions add and remove settings."""
+    """Return whether two pipelines agree in the settings of both. The library's versions add and remove settings."""
     if isinstance(first, dict) and isinstance(second, dict):
         return all(_same_pipeline(first[key], second[key]) for key in first.keys() & second.keys())
     return bool(first == second)
@@ -124,7 +124,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn a vocabulary of at most `vocabulary` token types. The order of the texts does not matter.
 
-    BPE follows Sennrich et al. (2016), on bytes; pairs with equal counts are merged in the order of their parts' ids.
+    BPE follows Sennrich et al. (2016), on bytes. Pairs with equal counts are merged in the order of their parts' ids.
     A word vocabulary has the most frequent words, those with equal counts in alphabetical order. Words need
     `min_count` occurrences (default 1), pairs that BPE joins as well (default 2).
     """
@@ -188,7 +188,7 @@ def train_pair(
     lowercase: bool = False,
     min_count: int | None = None,
 ) -> TokenizerPair:
-    """Learn a joint tokenizer, or one for each side; each takes a pass over the rows."""
+    """Learn a joint tokenizer, or one for each side. Each takes a pass over the rows."""
     learn = partial(
         train_tokenizer, algorithm=algorithm, vocabulary=vocabulary, lowercase=lowercase, min_count=min_count
     )

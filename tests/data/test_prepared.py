@@ -132,7 +132,7 @@ def test_a_damaged_manifest_is_a_users_error(tmp_path, content, key):
     (tmp_path / MANIFEST).write_text(json.dumps(GOOD))
     assert read_manifest(tmp_path) == GOOD
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
-    with pytest.raises(DataError, match=rf"manifest\.json.*{key}.* --force"):
+    with pytest.raises(DataError, match=rf"manifest\.json.*{key}.*move .* away"):
         PreparedData(tmp_path)
 
 
