@@ -122,8 +122,6 @@ def evaluate(
 
     --probing trains a probe for each probing task prepared in --data, once, and keeps the answers.
     """
-    options = dict(locals())  # those of phmctl.evaluate have the same names
-    del options["runs"], options["split"], options["threads"], options["json"]
     from phmctl.answering.opening import find
     from phmctl.runs.results import scores_of
     from phmctl.runs.run import requested_splits
@@ -134,7 +132,27 @@ def evaluate(
         run = find(name)
         whole = probing or source is not None or table is not None  # the run's own splits are not scored
         for part in [split] if whole else requested_splits([run], split):
-            report = phmctl.evaluate(run.folder, part, **options, quiet=False)
+            report = phmctl.evaluate(
+                run.folder,
+                part,
+                checkpoint=checkpoint,
+                beam=beam,
+                alpha=alpha,
+                batch_tokens=batch_tokens,
+                precision=precision,
+                probing=probing,
+                settings=settings or (),
+                data=data,
+                lowercase=lowercase,
+                tokenize=tokenize,
+                source=source,
+                reference=reference,
+                table=table,
+                text=text,
+                label=label,
+                device=device,
+                quiet=False,
+            )
             reports.append((f"{run.folder} {part}", report))
     documents = [report.as_json() for _, report in reports]
     if len(reports) == 1:

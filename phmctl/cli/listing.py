@@ -109,9 +109,9 @@ def compare(
 
     Prints means, tested differences, sizes, speeds and other differences between the runs.
     """
-    options = {**locals(), "names": names or ()}  # those of phmctl.compare have the same names
-    del options["json"]
-    comparisons = phmctl.compare(**options)
+    comparisons = phmctl.compare(
+        names or (), recipe=recipe, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
+    )
     tables: list[Table] = []
     notes: list[str] = []
     commands: list[str] = []
@@ -141,11 +141,19 @@ def report(
 
     The page has scores, curves, samples and differences.
     """
-    options = {**locals(), "names": names or ()}  # those of phmctl.compare have the same names
-    del options["output"], options["json"]
     from phmctl.results.report import write_report
 
-    document = _document(write_report(partial(phmctl.compare, **options), output))
+    make = partial(
+        phmctl.compare,
+        names or (),
+        recipe=recipe,
+        runs=runs,
+        split=split,
+        checkpoint=checkpoint,
+        baseline=baseline,
+        score=score,
+    )
+    document = _document(write_report(make, output))
     return Shown({"report": str(output), **document}, text=f"{output}\n")
 
 

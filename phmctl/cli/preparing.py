@@ -52,12 +52,41 @@ def prepare_data(
     json: Json = False,
 ) -> Shown:
     """Clean and tokenize a corpus, once for all runs that use it."""
-    options = dict(locals())  # those of phmctl.prepare have the same names
-    del options["train"], options["valid"], options["test"], options["list_"], options["json"]
     if list_:
         return card_list(name, data)
-    files = files_by_split({"train": train, "valid": valid, "test": test})
-    prepared = phmctl.prepare(**options, files=files, quiet=False)
+    prepared = phmctl.prepare(
+        name,
+        data=data,
+        source=source,
+        recipe=recipe,
+        files=files_by_split({"train": train, "valid": valid, "test": test}),
+        table=table,
+        columns=columns,
+        languages=languages,
+        text=text,
+        label=label,
+        quoting=quoting,
+        header=header,
+        extra=extra,
+        vectors=vectors,
+        skip_bad_lines=skip_bad_lines,
+        split=split,
+        vocabulary_of=vocabulary_of,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        joint=joint,
+        reverse=reverse,
+        copies=copies,
+        max_tokens=max_tokens,
+        lowercase=lowercase,
+        normalise=normalise,
+        entities=entities,
+        max_ratio=max_ratio,
+        min_count=min_count,
+        force=force,
+        refetch=refetch,
+        quiet=False,
+    )
     from phmctl.data.prepared import prepared_table
 
     document = {"folder": str(prepared.folder), **prepared.manifest}

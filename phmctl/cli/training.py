@@ -139,6 +139,20 @@ def distil(
     A translator translates the training text by beam search, once for all students. A student of a classifier
     learns the classifier's probabilities and the labels.
     """
-    options = {**locals(), "settings": settings or ()}  # those of phmctl.distil have the same names
-    del options["json"]
-    return trained(phmctl.distil(**options, quiet=False))
+    result = phmctl.distil(
+        teacher,
+        recipe,
+        n=n,
+        algebra=algebra,
+        seed=seed,
+        steps=steps,
+        settings=settings or (),
+        start=start,
+        beam=beam,
+        references=references,
+        data=data,
+        runs=runs,
+        tag=tag,
+        quiet=False,
+    )
+    return trained(result)
