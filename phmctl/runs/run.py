@@ -4,7 +4,7 @@
 
     runs/<recipe>/<variant>/v001/
         recipe.yaml        the resolved recipe
-        data.json          the manifest of the training data, with the SHA-256 of tokenizer/ and text/
+        data.json          the manifest of the training data: settings, sources with SHA-256, counts
         environment.json   versions, seed, device, threads, git revision
         tokenizer/         the tokenizers
         text/              valid and test text, cased: valid.source, valid.target, test.source, test.target
