@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import griffe
 import torch
 import typer
 from pydantic import BaseModel
@@ -29,11 +30,12 @@ from typer.cli import get_docs_for_click
 
 from phmctl.cli.main import app
 from phmctl.recipe.schema import RECIPES
-from tools import docs_roles
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 CALLED_BY_TORCH = {"extra_repr", "forward", "reset_parameters", "right_inverse"}
+ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):`~?(?:phmctl\.(?:\w+\.)*)?([^`]+)`")
+CODE_FOLLOWS = re.compile(r"::(?=\n\s*\n)")
 BLOCK = re.compile(r"(<!-- reference: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -57,11 +59,15 @@ def files() -> str:
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             is_folder = path.name == "__init__.py"
             label = f"{indent[2:]}{folder.name}/" if is_folder else f"{indent}{path.name}"
-            sentence = re.sub(
-                r" \([^()]*et al\.[^()]*\)", "", _first_paragraph(docstring)
-            )  # papers are named in the file
-            lines.append(f"{label:<29}{re.split(r'[.;] ', sentence)[0].rstrip('.').replace('`', '')}")
+            lines.append(f"{label:<29}{_short(_first_paragraph(docstring))}")
     return "\n".join(["```", *lines, "```"])
+
+
+def _short(paragraph: str) -> str:
+    """Return the first sentence without parentheses; the details after a colon only if a name stands before it."""
+    sentence = re.split(r"[.;] ", re.sub(r" \([^()]*\)", "", paragraph))[0].rstrip(".").replace("`", "")
+    head = sentence.partition(": ")[0]
+    return head if len(head.split()) > 2 else sentence
 
 
 def _wrapped(line: str) -> str:
@@ -151,12 +157,25 @@ def _call(value: Callable[..., Any], name: str) -> str:
     return call if len(call) <= 160 else f"{call.partition(', *')[0]}, *, …)"
 
 
+class Roles(griffe.Extension):
+    """Rewrite the docstrings that mkdocstrings shows by :func:`plain_text`."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = plain_text(obj.docstring.value)
+
+
+def plain_text(text: str) -> str:
+    """Return a docstring without Sphinx roles and without double colons."""
+    return CODE_FOLLOWS.sub(":", ROLE.sub(r"`\1`", text))
+
+
 def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[.;:]) ", _first_paragraph(text))[0].rstrip(".;:")
 
 
 def _first_paragraph(docstring: str) -> str:
-    return docs_roles.plain_text(docstring.partition("\n\n")[0].replace("\n", " ")).replace("``", "`")
+    return plain_text(docstring.partition("\n\n")[0].replace("\n", " ")).replace("``", "`")
 
 
 def _list(items: list[tuple[str, str]]) -> str:
@@ -211,7 +230,7 @@ def _line(name: str, key: str, users: dict[str, type[BaseModel]]) -> str:
     for user, section in users.items():
         having.setdefault(_choices(section, key), []).append(user)
     first, *others = having
-    choices = "; ".join([first, *(f"{', '.join(having[other])}: {other}" for other in others)])
+    choices = ") (".join([first, *(f"{', '.join(having[other])}: {other}" for other in others)])
     return f"- `{name}.{key}` ({choices}): {meaning(next(iter(users.values())), key)}"
 
 
