@@ -80,13 +80,13 @@ def bullets() -> str:
             f"({plateau(TABLES).count} seeds) against {dense.text()}. `phmctl train multi30k-de-en-tiny`",
             f"- **{share('PHM, n = 2')} (n = 2, dense tables), level**: {interval(half)}. "
             "`phmctl train multi30k-de-en --n 2`",
-            f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}; taught by dense "
+            f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}, taught by dense "
             f"{interval(taught)}. `phmctl distil multi30k-de-en/real --n 4`",
             f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, tables too, 4 bits): "
             f"{interval(welch(dense, small_bleu))}. The dense model in",
             f"  4 bits has {rounded:g} MB and {rounded_bleu.text()} BLEU. "
             "`phmctl export RUN --to safetensors --quantize int4 -o DIR`",
-            f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}; it trains {time:.1f} times "
+            f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}. It trains {time:.1f} times "
             "as long on a CPU.",
             "  `phmctl train multi30k-de-en-fast --set model.embedding_width=256`",
         ]
@@ -116,8 +116,8 @@ def size() -> str:
     return section(
         f"A quarter of all weights costs nothing with PHM tables (n = 4: {signed(tables.value.value)} BLEU, "
         f"{p_is(tables)}). With dense tables, {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
-        f"{share('PHM, n = 4')} {abs(four.value.value):.2f} BLEU (n = 4; {p_is(four)}), {share('PHM, n = 8')} "
-        f"{abs(eight.value.value):.2f} (n = 8; {p_is(eight)}).",
+        f"{share('PHM, n = 4')} {abs(four.value.value):.2f} BLEU (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
+        f"{abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
         "parameters",
         "BLEU over all weights of dense and PHM models after 4,000 steps",
         ["model", "all weights", "BLEU", "chrF", "difference of BLEU (95 %)", "p", f"p of a loss of {MARGIN}"],
@@ -161,7 +161,7 @@ def equal_parameters() -> str:
     return section(
         f"Yes: PHM with n = 4, d = 512 is {beside(change.value.value)} and {beside(chrf.value.value, 'chrF')} "
         f"dense of the same size ({p_is(change)} and {probability(chrf.p_value)}), but it "
-        f"trains {times[0]:.1f} (float32) to {times[1]:.1f} (bfloat16) times as long; in 25 "
+        f"trains {times[0]:.1f} (float32) to {times[1]:.1f} (bfloat16) times as long. In 25 "
         f"minutes they are level ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).",
         "equal-parameters",
         "BLEU of dense and of PHM with d = 512",
@@ -182,7 +182,7 @@ def teacher() -> str:
     return section(
         f"Yes: taught by a dense model, n = 4 is {beside(gains['PHM, n = 4, taught'])} it "
         f"and {beside(small)} a taught dense model of its size, n = 8 is level "
-        f"({signed(gains['PHM, n = 8, taught'])}); a taught dense model of full size gains most "
+        f"({signed(gains['PHM, n = 8, taught'])}). A taught dense model of full size gains most "
         f"({signed(gains['dense, taught'])}).",
         "teacher",
         "BLEU of models with and without a teacher",
@@ -204,7 +204,7 @@ def by_bytes() -> str:
     return section(
         f"The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
         f"times smaller than the dense model in float32, {rounded / small:.1f} times smaller than in 4 bits, and "
-        f"{beside(change.value.value)} the former ({p_is(change)}; "
+        f"{beside(change.value.value)} the former ({p_is(change)}, "
         f"{tables.count} seeds against {dense.count}). A loss of {MARGIN} BLEU is excluded (p = "
         f"{probability(change.p_inferior)}).",
         "bytes",
@@ -233,7 +233,7 @@ def tasks() -> str:
             rows.append([f"{name}, {unit}", model, dense.text(), system.text(), test])
     return section(
         "n = 2 is level with dense or above it where it was tried, and so is n = 4 on agreement and neuron "
-        f"interaction; n = 5 loses {-gains['sentence pairs', 'PHM, n = 5']:.1f} points on sentence pairs, and n = 4 "
+        f"interaction. n = 5 loses {-gains['sentence pairs', 'PHM, n = 5']:.1f} points on sentence pairs, and n = 4 "
         f"{-gains['Shakespeare', 'PHM, n = 4']:.2f} BLEU on Shakespeare.",
         "tasks",
         "Difference of PHM from dense by task",
@@ -307,10 +307,14 @@ def papers() -> str:
     path = results.ROOT / "docs" / "lab" / "published.yaml"
     parts = []
     for published in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):  # scores as they are printed
-        head, rows = ["", "recipe", "steps", *published["models"]], []
-        for column in published["columns"]:
-            recipe: Any = load_recipe(column["recipe"])
-            name = f"{column['name']}; here {column['here']}" if "here" in column else column["name"]
-            rows.append([name, f"`{recipe.name}`", f"{recipe.training.steps:,}", *column["scores"]])
-        parts.append(f"**{published['title']}**\n\n{table(head, rows)}")
+        recipes: list[Any] = [load_recipe(row["recipe"]) for row in published["rows"]]
+        made_by = [[f"`{recipe.name}`", f"{recipe.training.steps:,}"] for recipe in recipes]
+        title, head = published["title"], ["recipe", "steps"]
+        if len({recipe.name for recipe in recipes}) == 1:
+            title, head, made_by = f"{title}: {made_by[0][0]}, {made_by[0][1]} steps", [], [[] for _ in recipes]
+        rows = []
+        for row, cells in zip(published["rows"], made_by, strict=True):
+            name = f"{row['name']} (here {row['here']})" if "here" in row else row["name"]
+            rows.append([name, *cells, *row["scores"]])
+        parts.append(f"**{title}**\n\n{table(['', *head, *published['models']], rows)}")
     return "\n\n".join(parts)
