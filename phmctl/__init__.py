@@ -12,7 +12,8 @@ same names. All names are imported on first use, so that ``import phmctl`` does 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from phmctl.version import __version__
+
 __all__ = [
     "PHMLSTM",
     "Classified",

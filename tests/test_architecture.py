@@ -15,7 +15,7 @@ PACKAGE = Path(phmctl.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LAYERS = (  # from the lowest: a module imports from its own layer and from those before it
     {"errors", "dimension", "languages", "shipped", "storage", "console", "devices", "threads", "timing", "recipe",
-     "plain"},
+     "plain", "version"},
     {"algebra", "metrics"},
     {"nn", "data"},
     {"runs"},

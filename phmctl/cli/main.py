@@ -18,7 +18,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer import Option
 
-from phmctl import __version__
 from phmctl.cli.answering import decode, evaluate, export, serve
 from phmctl.cli.bench import bench
 from phmctl.cli.listing import compare, count_params, recipes, report, show_runs
@@ -29,6 +28,7 @@ from phmctl.console import Shown, note, stdout_refused
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, UserError, lack_of_memory
 from phmctl.threads import choose_threads
+from phmctl.version import __version__
 
 _DEBUG = "PHMCTL_DEBUG"
 _MAX_LINE = 4000  # characters of a line of an error, which may quote a file

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from phmctl import __version__
 from phmctl.answering.opening import COMPACT
 from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
@@ -16,6 +15,7 @@ from phmctl.runs import Run
 from phmctl.runs.copies import load_cleaning
 from phmctl.runs.results import read_results
 from phmctl.tasks import task_of, trains
+from phmctl.version import __version__
 
 _USAGE = {
     "ctranslate2": "phmctl decode DIR, or CTranslate2 with the files in `model/`",

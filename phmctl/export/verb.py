@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from phmctl import __version__, plain
+from phmctl import plain
 from phmctl.answering.classifier import Classifier
 from phmctl.answering.opening import (
     COMPACT,
@@ -49,6 +49,7 @@ from phmctl.storage import (
     writing,
 )
 from phmctl.tasks import answers
+from phmctl.version import __version__
 
 _SCORES = r"results/(?:[^/]+\.(?:json|hyp|tsv|tmp)|\.lock)"  # files that eval writes into an export
 _MARK = "to"  # key of the manifest, by which an export is known

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phmctl import __version__
 from phmctl.console import Table
 from phmctl.errors import OutputError, require
 from phmctl.metrics.classification import part_name, parts
@@ -18,6 +17,7 @@ from phmctl.results.variants import mean_and_spread
 from phmctl.runs.results import read_metrics, series
 from phmctl.storage import sole_writer, write_atomic, writing
 from phmctl.tasks import trains
+from phmctl.version import __version__
 
 # Content of a section: pairs of a type and a value, which ``page.html`` shows with all text escaped. Types are
 # ``table``, ``text``, ``heading``, ``code``, ``lines``, ``pictures``, and ``details`` (a summary and blocks).

@@ -21,11 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from phmctl import __version__
 from phmctl.console import warn
 from phmctl.errors import RunError
 from phmctl.runs.run import Trained, Weights, git_revision
 from phmctl.storage import FORMAT, read_json_object, sha256_text, sole_writer, write_atomic, write_json, writing
+from phmctl.version import __version__
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.-]+")
 _ADVICE = "the result is skipped: remove it and score the run again"

@@ -27,7 +27,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from phmctl import __version__
 from phmctl.console import note
 from phmctl.devices import processor_name
 from phmctl.errors import OutputError, RecipeError, RunError, nearest
@@ -67,6 +66,7 @@ from phmctl.storage import (
     write_json,
     writing,
 )
+from phmctl.version import __version__
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
 Loaded = TypeVar("Loaded")

@@ -37,11 +37,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from phmctl import __version__
 from phmctl.answering.classifier import Classifier
 from phmctl.answering.translator import Translator, as_json
 from phmctl.console import warn
 from phmctl.errors import RequestError, UserError
+from phmctl.version import __version__
 
 PAGE = Path(__file__).with_name("page.html")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")

@@ -1,0 +1,3 @@
+"""The version of phmctl."""
+
+__version__ = "0.1.0"
