@@ -10,12 +10,15 @@ Ratios of layers are of seconds: below 1 is faster. Speeds of models are of toke
 """
 
 import itertools
+import math
 import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -36,16 +39,15 @@ from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect
-from phmctl.recipe.models import StackSection
 from phmctl.recipe.schema import Recipe, TrainingSection, TranslationRecipe
 from phmctl.tasks import trains
 from phmctl.tasks.base import Task
 from phmctl.threads import set_threads
-from phmctl.timing import alternate
 from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser
 
 R = TypeVar("R", bound=Recipe)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAMPLE_SECONDS = 0.002  # shorter calls are repeated
 _TIMED_BATCHES = 8  # evenly spaced over an epoch, because batches differ in length
 _EOS_PENALTY = -1e4  # added to the logit of EOS
 
@@ -112,22 +114,47 @@ def _cell(key: str, value: object) -> str:
 
 
 def time_in_turns(
-    description: str,
-    calls: Mapping[str, Callable[[], object]],
-    *,
-    rounds: int,
-    baseline: str | None = None,
-    device: torch.device | str = "cpu",
+    description: str, calls: Mapping[str, Callable[[], object]], *, rounds: int, device: torch.device | str = "cpu"
 ) -> dict[str, Timing]:
-    """Time calls in turns, with a progress bar on a terminal. The default baseline is the first call."""
+    """Time calls in turns, with a progress bar on a terminal. The ratios are to the first call.
+
+    Every round measures each call once and starts with another call than the round before, so that a drift of the
+    machine's speed affects all of them equally. Before the first sample each is called once or twice.
+    """
+    names, repeats = list(calls), {}
+    samples: dict[str, list[float]] = {name: [] for name in names}
     with progress(f"measuring {description}", len(calls) * (rounds + 1), plain=False) as advance:
-        samples = alternate(calls, rounds=rounds, device=device, advance=advance)
-    baseline_seconds = samples[baseline or next(iter(calls))]
+        for name, call in calls.items():
+            first = mean_seconds(call, 1, device)
+            warm = min(first, mean_seconds(call, 1, device)) if first < _SAMPLE_SECONDS else first
+            repeats[name] = max(1, math.ceil(_SAMPLE_SECONDS / max(warm, 1e-9)))
+            advance(1)
+        for index in range(rounds):
+            turn = index % len(names)
+            for name in names[turn:] + names[:turn]:
+                samples[name].append(mean_seconds(calls[name], repeats[name], device))
+                advance(1)
     timings = {}
     for name, seconds in samples.items():
-        ratios = [sample / reference for sample, reference in zip(seconds, baseline_seconds, strict=True)]
+        ratios = [sample / reference for sample, reference in zip(seconds, samples[names[0]], strict=True)]
         timings[name] = Timing(Spread.of(seconds), Spread.of(ratios))
     return timings
+
+
+def mean_seconds(call: Callable[[], object], repeats: int, device: torch.device | str) -> float:
+    """Return the mean seconds of `repeats` calls, from an idle device until the device has finished."""
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    wait(device)
+    return (time.perf_counter() - began) / repeats
+
+
+def wait(device: torch.device | str) -> None:
+    """Wait until a device has finished."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -216,16 +243,10 @@ def bench_layer(
 
 
 def variants_of(recipe: R) -> dict[str, R]:
-    """Return the recipes to compare, by name: the dense twin and the recipe, with and without compositions."""
-    section: Any = recipe.model
-    structured = section.algebra != "real"
-    models = {"dense": section.dense_twin}
-    if isinstance(section, StackSection) and section.composes:
-        models["base"] = section.dense_twin.uncomposed
-        if structured:
-            models[f"base {section.uncomposed.variant}"] = section.uncomposed
-    if structured:
-        models[section.variant] = section
+    """Return the recipes to compare, by name: the dense twin and the recipe."""
+    models: dict[str, Any] = {"dense": recipe.model.dense_twin}
+    if recipe.model.algebra != "real":
+        models[recipe.model.variant] = recipe.model
     return {name: recipe.model_copy(update={"model": model}) for name, model in models.items()}
 
 
@@ -236,9 +257,9 @@ def seconds_per_step(task: Task, training: TrainingSection, device: torch.device
         timed = [plan[number * len(plan) // _TIMED_BATCHES] for number in range(_TIMED_BATCHES)]
         model = task.build_model(device)
         sample = [task.collate(rows).to(device) for rows in timed]
-        calls = {"steps": stepper(model, partial(mean_loss, task), training, sample, device)}
-        round_seconds = alternate(calls, rounds=3, seconds=0, device=device)["steps"]  # after a warm-up round
-        return statistics.median(round_seconds) / len(sample) * training.accumulate
+        steps = stepper(model, partial(mean_loss, task), training, sample, device)
+        timing = time_in_turns("training steps", {"steps": steps}, rounds=3, device=device)["steps"]
+        return timing.seconds.median / len(sample) * training.accumulate
 
 
 def mean_loss(task: Task, model: nn.Module, batch: Any) -> Tensor:
@@ -276,13 +297,10 @@ def stepper(
     return steps
 
 
-def bench_training(
-    recipe: Recipe, data: str | Path | None = None, *, batches: int = 4, rounds: int = 10, baseline: str = "dense"
-) -> Bench:
+def bench_training(recipe: Recipe, data: str | Path | None = None, *, batches: int = 4, rounds: int = 10) -> Bench:
     """Time training steps on a recipe's prepared data. A sample is one step on each of the batches.
 
-    `speed` divides a candidate's tokens per second by the baseline's. Raises DataError if the data is not prepared,
-    UserError if the baseline is not a candidate.
+    `speed` divides a candidate's tokens per second by the dense twin's. Raises DataError if the data is not prepared.
     """
     data = data_root(data)
     training = recipe.training
@@ -291,14 +309,12 @@ def bench_training(
     task: Any = trains(recipe).open(recipe, data)
     plan = task.plan(0)[:batches]
     sample = [task.collate(rows).to(device) for rows in plan]
-    variants = variants_of(recipe)
-    check_known("candidate", baseline, list(variants))
     models: dict[str, nn.Module] = {}
     steps: dict[str, Callable[[], object]] = {}
-    for name, variant in variants.items():
+    for name, variant in variants_of(recipe).items():
         models[name] = trains(variant).open(variant, data).build_model(device)
         steps[name] = stepper(models[name], partial(mean_loss, task), training, sample, device)
-    timings = time_in_turns("training steps", steps, rounds=rounds, baseline=baseline, device=device)
+    timings = time_in_turns("training steps", steps, rounds=rounds, device=device)
 
     tokens = sum(task.cost(rows).tokens for rows in plan)
     rows = [
@@ -314,9 +330,9 @@ def bench_training(
     real_share = 1.0  # only texts are padded
     if hasattr(task, "prepared"):
         real_share = real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
-    about = {"recipe": recipe.name, "precision": training.precision, "baseline": baseline, "batches": len(sample)}
+    about = {"recipe": recipe.name, "precision": training.precision, "batches": len(sample)}
     about |= {training.batch_key: getattr(training, training.batch_key), "real_share": real_share}
-    title = f"{recipe.name}, {training.precision}, speed over {baseline}, {real_share:.1%} of positions are real tokens"
+    title = f"{recipe.name}, {training.precision}, speed over dense, {real_share:.1%} of positions are real tokens"
     return Bench(title, {**about, **machine(device)}, rows)
 
 
@@ -327,16 +343,12 @@ def bench_decoding(
     split: str = "test",
     sentences: int = 1000,
     rounds: int = 5,
-    baseline: str = "dense",
 ) -> Bench:
     """Time beam search on a split of a recipe's prepared data, with dense copies of the models, as in translation.
 
-    Raises DataError if the data is not prepared or does not have this split, UserError if the baseline is not a
-    candidate.
+    Raises DataError if the data is not prepared or does not have this split.
     """
     recipe = expect(recipe, TranslationRecipe)
-    variants = variants_of(recipe)
-    check_known("candidate", baseline, list(variants))
     prepared = PreparedData.find(recipe.data, data_root(data))
     texts = prepared.split(split)
     count = min(sentences, len(texts))
@@ -347,33 +359,19 @@ def bench_decoding(
     set_threads(recipe.training.threads)
     sizes = prepared.tokenizers.source.size, prepared.tokenizers.target.size
     searches: dict[str, Callable[[], object]] = {}
-    for name, variant in variants.items():
+    for name, variant in variants_of(recipe).items():
         model: Any = to_dense(build_transformer(variant.model, *sizes, device).eval())
         searches[name] = searcher(model, sources, lengths, recipe, sizes[1])
-    timings = time_in_turns("searches", searches, rounds=rounds, baseline=baseline, device=device)
+    timings = time_in_turns("searches", searches, rounds=rounds, device=device)
     speeds = []
     for name, timing in timings.items():
         row = {"candidate": name, "search_seconds": timing.seconds}
         speeds.append(row | {"sentences_per_second": count / timing.seconds.median, "speed": timing.ratio.inverse})
     beam, batch_tokens = recipe.decoding.beam, recipe.decoding.batch_tokens
     about = {"recipe": recipe.name, "sentences": count, "output_tokens": sum(lengths) + len(lengths)}
-    about |= {"beam": beam, "batch_tokens": batch_tokens, "baseline": baseline}
-    title = f"{recipe.name}: {count} sentences, beam {beam}, speed over {baseline}"
+    about |= {"beam": beam, "batch_tokens": batch_tokens}
+    title = f"{recipe.name}: {count} sentences, beam {beam}, speed over dense"
     return Bench(title, {**about, **machine(device)}, speeds)
-
-
-class _Endless:
-    """A model that does not predict EOS, so that each output has the maximum length."""
-
-    def __init__(self, model: Seq2Seq) -> None:
-        self._model = model
-        self.encode = model.encode
-        self.start = model.start
-
-    def step(self, tokens: Tensor, state: Any) -> Tensor:
-        logits = self._model.step(tokens, state)  # (B, K, V)
-        logits[..., EOS] += _EOS_PENALTY
-        return logits
 
 
 def searcher(
@@ -386,7 +384,13 @@ def searcher(
     """Return a function that decodes each source to the length in `lengths`, with the recipe's batches and beam."""
     decoding = recipe.decoding
     device = pick_device(recipe.training.device)
-    endless = _Endless(model)
+
+    def step(tokens: Tensor, state: Any) -> Tensor:
+        logits = model.step(tokens, state)  # (B, K, V)
+        logits[..., EOS] += _EOS_PENALTY
+        return logits
+
+    endless: Any = SimpleNamespace(encode=model.encode, start=model.start, step=step)
     batches = []
     for rows in plan([len(source) for source in sources], decoding.batch_tokens):
         batches.append((pad([sources[row] for row in rows]).to(device), [lengths[row] for row in rows]))

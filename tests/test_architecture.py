@@ -14,9 +14,9 @@ import phmctl
 PACKAGE = Path(phmctl.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LAYERS = (  # from the lowest: a module imports from its own layer and from those before it
-    {"errors", "dimension", "languages", "shipped", "storage", "console", "devices", "threads", "timing", "recipe",
+    {"algebra", "errors", "languages", "shipped", "storage", "console", "devices", "threads", "recipe",
      "plain", "version"},
-    {"algebra", "metrics"},
+    {"metrics"},
     {"nn", "data"},
     {"runs"},
     {"models", "saving"},

@@ -31,7 +31,18 @@ from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from phmctl.benchmarks import Spread, Timing, machine, parameters_of, searcher, stepper, time_in_turns, variants_of
+from phmctl.benchmarks import (
+    Spread,
+    Timing,
+    machine,
+    mean_seconds,
+    parameters_of,
+    searcher,
+    stepper,
+    time_in_turns,
+    variants_of,
+    wait,
+)
 from phmctl.data import EOS
 from phmctl.data.batches import Batch
 from phmctl.devices import has_bfloat16
@@ -43,7 +54,6 @@ from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.storage import write_json
-from phmctl.timing import mean_seconds, wait
 from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phmctl.dimension import FIXED_DIMENSION, LEARNED, check_channels, check_divides
+from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED, check_channels, check_divides
 from phmctl.errors import DimensionError, UserError, check_known
 
 ALGEBRAS = (*FIXED_DIMENSION, LEARNED)

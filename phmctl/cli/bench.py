@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
 Rounds = Annotated[int, Option(min=1, help="Number of samples of each candidate.")]
-Against = Annotated[str, Option(help="Speeds are ratios to dense (the dense twin) or base (no compositions).")]
 
 
 @bench.command("layer")
@@ -76,18 +75,14 @@ def bench_train(
     settings: Settings = None,
     data: Data = None,
     batches: Annotated[int, Option(min=1, help="Number of different batches in a sample.")] = 4,
-    against: Against = "dense",
     rounds: Rounds = 10,
     json: Json = False,
 ) -> Shown:
-    """Training steps against the dense twin, on the recipe's prepared data.
-
-    A composed model is also measured without compositions.
-    """
+    """Training steps against the dense twin, on the recipe's prepared data."""
     from phmctl.benchmarks import bench_training
 
     resolved = _resolved(recipe, n, algebra, device, settings)
-    return _shown(bench_training(resolved, data, batches=batches, rounds=rounds, baseline=against))
+    return _shown(bench_training(resolved, data, batches=batches, rounds=rounds))
 
 
 @bench.command("decode")
@@ -100,18 +95,14 @@ def bench_decode(
     data: Data = None,
     split: Annotated[str, Option(help="Split whose sentences are translated.")] = "test",
     sentences: Annotated[int, Option(min=1, help="Number of sentences.")] = 1000,
-    against: Against = "dense",
     rounds: Rounds = 5,
     json: Json = False,
 ) -> Shown:
-    """Beam search against the dense twin. Dense copies of both models translate.
-
-    A composed model is also measured without compositions.
-    """
+    """Beam search against the dense twin. Dense copies of both models translate."""
     from phmctl.benchmarks import bench_decoding
 
     resolved = _resolved(recipe, n, algebra, device, settings)
-    return _shown(bench_decoding(resolved, data, split=split, sentences=sentences, rounds=rounds, baseline=against))
+    return _shown(bench_decoding(resolved, data, split=split, sentences=sentences, rounds=rounds))
 
 
 def _resolved(

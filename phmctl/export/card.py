@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from phmctl.algebra.dimension import LOW_RANK
 from phmctl.answering.opening import COMPACT
 from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
 from phmctl.data.tokenizer import JOINT_FILE
-from phmctl.dimension import LOW_RANK
 from phmctl.errors import DataError
 from phmctl.recipe.schema import ClassificationRecipe, TranslationRecipe
 from phmctl.results.ledger import ledger_for

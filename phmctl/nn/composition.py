@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from phmctl.algebra.dimension import LEARNED
 from phmctl.algebra.initialisation import dense_variance
-from phmctl.dimension import LEARNED
 from phmctl.errors import DimensionError
 from phmctl.nn.layers import LinearBuilder
 from phmctl.nn.linear import PHMLinear

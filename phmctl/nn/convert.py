@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.errors import PhmctlError, UserError
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from phmctl.dimension import LEARNED, check_channels, check_divides
+from phmctl.algebra.dimension import LEARNED, check_channels, check_divides
 from phmctl.errors import UserError
 from phmctl.nn.linear import KroneckerWeight
 

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phmctl.algebra.dimension import LEARNED, check_divides
 from phmctl.algebra.modes import without_autocast
-from phmctl.dimension import LEARNED, check_divides
 from phmctl.errors import DimensionError
 from phmctl.nn.linear import KroneckerWeight, LowRankLinear, PHMLinear
 from phmctl.nn.structures import leaf_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from phmctl.dimension import LEARNED, LOW_RANK
+from phmctl.algebra.dimension import LEARNED, LOW_RANK
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import LowRankLinear, PHMLinear
 

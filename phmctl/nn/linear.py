@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from phmctl.algebra.dimension import LEARNED, check_count, check_divides
 from phmctl.algebra.initialisation import dense_variance
 from phmctl.algebra.kronecker import check_algebra, check_dtype
 from phmctl.algebra.modes import compute_dtype
-from phmctl.dimension import LEARNED, check_count, check_divides
 from phmctl.errors import UserError, check_known
 from phmctl.nn.structures import Dense, FactorSum, KroneckerSum, LowRank, Structure, computed
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from phmctl.algebra.dimension import LEARNED
 from phmctl.algebra.modes import compute_dtype, needs_plain_operations, without_autocast
-from phmctl.dimension import LEARNED
 from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.layers import LinearBuilder
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from phmctl.algebra.dimension import LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.dimension import LEARNED
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.structures import KroneckerSum, Tensors, computed, leaf_of
 

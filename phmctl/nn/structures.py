@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.initialisation import (
     dense_variance,
     frame_scale,
@@ -36,7 +37,6 @@ from phmctl.algebra.initialisation import (
 from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import needs_plain_operations
 from phmctl.algebra.rank_product import Factors, block_sums, rank_linear, recompose
-from phmctl.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.errors import UserError
 
 Tensors = Mapping[str, Tensor]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import yaml
 
-from phmctl.dimension import LEARNED, LOW_RANK
+from phmctl.algebra.dimension import LEARNED, LOW_RANK
 from phmctl.errors import RecipeError, nearest
 from phmctl.recipe import flatten
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from phmctl.dimension import FIXED_DIMENSION, LEARNED, LOW_RANK, check_divides
+from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED, LOW_RANK, check_divides
 
 MOST = 10**9  # upper bound of steps, rows and tokens, far below an overflow
 PositiveInt = Annotated[int, Field(ge=1, le=MOST)]
@@ -212,13 +212,6 @@ class StackSection(LinearSection):
     @property
     def composes(self) -> bool:
         return (self.compose_layers, self.compose_heads) != ("none", "none")
-
-    @property
-    def uncomposed(self) -> Self:
-        """The same model without compositions."""
-        fields = type(self).model_fields
-        keys = [key for key in fields if key.startswith("compos")] + ["first_order"]
-        return self.model_copy(update={key: fields[key].default for key in keys})
 
     def _widths(self) -> dict[str, int]:
         widths = {"width": self.width, "feed_forward": self.feed_forward * self.upsize}

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from phmctl.dimension import check_divides
+from phmctl.algebra.dimension import check_divides
 from phmctl.recipe.models import (
     CHOICE,
     NOTHING,

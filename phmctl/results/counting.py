@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from phmctl.algebra.dimension import LEARNED
 from phmctl.console import Table, is_terminal
-from phmctl.dimension import LEARNED
 from phmctl.errors import RecipeError, UserError, check_known
 from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.results.ledger import Ledger, ModuleCounts, Totals, ledger_for_recipe

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phmctl.algebra.dimension import FIXED_DIMENSION
 from phmctl.algebra.kronecker import fixed_rule
-from phmctl.dimension import FIXED_DIMENSION
 from phmctl.errors import UserError
 from tests.references import multiply
 

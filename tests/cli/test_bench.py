@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.errors import UserError
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.tasks import trains
 from tests.calls import call
@@ -45,17 +44,6 @@ def test_train_compares_models_on_the_same_batches(miniature_data: Path, tiny_re
     tokens = task.cost(task.plan(0)[0]).tokens  # of both sides, as in train and compare
     seconds = rows["dense"]["step_seconds"]["median"]
     assert rows["dense"]["tokens_per_second"] * seconds == pytest.approx(tokens, rel=1e-3)
-
-
-def test_train_measures_a_composed_model_against_its_base(miniature_data: Path) -> None:
-    composed = ("--set", "model.compose_heads=bilinear")
-    options = ("--data", miniature_data, "--batches", 1, "--rounds", 1, "--against", "base")
-    result = json.loads(bench("train", *tiny(*options, *composed, n=1)))
-    rows = {row["candidate"]: row for row in result["rows"]}
-    assert set(rows) == {"dense", "base"}
-    assert (result["baseline"], rows["base"]["speed"]["median"]) == ("base", 1)
-    with pytest.raises(UserError, match="'bas'"):
-        bench("train", *tiny(*options[:-1], "bas"))
 
 
 def test_decode_compares_the_dense_copies(miniature_data: Path) -> None:

@@ -1,7 +1,7 @@
 import numpy
 import pytest
 
-from phmctl.dimension import check_divides
+from phmctl.algebra.dimension import check_divides
 from phmctl.errors import DimensionError
 
 
