@@ -140,6 +140,6 @@ def test_the_generated_reference_has_every_key_and_command() -> None:
 def test_the_reference_states_a_key_once_with_the_defaults_that_differ() -> None:
     lists = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", reference.keys(), re.MULTILINE | re.DOTALL))
     assert "- `training.batch_size` (`64`):" in lists["classification, rule"]
-    assert "- `training.label_smoothing` (`0.1`; classification: `0.0`):" in lists["translation, classification"]
+    assert "- `training.label_smoothing` (`0.1`) (classification: `0.0`):" in lists["translation, classification"]
     assert reference.keys().count("- `training.steps` ") == 1
     assert "learning_rate" not in reference.usable(RECIPES["probing"].model_fields["training"].annotation)

@@ -1,4 +1,4 @@
-"""Initialisation that gives H the variance of a dense layer's scheme, for every n and every algebra.
+"""Draw A and S so that H has the variance of a dense layer.
 
 Every rule has fibres of unit length: ``Σᵢ A[i, a, b]² = 1`` for all a, b. A fibre of a fixed rule has one entry ±1,
 a fibre ``A[:, a, b]`` of a learned rule is drawn as a random direction, so Var(A) = 1/n. Each entry of

@@ -1,4 +1,4 @@
-"""Translate lines: clean, tokenize, sort by length, batch by tokens, search, detokenize, restore the order."""
+"""Translate lines with an engine: clean, tokenize, sort by length, batch, search, detokenize, restore the order."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Batches of rows with similar lengths, planned and collated with numpy, without loops over rows.
+"""Plan and collate batches of rows with similar lengths.
 
 Batches of parallel text have at most a number of tokens, padding included: the number of rows times the longest side of
 a row, with the end of sentence. Batches of labelled text have a number of rows.

@@ -1,4 +1,4 @@
-"""Dataset cards: YAML files that describe a corpus, its origins, and the format of its files.
+"""Dataset cards: YAML files that describe a corpus.
 
 A card describes parallel text (``task: translation``), or labelled texts and pairs of texts (``task: classification``).
 """

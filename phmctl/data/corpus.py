@@ -1,4 +1,4 @@
-"""Corpora: the text of a card, from a folder, from URLs or from the hub, and the text of a user's own files."""
+"""Read the text of a corpus: of a card, from a folder, from URLs or from the hub, or of a user's own files."""
 
 import json
 import re

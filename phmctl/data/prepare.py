@@ -1,4 +1,4 @@
-"""Preparation: raw text to token ids on disk, once for each corpus and tokenizer setting.
+"""Prepare a corpus: raw text to token ids on disk, once for each tokenizer setting.
 
 Train is read several times: to count its rows, to learn each vocabulary, and to encode it. Memory holds one chunk of
 rows, the digests of valid and test, and the word counts from which a vocabulary is learned. Because these counts grow

@@ -1,4 +1,4 @@
-"""Hold out, change, clean and select the rows of a corpus, and count the dropped rows.
+"""Hold out, change, clean, select and count rows.
 
 Valid and test keep every row, so that N lines of input have N lines of output. Only malformed and unlabelled examples,
 which cannot be scored, are dropped. Train loses rows with an empty text, rows whose text is in valid or test, whatever

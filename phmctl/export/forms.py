@@ -1,4 +1,6 @@
-"""A trained model as tensors and a config for :mod:`phmctl.plain`, from which every format is written.
+"""A trained model as tensors and a config for :mod:`phmctl.plain`.
+
+Every format is written from one of two forms.
 
 The dense form has one dense weight for each map, separate queries, keys and values, and tables without the rows that
 make n divide them, for any algebra, n, parametrization, sharing of rules and arrangement of the projections. H of each

@@ -1,4 +1,4 @@
-"""Export a run's model to another format, verify the export, and write the model card."""
+"""Export a run, verify the export, and write the model card."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Test whether two systems, each trained with several seeds, differ by more than seeds and test items explain.
+"""Test the difference of two systems over seeds and test items.
 
 A score such as BLEU varies with the test items, which both systems share, and with the seeds, which they do not share.
 The difference of the two means over seeds is tested in three steps:

@@ -1,4 +1,4 @@
-"""BLEU, chrF and TER by sacrebleu, each with sacrebleu's signature, and checks for degenerate answers.
+"""BLEU, chrF and TER by sacrebleu, with signatures, and checks for degenerate answers.
 
 Hypotheses are detokenised text and references are raw text, because sacrebleu tokenises both.
 """

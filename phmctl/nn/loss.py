@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary, computed in slices so that the logits of a batch never exist at once.
+"""Cross-entropy over a vocabulary, in slices that never hold all logits of a batch.
 
 The logits of 4,096 tokens over 8,000 types take 131 MB. Writing, reading and freeing them at every step costs more than
 the arithmetic. Here a slice of tokens is mapped to logits, then to the loss and the gradient, and multiplied back, in

@@ -1,4 +1,4 @@
-"""A weight that is computed from A and S, as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
+"""A and S as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
 
 import operator
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Recipes: the definition of an experiment as strict pydantic models, one for each task.
+"""Recipes as pydantic models, one for each task.
 
 The comments of the fields are the reference of the recipe's keys.
 """

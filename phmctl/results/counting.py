@@ -1,4 +1,4 @@
-"""``count-params``: count a recipe's parameters for several algebras and n, next to published figures.
+"""Count a recipe's parameters for several algebras and n, next to published figures.
 
 ``published.yaml`` holds the published figures and explains each key.
 """

@@ -1,4 +1,4 @@
-"""Group runs into variants, which are models trained with several seeds, and choose the result of each run."""
+"""Group runs that differ only in the seed, and choose the result of each."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Run directories: everything of one training in one folder that can be moved to another machine."""
+"""Run directories."""
 
 from phmctl.runs.find import AUTO, DATA, EXPORT, RECIPE
 from phmctl.runs.run import Run, Trained, Weights

@@ -1,4 +1,4 @@
-"""The tasks ``classification``, labels for texts or pairs of texts, and ``probing``, whose probes are counted here.
+"""The tasks ``classification`` (texts or pairs of texts) and ``probing`` (only counted here).
 
 ``eval`` writes the report (``.json``) and the predicted labels (``.predictions.tsv``) into a run's ``results/``.
 """
