@@ -1,7 +1,6 @@
 """Commands that list and compare: ``recipes``, ``runs``, ``count-params``, ``compare`` and ``report``."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,9 @@ from typer import Argument, Option
 import phmctl
 from phmctl.cli.options import Json, Runs, Settings, Split, integers, names
 from phmctl.console import Shown, Table
+from phmctl.errors import require
 from phmctl.shipped import shipped_names
+from phmctl.storage import write_atomic
 
 if TYPE_CHECKING:
     from phmctl.results.compare import Comparison
@@ -88,11 +89,9 @@ def count_params(
     json: Json = False,
 ) -> Shown:
     """Count the parameters of a recipe and of the dense twin by component, without allocating them."""
-    from phmctl.results.counting import count_tables
-
     ns, algebras = integers("n", n), names("algebra", algebra)
     count = phmctl.count_parameters(recipe, ns=ns, algebras=algebras, overrides=settings or (), paper=paper)
-    return Shown(count.as_json(), count_tables(count))
+    return Shown(count.as_json(), count.tables())
 
 
 def compare(
@@ -117,7 +116,7 @@ def compare(
     commands: list[str] = []
     for comparison in comparisons:
         tables += comparison.tables()
-        notes += [f"· {line}" for line in comparison.remarks()]
+        notes += [f"· {line}" for line in (*comparison.differences(), *comparison.notes())]
         commands += comparison.missing()
     if commands:
         notes += ["without a result yet (or add --eval):", *commands[:_COMMANDS]]
@@ -141,20 +140,15 @@ def report(
 
     The page has scores, curves, samples and differences.
     """
-    from phmctl.results.report import write_report
+    from phmctl.results.report import render
 
-    make = partial(
-        phmctl.compare,
-        names or (),
-        recipe=recipe,
-        runs=runs,
-        split=split,
-        checkpoint=checkpoint,
-        baseline=baseline,
-        score=score,
+    for module in ("matplotlib", "jinja2"):  # before the comparison, which may take long
+        require(module, "report")
+    comparisons = phmctl.compare(
+        names or (), recipe=recipe, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
     )
-    document = _document(write_report(make, output))
-    return Shown({"report": str(output), **document}, text=f"{output}\n")
+    write_atomic(output, render(*comparisons))
+    return Shown({"report": str(output), **_document(comparisons)}, text=f"{output}\n")
 
 
 def _document(comparisons: Sequence["Comparison"]) -> dict[str, Any]:

@@ -5,15 +5,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from phmctl.console import Table, progress, warn
 from phmctl.errors import RunError, UserError, check_known, nearest
 from phmctl.metrics.significance import Difference, difference, holm
 from phmctl.metrics.text import Copy
-from phmctl.recipe.loading import differences as key_differences
 from phmctl.results.variants import (
-    ComparedRun,
     Variant,
     choose_results,
     deviation,
@@ -21,7 +18,6 @@ from phmctl.results.variants import (
     group_by_model,
     mean,
     mean_and_spread,
-    run_differences,
 )
 from phmctl.runs import AUTO
 from phmctl.runs.find import find_run, select_runs
@@ -69,17 +65,15 @@ class Comparison:
 
     def differences(self) -> Iterator[str]:
         """Yield the differences of the variants from the baseline other than n, algebra and seed."""
-        systems = [variant for variant in self.variants if variant is not self.baseline]
         lines = []
-        for variant in systems:
-            changes = _differences(self.baseline.first, variant.first)
-            lines.append((variant.label, difference_lines(changes)))
-        yield from _merge_lines(lines, len(systems))
+        for variant in self.variants:
+            if variant is not self.baseline:
+                lines.append((variant.label, difference_lines(self.baseline.first.differences(variant.first))))
+        yield from _merge_lines(lines)
 
     def notes(self) -> Iterator[str]:
         """Yield limitations of the comparison, such as single seeds and unfinished runs."""
-        notes = [(variant.label, list(_notes(variant, self.split))) for variant in self.variants]
-        yield from _merge_lines(notes, len(self.variants))
+        yield from _merge_lines([(variant.label, list(_notes(variant, self.split))) for variant in self.variants])
         stored = [result.report.get("copy") for variant in self.variants for result in variant.results]
         copies = [Copy(**values) for values in stored if values]
         yield from dict.fromkeys(str(copy) for copy in copies if copy.one_language)
@@ -94,10 +88,6 @@ class Comparison:
             for member in variant.runs:
                 if member.lacks_result(self.split):
                     yield member.eval_command(self.split)
-
-    def remarks(self) -> list[str]:
-        """Return the lines to print with the tables."""
-        return [*self.differences(), *self.notes()]
 
     def conditions(self) -> list[str]:
         """Return the conditions of the scores: metric signatures, then decoding, checkpoints, seeds and dates."""
@@ -149,46 +139,46 @@ class Comparison:
         columns = ["model", "parameters", "without emb.", speed, "steps", "minutes"]
         yield Table("size and speed of training", columns, rows)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
+        variants = []
+        for variant in self.variants:
+            recipe, scores, runs = variant.first.run.recipe, {}, []
+            for member in variant.runs:
+                result = member.result and member.result.as_json()
+                run = {"run": str(member.run.folder), "seed": member.seed, "state": member.summary.state}
+                runs.append(run | {"result": result})
+            for metric in self.metrics:
+                values = variant.values(metric)
+                spread = {"mean": mean(values), "standard_deviation": deviation(values)}
+                scores[metric.name] = spread | {"values": values}
+            tests = {}
+            for test in self.tests.get(variant.label, ()):
+                tests[test.metric] = {"method": test.method, **asdict(test.estimate), "p_holm": test.p_holm}
+            document = {
+                "label": variant.label,
+                "seeds": len(variant.scored),
+                "recipe": recipe.name,
+                "algebra": recipe.model.algebra,
+                "n": recipe.model.n,
+                "runs": runs,
+                "scores": scores,
+                "parameters": variant.sizes and variant.sizes.total,
+                "without_embeddings": variant.sizes and variant.sizes.without_embeddings,
+                "tokens_per_second": variant.speed,
+                "steps": variant.steps,
+                "minutes": variant.minutes,
+                "tests": tests,
+            }
+            variants.append(document)
         return {
             "split": self.split,
             "baseline": self.baseline.label,
             "metrics": [asdict(metric) for metric in self.metrics],
-            "variants": [self._variant_json(variant) for variant in self.variants],
+            "variants": variants,
             "conditions": self.conditions(),
             "differences": list(self.differences()),
             "notes": list(self.notes()),
             "missing": list(self.missing()),
-        }
-
-    def _variant_json(self, variant: Variant) -> dict[str, Any]:
-        recipe = variant.first.run.recipe
-        runs = []
-        for member in variant.runs:
-            result = member.result and member.result.as_json()
-            run = {"run": str(member.run.folder), "seed": member.seed, "state": member.summary.state, "result": result}
-            runs.append(run)
-        scores = {}
-        for metric in self.metrics:
-            values = variant.values(metric)
-            scores[metric.name] = {"mean": mean(values), "standard_deviation": deviation(values), "values": values}
-        tests = {}
-        for test in self.tests.get(variant.label, ()):
-            tests[test.metric] = {"method": test.method, **asdict(test.estimate), "p_holm": test.p_holm}
-        return {
-            "label": variant.label,
-            "seeds": len(variant.scored),
-            "recipe": recipe.name,
-            "algebra": recipe.model.algebra,
-            "n": recipe.model.n,
-            "runs": runs,
-            "scores": scores,
-            "parameters": variant.sizes and variant.sizes.total,
-            "without_embeddings": variant.sizes and variant.sizes.without_embeddings,
-            "tokens_per_second": variant.speed,
-            "steps": variant.steps,
-            "minutes": variant.minutes,
-            "tests": tests,
         }
 
 
@@ -242,13 +232,13 @@ def compare(
     comparisons = []
     for name in requested_splits(selected, split):
         members = choose_results(summaries, name, checkpoint)
-        for member in members if score else ():
-            if member.lacks_result(name):
+        if score:
+            for member in members:
                 try:
-                    evaluate(member.run, name, checkpoint or AUTO)
+                    if member.lacks_result(name):
+                        evaluate(member.run, name, checkpoint or AUTO)
                 except UserError as error:  # the other runs can still be compared
                     warn(f"{member.run.name} is not scored: {error}")
-        if score:
             members = choose_results(list_runs([run.folder for run in selected]), name, checkpoint)
         variants = group_by_model(members)
         reference = _find_baseline(variants, baseline, root)
@@ -326,26 +316,14 @@ def _test(variants: Sequence[Variant], baseline: Variant) -> dict[str, list[Sign
     return tests
 
 
-def _differences(first: ComparedRun, second: ComparedRun) -> dict[str, tuple[Any, Any]]:
-    """Return the differences of two runs and results other than n, algebra and seed, with both values."""
-    changes = run_differences(first.run, second.run)
-    if "training.steps" not in changes and first.summary.step != second.summary.step:
-        changes["steps trained"] = (first.summary.step, second.summary.step)
-    if first.result is not None and second.result is not None:
-        changes |= key_differences(first.settings, second.settings)
-        if first.checkpoint != second.checkpoint:
-            changes["checkpoint"] = (first.checkpoint, second.checkpoint)
-    return changes
-
-
-def _merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]], count: int) -> Iterator[str]:
-    """Yield each distinct line once, after the labels that have it, or after "all" if all `count` have it."""
+def _merge_lines(lines_by_label: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    """Yield each distinct line once, after the labels that have it, or after "all" if all of three or more have it."""
     labels: dict[str, list[str]] = {}
     for label, lines in lines_by_label:
         for line in lines:
             labels.setdefault(line, []).append(label)
     for line, owners in labels.items():
-        name = "all" if count > 2 and len(owners) == count else ", ".join(owners)
+        name = "all" if len(owners) == len(lines_by_label) > 2 else ", ".join(owners)
         yield f"{name}: {line}"
 
 
@@ -359,26 +337,23 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
         yield f"the answers of seed {_shortened(lost)} were not kept, so they are not tested{advice}"
     seeds: dict[str, list[str]] = {}
     for member in variant.runs:
-        for remark in _seed_notes(variant, member, split):
+        summary, splits, remarks = member.summary, member.run.splits(), []
+        if summary.state != "finished":
+            remarks.append(f"is {summary.state}, at step {summary.step:,} of {summary.recipe.training.steps:,}")
+        was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
+        if was_best_or_last and member.run.checkpoint_names():
+            remarks.append(f"was scored at {member.checkpoint}, now neither its best nor last checkpoint")
+        changes = variant.first.differences(member)
+        if changes:
+            remarks.append("differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}")))
+        if member.result is None and splits and split not in splits:
+            remarks.append(f"lacks the text of {split}; it has {', '.join(splits)}")
+        for remark in remarks:
             seeds.setdefault(remark, []).append(str(member.seed))
     yield from (f"seed {_shortened(owners)} {remark}" for remark, owners in seeds.items())
     if variant.duplicates:
         names = [f"{run.name} (seed {run.recipe.training.seed})" for run in variant.duplicates]
         yield f"left out, because another run has the seed: {_shortened(names)}"
-
-
-def _seed_notes(variant: Variant, member: ComparedRun, split: str) -> Iterator[str]:
-    summary, splits = member.summary, member.run.splits()
-    if summary.state != "finished":
-        yield f"is {summary.state}, at step {summary.step:,} of {summary.recipe.training.steps:,}"
-    was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
-    if was_best_or_last and member.run.checkpoint_names():
-        yield f"was scored at {member.checkpoint}, now neither its best nor last checkpoint"
-    changes = _differences(variant.first, member)
-    if changes:
-        yield "differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}"))
-    if member.result is None and splits and split not in splits:
-        yield f"lacks the text of {split}; it has {', '.join(splits)}"
 
 
 def _shortened(names: Sequence[str]) -> str:

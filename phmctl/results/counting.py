@@ -5,18 +5,18 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
 from phmctl.algebra.dimension import LEARNED
 from phmctl.console import Table, is_terminal
-from phmctl.errors import RecipeError, UserError, check_known
+from phmctl.errors import UserError, check_known
 from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.results.ledger import Ledger, ModuleCounts, Totals, ledger_for_recipe
 from phmctl.shipped import shipped_names
@@ -53,7 +53,7 @@ class PublishedRow(BaseModel):
         """Return the relative difference of the parameters from the printed figure."""
         return arrangement.parameters / value_of(arrangement.figure or self.figure) - 1
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         candidates = []
         for each in self.counts:
             counted = {"count": each.parameters, "arrangement": each.description, "figure": each.figure}
@@ -79,6 +79,22 @@ class PublishedTable(BaseModel):
             return ledger.totals.parameters
         maps = [row for row in ledger.rows if row.kind == "map" and row.component.startswith(self.maps)]
         return sum(row.components + row.rule + self.biases * row.bias for row in maps)
+
+    def table(self, recipe: str, ledgers: Sequence[Ledger]) -> Table:
+        """Return the parameters of each row's arrangements, and whether they agree with the figure."""
+        rows = []
+        for row in self.rows:
+            label, figure = row.label, row.figure
+            for arrangement in row.counts:
+                holds = "yes" if row.holds(arrangement) else f"no, {row.off(arrangement):+.1%}".replace("-", "−")
+                printed, parameters = arrangement.figure or figure, f"{arrangement.parameters:,}"
+                rows.append((label, printed, parameters, holds, arrangement.description))
+                label = figure = ""
+        below = list(self.notes)
+        if self.maps is not None and ledgers:
+            counts = [f"{ledger.name.removeprefix(recipe)} {self.measure(ledger):,}" for ledger in ledgers]
+            below.append(f"{recipe} itself, counted so:{','.join(counts)}")
+        return Table(self.title, _PUBLISHED, rows, text=(4,), below=below)
 
 
 @cache
@@ -121,13 +137,33 @@ class ParameterCount:
     ledgers: tuple[Ledger, ...]  # one per variant, none for a published table without a recipe
     published: tuple[PublishedTable, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         published = []
         for table in self.published:
             rows = [row.as_json() for row in table.rows]
             published.append({"key": table.key, "title": table.title, "rows": rows, "notes": list(table.notes)})
         variants = [ledger.as_json() for ledger in self.ledgers]
         return {"recipe": self.recipe, "variants": variants, "published": published}
+
+    def tables(self) -> Iterator[Table]:
+        """Yield the published tables, the ledger of a variant or the comparison of several, and the sizes."""
+        for published in self.published:
+            yield published.table(self.recipe, self.ledgers)
+        if not self.ledgers:
+            return
+        if len(self.ledgers) == 1:
+            yield ledger_table(self.ledgers[0])
+        rows, sizes = [], []
+        for ledger in self.ledgers:
+            name, total, inner = ledger.name.removeprefix(f"{self.recipe} "), ledger.totals, ledger.without_embeddings
+            counts = [f"{total.parameters:,}", f"{total.share:.1%}", f"{inner.parameters:,}", f"{inner.share:.1%}"]
+            rows.append([name, *counts, str(ledger.rules), f"{total.rule / total.parameters:.2%}"])
+            sizes.append([name, *(f"{size / 1e6:.2f}" for size in total.bytes.values())])
+        if len(self.ledgers) > 1:
+            notes = dict.fromkeys(note for ledger in self.ledgers for note in ledger.notes)
+            yield Table(f"{self.recipe}: parameters by variant", _COMPARED, rows, below=list(notes))
+        head = ("model", *self.ledgers[0].totals.bytes)
+        yield Table(f"{self.recipe}: MB of the weights by the type of the stored matrices", head, sizes)
 
 
 def count_parameters(
@@ -163,62 +199,12 @@ def count_parameters(
         takes_n = algebra in (None, LEARNED)
         for n in ns if ns and takes_n else (None,):
             choices.append(common_overrides(algebra=algebra, n=n))
-    try:
-        variants = [resolve(recipe, [*choice, *overrides]) for choice in choices]
-    except RecipeError:
-        resolve(recipe)  # raises an error without the variant's options if the recipe itself is invalid
-        raise
+    variants = [resolve(recipe, [*choice, *overrides]) for choice in choices]
     name = variants[0].name
     published = tuple(published_tables(name)) if paper else ()
     if paper and not published:
         raise UserError(f"{name} reproduces no published table; count-params --paper prints all tables")
     return ParameterCount(name, tuple(map(ledger_for_recipe, variants)), published)
-
-
-def count_tables(count: ParameterCount) -> list[Table]:
-    """Return the published tables, the ledger of a variant or the comparison of several, and the sizes."""
-    tables = [_published_table(table, count) for table in count.published]
-    if len(count.ledgers) > 1:
-        tables.append(_variants_table(count))
-    else:
-        tables += map(ledger_table, count.ledgers)
-    if count.ledgers:
-        rows = []
-        for ledger in count.ledgers:
-            megabytes = [f"{size / 1e6:.2f}" for size in ledger.totals.bytes.values()]
-            rows.append([ledger.name.removeprefix(f"{count.recipe} "), *megabytes])
-        head = ("model", *count.ledgers[0].totals.bytes)
-        tables.append(Table(f"{count.recipe}: MB of the weights by the type of the stored matrices", head, rows))
-    return tables
-
-
-def _published_table(table: PublishedTable, count: ParameterCount) -> Table:
-    """Return the parameters of each row's arrangements, and whether they agree with the figure."""
-    rows = []
-    for row in table.rows:
-        label, figure = row.label, row.figure
-        for arrangement in row.counts:
-            holds = "yes" if row.holds(arrangement) else f"no, {row.off(arrangement):+.1%}".replace("-", "−")
-            printed, parameters = arrangement.figure or figure, f"{arrangement.parameters:,}"
-            rows.append((label, printed, parameters, holds, arrangement.description))
-            label = figure = ""
-    below = list(table.notes)
-    if table.maps is not None and count.ledgers:
-        variants = [(ledger.name.removeprefix(count.recipe), table.measure(ledger)) for ledger in count.ledgers]
-        counts = ",".join(f"{variant} {parameters:,}" for variant, parameters in variants)
-        below.append(f"{count.recipe} itself, counted so:{counts}")
-    return Table(table.title, _PUBLISHED, rows, text=(4,), below=below)
-
-
-def _variants_table(count: ParameterCount) -> Table:
-    rows = []
-    for ledger in count.ledgers:
-        cells = [ledger.name.removeprefix(f"{count.recipe} ")]
-        for totals in (ledger.totals, ledger.without_embeddings):
-            cells += [f"{totals.parameters:,}", f"{totals.share:.1%}"]
-        rows.append([*cells, str(ledger.rules), f"{ledger.totals.rule / ledger.totals.parameters:.2%}"])
-    notes = dict.fromkeys(note for ledger in count.ledgers for note in ledger.notes)
-    return Table(f"{count.recipe}: parameters by variant", _COMPARED, rows, below=list(notes))
 
 
 def ledger_table(ledger: Ledger) -> Table:

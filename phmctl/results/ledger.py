@@ -58,7 +58,7 @@ class Totals:
         sizes = {"float32": 4 * self.matrices + exact, "float16": 2 * self.matrices + exact}
         return sizes | {"int8": self.matrices + scaled, "int4": -(-self.matrices // 2) + scaled}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {"parameters": self.parameters, **asdict(self), "share_of_dense": self.share, "bytes": self.bytes}
 
 
@@ -113,7 +113,7 @@ class Ledger:
             folded.append(replace(rows[0], component=name, copies=len(rows), **_sums(rows)))
         return folded
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "name": self.name,
             "model": self.settings.model_dump(),

@@ -1,21 +1,20 @@
-"""Write an HTML page about several runs that needs no network: scores, curves, samples and recipes."""
+"""Make an HTML page about several runs that needs no network: scores, curves, samples and recipes."""
 
 import io
 import math
 import warnings
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from phmctl.console import Table
-from phmctl.errors import OutputError, require
+from phmctl.errors import require
 from phmctl.metrics.classification import part_name, parts
 from phmctl.recipe.loading import dump_recipe
 from phmctl.results.compare import Comparison
 from phmctl.results.variants import mean_and_spread
 from phmctl.runs.results import read_metrics, series
-from phmctl.storage import sole_writer, write_atomic, writing
 from phmctl.tasks import trains
 from phmctl.version import __version__
 
@@ -38,7 +37,6 @@ MATPLOTLIB_STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 _PAGE = Path(__file__).with_name("page.html")
-_MARK, _MARK_WITHIN = b'<meta name="generator" content="phmctl ', 1000  # a page has the mark within these bytes
 _LINE_STYLES = ("-", "--", ":", "-.")
 _LOG_SCALE_RATIO = 1000  # ratio of values above which an axis is logarithmic
 _POINTS = 240  # largest number of points of a line
@@ -51,24 +49,11 @@ _CURVES = (
 )
 
 
-def write_report(make_comparisons: Callable[[], list[Comparison]], output: Path) -> list[Comparison]:
-    """Make the comparisons, write the page, and return them. Raises OutputError if it would replace another file."""
-    if output.is_dir():
-        raise OutputError(f"{output} is a folder; name a file: --output {output / 'report.html'}")
-    with writing(output):
-        before = output.read_bytes()[:_MARK_WITHIN] if output.is_file() else b""
-    if before and _MARK not in before:
-        raise OutputError(f"{output} is not replaced, because phmctl report did not write it; name another file")
-    require("matplotlib", "report")  # before the comparison, which may take long
-    comparisons = make_comparisons()
-    page = render(*comparisons)
-    with sole_writer(output.resolve()):
-        write_atomic(output.resolve(), page)
-    return comparisons
-
-
 def render(comparison: Comparison, *additional: Comparison) -> str:
-    """Return the page of a comparison, with the scores of the comparisons on other test sets."""
+    """Return the page of a comparison, with the scores of the comparisons on other test sets.
+
+    Raises MissingExtraError if matplotlib or jinja2 is not installed.
+    """
     names = dict.fromkeys(variant.first.run.recipe.name for variant in comparison.variants)
     sections: list[tuple[str, str, Blocks]] = []
     for scored in (comparison, *additional):

@@ -5,11 +5,10 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from phmctl.errors import RunError
 from phmctl.recipe.loading import differences
@@ -39,11 +38,6 @@ class ComparedRun:
     @property
     def seed(self) -> int:
         return self.run.recipe.training.seed
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the result, or an empty mapping without a result."""
-        return {} if self.result is None else dict(self.result.settings)
 
     @cached_property
     def answers(self) -> Answers | None:
@@ -84,6 +78,17 @@ class ComparedRun:
                 if self.run.checkpoint(name).name == self.result.checkpoint:
                     return name
         return self.result.checkpoint
+
+    def differences(self, other: "ComparedRun") -> Changes:
+        """Return the differences of another run and result other than n, algebra and seed, with both values."""
+        changes = run_differences(self.run, other.run)
+        changes["made with"] = (_versions(self.run), _versions(other.run))
+        if "training.steps" not in changes:
+            changes["steps trained"] = (self.summary.step, other.summary.step)
+        if self.result is not None and other.result is not None:
+            changes |= differences(self.result.settings, other.result.settings)
+            changes["checkpoint"] = (self.checkpoint, other.checkpoint)
+        return {key: (value, other_value) for key, (value, other_value) in changes.items() if value != other_value}
 
     def eval_command(self, split: str) -> str:
         """Return the command that scores the run on a split at the selected checkpoint."""
@@ -178,48 +183,41 @@ def choose_results(summaries: Sequence[Summary], split: str, checkpoint: str | N
     """Choose the result of each run: on the split, of the checkpoint if given, of the weights that the run has.
 
     If a run has several, prefer the settings and checkpoint that the most runs have in common, so that all runs are
-    decoded the same way, then the checkpoint that ``auto`` selects, then the recipe's decoding settings, then the
-    newest.
+    decoded the same way, then the checkpoint that ``auto`` selects, then the newest.
     """
-    candidates = []
+    candidates: list[list[ComparedRun]] = []
     for summary in summaries:
         names = {checkpoint}
         with suppress(RunError):  # "best" may be the folder that results call step-001800
             names.add(summary.run.checkpoint(checkpoint).name if checkpoint else None)
-        results = [result for result in summary.results if result.split == split]
-        results = [result for result in results if checkpoint is None or result.checkpoint in names]
-        current = [result for result in results if _is_current(summary.run, result)]
-        candidates.append([ComparedRun(summary, result, checkpoint) for result in current])
+        members = []
+        for result in summary.results:
+            if result.split != split or (checkpoint is not None and result.checkpoint not in names):
+                continue
+            with suppress(RunError):  # the checkpoint was deleted
+                if summary.run.weights(result.checkpoint).sha256 != result.checkpoint_sha256:
+                    continue  # trained further since it was scored
+            members.append(ComparedRun(summary, result, checkpoint))
+        candidates.append(members)
 
-    def scored_as(candidate: ComparedRun) -> str:
-        settings = sorted((name, str(value)) for name, value in candidate.settings.items())
-        return repr((candidate.checkpoint, settings))
+    def scored_as(run: ComparedRun) -> str:
+        settings = {} if run.result is None else run.result.settings
+        return repr((run.checkpoint, sorted((name, str(value)) for name, value in settings.items())))
 
-    counts = Counter(key for runs in candidates for key in {scored_as(run) for run in runs})
+    counts = Counter(key for members in candidates for key in {scored_as(member) for member in members})
 
-    def preference(candidate: ComparedRun) -> tuple[int, bool, bool, float]:
-        written = candidate.result.path.stat().st_mtime if candidate.result else 0.0
-        section = getattr(candidate.run.recipe, "decoding", None)
-        decoding = section.model_dump(exclude=keys_changing(section, NOTHING)) if section else {}
-        as_recipe = not differences({"decoding": decoding}, {"decoding": candidate.settings.get("decoding", {})})
-        chosen_by_auto = candidate.checkpoint == candidate.run.auto_checkpoint()
-        return counts[scored_as(candidate)], chosen_by_auto, as_recipe, written
+    def preference(member: ComparedRun) -> tuple[int, bool, float]:
+        written = member.result.path.stat().st_mtime if member.result else 0.0
+        return counts[scored_as(member)], member.checkpoint == member.run.auto_checkpoint(), written
 
     chosen = []
-    for summary, runs in zip(summaries, candidates, strict=True):
-        chosen.append(max(runs, key=preference, default=ComparedRun(summary, None, checkpoint)))
+    for summary, members in zip(summaries, candidates, strict=True):
+        chosen.append(max(members, key=preference, default=ComparedRun(summary, None, checkpoint)))
     return chosen
 
 
-def _is_current(run: Run, result: Result) -> bool:
-    """Return False if the checkpoint has other weights than when it was scored, True if it was deleted."""
-    with suppress(RunError):
-        return run.weights(result.checkpoint).sha256 == result.checkpoint_sha256
-    return True
-
-
 def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
-    """Group runs that differ only in the seed and were scored at the same kind of checkpoint.
+    """Group runs that differ only in the seed and the software, and were scored at the same kind of checkpoint.
 
     A run without a result joins any group of the model. If several runs have the same seed, prefer one with a result,
     then a finished one, then the newest.
@@ -228,7 +226,7 @@ def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
     for run in sorted(runs, key=lambda run: run.result is None):  # scored runs first
         for group in groups:
             same_checkpoint = run.result is None or group[0].checkpoint == run.checkpoint
-            if same_checkpoint and same_model(group[0].run, run.run):
+            if same_checkpoint and not run_differences(group[0].run, run.run, {"training.seed"}):
                 group.append(run)
                 break
         else:
@@ -250,10 +248,8 @@ def group_by_model(runs: Sequence[ComparedRun]) -> list[Variant]:
 def _labels(representatives: Sequence[ComparedRun]) -> list[str]:
     """Return a unique label for each variant: the name, with the recipe if there are several recipes."""
     recipes = [member.run.recipe for member in representatives]
-    if len({recipe.name for recipe in recipes}) > 1:
-        labels = [f"{recipe.name}/{recipe.variant}" for recipe in recipes]
-    else:
-        labels = [recipe.variant for recipe in recipes]
+    several = len({recipe.name for recipe in recipes}) > 1
+    labels = [f"{recipe.name}/{recipe.variant}" if several else recipe.variant for recipe in recipes]
     for name in dict.fromkeys(labels):
         indices = [index for index, label in enumerate(labels) if label == name]
         if len(indices) > 1:
@@ -265,44 +261,34 @@ def _labels(representatives: Sequence[ComparedRun]) -> list[str]:
 
 def _marks(members: Sequence[ComparedRun]) -> list[str]:
     """Return marks that distinguish runs of one name: the values of one key if they all differ, else numbers."""
-    first = members[0]
-    changes = []
-    for member in members[1:]:
-        checkpoints = {"checkpoint": (first.checkpoint, member.checkpoint)}
-        changes.append(run_differences(first.run, member.run) | checkpoints)
+    first, *others = members
+    changes = [first.differences(member) for member in others]
     for key in dict.fromkeys(key for pairs in changes for key in pairs if key != "made with"):
         first_value = next(pairs[key][0] for pairs in changes if key in pairs)
         values = [first_value, *(pairs[key][1] if key in pairs else first_value for pairs in changes)]
-        marks = [f"{key.rpartition('.')[2]}={str(value)[-_LABEL_VALUE_LENGTH:]}" for value in values]
-        if len(set(marks)) == len(members):
-            return marks
+        texts = ["none" if value is None else str(value)[-_LABEL_VALUE_LENGTH:] for value in values]
+        if len(set(texts)) == len(members):
+            return [f"{key.rpartition('.')[2]}={text}" for text in texts]
     return [f"({number})" for number in range(1, len(members) + 1)]
 
 
-def run_differences(first: Run, second: Run) -> Changes:
-    """Return the differences of two runs, each with both values: recipe keys, training data, software versions.
+def run_differences(first: Run, second: Run, ignored: Set[str] = OWN_COLUMNS) -> Changes:
+    """Return the differences of two runs in recipe and training data, each with both values.
 
-    Algebra, n, seed and settings that change no result are ignored. Data are compared by a digest of source files,
+    The `ignored` keys and settings that change no result are left out. Data are compared by a digest of source files,
     vocabulary and kept texts.
     """
-    ignored = OWN_COLUMNS | keys_changing(first.recipe, NOTHING)
+    skipped = ignored | keys_changing(first.recipe, NOTHING)
     recipes = differences(first.recipe, second.recipe)
-    changes = {key: values for key, values in recipes.items() if key not in ignored}
-    for name, describe in (("data", _data_digest), ("made with", _versions)):
-        with suppress(RunError):  # the run lacks the record
-            values = (describe(first), describe(second))
-            if values[0] != values[1]:
-                changes[name] = values
+    changes = {key: values for key, values in recipes.items() if key not in skipped}
+    with suppress(RunError):  # a run lacks the record
+        digests = (_data_digest(first), _data_digest(second))
+        if digests[0] != digests[1]:
+            changes["data"] = digests
     return changes
 
 
-def same_model(first: Run, second: Run) -> bool:
-    """Return whether two runs differ only in the seed and the software versions."""
-    models = {(run.recipe.name, run.recipe.model.algebra, run.recipe.model.n) for run in (first, second)}
-    return len(models) == 1 and not run_differences(first, second).keys() - {"made with"}
-
-
-def difference_lines(changes: Mapping[str, tuple[Any, Any]], baseline: str = "the baseline") -> list[str]:
+def difference_lines(changes: Changes, baseline: str = "the baseline") -> list[str]:
     """Return a line for each difference: ``training.steps: 2,000; 4,000 in the baseline``."""
     lines = []
     for name, (baseline_value, value) in changes.items():
@@ -310,8 +296,7 @@ def difference_lines(changes: Mapping[str, tuple[Any, Any]], baseline: str = "th
     return lines
 
 
-def format_value(value: Any) -> str:
-    """Return a setting's value for people: thousands separated, None as ``none``."""
+def format_value(value: object) -> str:
     if value is None:
         return "none"
     return f"{value:,}" if type(value) is int else str(value)

@@ -256,6 +256,10 @@ def test_runs_with_different_training_settings_are_different_variants(tmp_path: 
     comparison = compare_runs([str(tmp_path)])
     labels = [variant.label for variant in comparison.variants]
     assert labels == ["real (1)", "real (2)", "real (3)"]  # no key has three values
+    for tokenizer in ("null", "zh"):
+        make_run(tmp_path / tokenizer, settings=(*REAL, f"training.bleu_tokenizer={tokenizer}"))
+    comparison = compare_runs([str(tmp_path / "null"), str(tmp_path / "zh")])
+    assert [variant.label for variant in comparison.variants] == ["real bleu_tokenizer=none", "real bleu_tokenizer=zh"]
 
 
 def average(run: Run, lines: Sequence[str]) -> None:

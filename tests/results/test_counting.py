@@ -1,7 +1,7 @@
 import pytest
 
 from phmctl.errors import RecipeError, UserError
-from phmctl.results.counting import count_parameters, count_tables
+from phmctl.results.counting import count_parameters
 
 
 def names(count):
@@ -52,7 +52,7 @@ def test_recipes_of_other_tasks_are_counted_too(tmp_path):
 
 def printed(*args, place=0, **kwargs):
     """The rows of a table, and its notes."""
-    table = count_tables(count_parameters(*args, **kwargs))[place]
+    table = [*count_parameters(*args, **kwargs).tables()][place]
     return [[str(cell) for cell in row] for row in table.rows], "\n".join(table.below)
 
 
@@ -103,5 +103,5 @@ def test_without_a_stdout_all_columns_are_kept(monkeypatch):
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    table, _ = count_tables(count_parameters("ceng501-de-en", ns=[16]))
+    table, _ = count_parameters("ceng501-de-en", ns=[16]).tables()
     assert (len(table.columns), table.rows[-3][0]) == (5, "generator")

@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-import phmctl
 from phmctl.errors import MissingExtraError, OutputError
-from phmctl.results.report import render, write_report
+from phmctl.results.report import render
 from tests.calls import call
 from tests.references import compare_runs
 from tests.results.runs import REFERENCES, SOURCES, make_classifier, make_run, worse
@@ -120,27 +119,12 @@ def test_the_command_writes_the_file_and_prints_its_path(root: Path, tmp_path: P
     assert (document["report"], document["baseline"]) == (str(output), "real")
 
 
-def test_only_a_page_is_replaced(root: Path, tmp_path: Path) -> None:
-    output = tmp_path / "recipe.yaml"
-    for before, replaced in (("name: mine\n", False), ("", True)):
-        output.write_text(before)
-        if replaced:
-            assert call("report", root, "-o", output).exit_code == 0
-            continue
-        with pytest.raises(OutputError, match=r"recipe\.yaml"):
-            call("report", root, "-o", output)
-        assert output.read_text() == before
-    link = tmp_path / "link.html"
-    link.symlink_to(output)
-    assert call("report", root, "-o", link).exit_code == 0
-
-
 def test_without_matplotlib_or_a_file_to_write_nothing_is_written(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=re.escape("phmctl[report]")):
-        write_report(lambda: phmctl.compare([root]), tmp_path / "page.html")
-    assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError):
-        write_report(lambda: phmctl.compare([root]), tmp_path)
+        call("report", root, "-o", tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError):
+        call("report", root, "-o", tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
