@@ -42,16 +42,6 @@ class ClassScore:
     support: int
 
 
-@dataclass(frozen=True)
-class McNemar:
-    """McNemar's test of two classifiers on the same items."""
-
-    difference: float  # accuracy of the system minus accuracy of the baseline
-    only_baseline: int  # items that only the baseline has right
-    only_system: int  # items that only the system has right
-    p_value: float  # exact, two-sided, under equal error rates
-
-
 def accuracy(predictions: Sequence[Label], references: Sequence[Label]) -> Accuracy:
     right = sum(map(eq, predictions, references))
     total = len(references)
@@ -80,8 +70,8 @@ def confusion(predictions: Sequence[str], references: Sequence[str], labels: Seq
     return [[pairs[truth, guess] for guess in labels] for truth in labels]
 
 
-def mcnemar(baseline: Sequence[Label], system: Sequence[Label], references: Sequence[Label]) -> McNemar:
-    """Compare two classifiers by McNemar's exact test (McNemar 1947)."""
+def mcnemar(baseline: Sequence[Label], system: Sequence[Label], references: Sequence[Label]) -> float:
+    """Return the exact two-sided p-value that two classifiers have equal error rates (McNemar 1947)."""
     outcomes = Counter((old == true, new == true) for old, new, true in zip(baseline, system, references, strict=True))
     lost, won = outcomes[True, False], outcomes[False, True]
     count = lost + won
@@ -89,7 +79,7 @@ def mcnemar(baseline: Sequence[Label], system: Sequence[Label], references: Sequ
     for k in range(min(lost, won)):
         term = term * (count - k) // (k + 1)
         tail += term
-    return McNemar((won - lost) / len(references), lost, won, min(1.0, 2 * tail / (1 << count)))
+    return min(1.0, 2 * tail / (1 << count))
 
 
 def _ratio(part: int, total: int) -> float:

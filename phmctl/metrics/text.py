@@ -19,12 +19,7 @@ if TYPE_CHECKING:  # numpy is imported only if systems are compared
 USUAL = "13a"
 CHARACTERS = "char"
 # sacrebleu's tokenizers for languages without blanks between words, and for Korean, whose suffixes are words
-_TOKENIZERS = {
-    "zh": "zh",
-    "ja": "ja-mecab",
-    "ko": "ko-mecab",
-    "th": CHARACTERS,
-}
+_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", "th": CHARACTERS}
 _NO_BLANKS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters
 # Ranges of the number of words, by the number below the range
 _LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}

@@ -265,7 +265,7 @@ class LabelComparer:
         return accuracy_scorer([[score > 0 for score in self.item_scores(run)] for run in runs])
 
     def paired_test(self, bootstrap: Difference, baseline: Answers, system: Answers) -> tuple[str, float]:
-        return "McNemar's exact test", mcnemar(baseline.outputs, system.outputs, system.references).p_value
+        return "McNemar's exact test", mcnemar(baseline.outputs, system.outputs, system.references)
 
     def item_scores(self, run: Answers) -> list[float]:
         return [100.0 * (output == label) for output, label in zip(run.outputs, run.references, strict=True)]

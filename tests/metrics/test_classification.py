@@ -37,11 +37,8 @@ def test_mcnemar_by_hand() -> None:
     references = ["x"] * 12
     baseline = ["x"] * 2 + ["y"] * 8 + ["x", "y"]  # right alone in 2
     system = ["y"] * 2 + ["x"] * 8 + ["x", "y"]  # right alone in 8
-    measured = mcnemar(baseline, system, references)
-    assert (measured.only_baseline, measured.only_system) == (2, 8)
-    assert measured.difference == pytest.approx(0.5)
-    assert measured.p_value == pytest.approx(2 * (1 + 10 + 45) / 1024)
-    assert mcnemar(PREDICTIONS, PREDICTIONS, REFERENCES).p_value == 1
+    assert mcnemar(baseline, system, references) == pytest.approx(2 * (1 + 10 + 45) / 1024)
+    assert mcnemar(PREDICTIONS, PREDICTIONS, REFERENCES) == 1
 
 
 def test_mcnemar_is_exact_if_many_items_differ() -> None:
@@ -49,9 +46,9 @@ def test_mcnemar_is_exact_if_many_items_differ() -> None:
     lost, won = 20_000, 20_400
     references = ["a"] * (lost + won)
     baseline = ["a"] * lost + ["b"] * won
-    result = mcnemar(baseline, ["b"] * lost + ["a"] * won, references)
+    p_value = mcnemar(baseline, ["b"] * lost + ["a"] * won, references)
     z = (abs(won - lost) - 1) / math.sqrt(won + lost)
-    assert result.p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
+    assert p_value == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
 
 
 @given(st.lists(st.integers(-1, 40), max_size=200))
