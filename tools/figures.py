@@ -3,7 +3,6 @@
 The files are the same for the same table and version of matplotlib.
 """
 
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,8 +22,8 @@ from tools.results import ROOT, TABLES, WIDE, Sample
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DARK_COLORS = ("#6ea8e8", "#f09a5e", "#6cc08e", "#c592d6", "#e57f8b", "#a3afbb", "#cfbc4f", "#5cc4ca")
-LIGHT = {"paper": "#fff", "ink": "#1c2127", "faint": "#6b7480", "link": "#1d5fa8"}
-DARK = {"paper": "#14171b", "ink": "#e4e7eb", "faint": "#98a1ac", "link": "#8ab8ee"}
+LIGHT = {"paper": "#fff", "ink": "#1c2127", "faint": "#6b7480"}
+DARK = {"paper": "#14171b", "ink": "#e4e7eb", "faint": "#98a1ac"}
 WIDTH = 5.6  # inches of 72 points: figures are about 400 pixels wide
 PHM, TAUGHT, WIDER, OTHER, _, DENSE = range(6)  # the colour of each kind of model
 FILE_COLORS = (DENSE, 3, PHM, WIDER, TAUGHT, 4, 6, 7)  # of models in the order of their files
@@ -288,45 +287,6 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def badges() -> str:
-    """Return an image of the licence and the versions that pyproject.toml names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    torch = next(each for each in project["dependencies"] if each.startswith("torch>"))
-    texts = {
-        "licence": project["license"],
-        "Python": project["requires-python"].replace(">=", "≥ "),
-        "torch": torch.removeprefix("torch").replace(">=", "≥ "),
-    }
-    parts, left = [], 0
-    for name, value in texts.items():
-        first, second = 7 * len(name) + 14, 7 * len(value) + 14
-        parts.append(
-            f'<rect x="{left}" width="{first}" height="20" fill="{COLORS[DENSE]}"/>'
-            f'<rect x="{left + first}" width="{second}" height="20" fill="{COLORS[PHM]}"/>'
-            f'<text x="{left + first / 2:g}" y="14">{name}</text>'
-            f'<text x="{left + first + second / 2:g}" y="14">{value}</text>'
-        )
-        left += first + second + 6
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left - 6}" height="20" role="img">'
-    style = '<g fill="#fff" text-anchor="middle" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11">'
-    return f"{head}{style}{''.join(parts)}</g></svg>\n"
-
-
-def css_variables(colors: dict[str, str]) -> str:
-    """Return the declarations of a style sheet that name colours, such as ``--ink: #1c2127;``."""
-    return " ".join(f"--{name}: {color};" for name, color in colors.items())
-
-
-def site_style() -> str:
-    """Return the documentation's style sheet: the colours of the report's page and of the figures."""
-    rules = []
-    for scheme, page, link in (("default", LIGHT, COLORS[PHM]), ("slate", DARK, DARK_COLORS[PHM])):
-        colors = {"md-default-bg-color": page["paper"], "md-typeset-a-color": page["link"], "md-accent-fg-color": link}
-        rules.append(f"[data-md-color-scheme={scheme}] {{ {css_variables(colors)} }}")
-    header = css_variables({"md-primary-fg-color": COLORS[PHM], "md-primary-bg-color": LIGHT["paper"]})
-    return "\n".join([f"[data-md-color-primary=custom] {{ {header} }}", *rules, ""])
-
-
 FIGURES: dict[str, Callable[[], Figure]] = {
     "parameters": parameters,
     "steps": steps,
@@ -354,8 +314,6 @@ def main() -> None:
         if blocks.fill(page) != page:
             path.write_text(blocks.fill(page), encoding="utf-8")
     draw(IMAGES)
-    (IMAGES / "badges.svg").write_text(badges(), encoding="utf-8")
-    (IMAGES / "site.css").write_text(site_style(), encoding="utf-8")
 
 
 if __name__ == "__main__":

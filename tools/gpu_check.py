@@ -8,9 +8,8 @@
 
 Every training step is the trainer's: bfloat16 autocast over float32 parameters, each H built once for a step. Models
 read synthetic text whose lengths are those of image captions. Candidates take turns; a ratio is the median of the
-rounds. `attention` tells whether cuDNN's plans make steps of new shapes slow; `kernels` lists the slowest kernels of a
-layer. After `--minutes` the run stops, and the other entries are "not measured". Exit code 2 means that no CUDA device
-is available, exit code 1 that a test failed.
+rounds. `kernels` lists the slowest kernels of a layer. After `--minutes` the run stops, and the other entries are "not
+measured". Exit code 2 means that no CUDA device is available, exit code 1 that a test failed.
 """
 
 import argparse
@@ -28,14 +27,12 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.autograd import DeviceType
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from phmctl.benchmarks import (
-    Spread,
     Timing,
     machine,
-    mean_seconds,
     parameters_of,
     searcher,
     stepper,
@@ -70,7 +67,6 @@ class Sizes(NamedTuple):
     sequences: int = 256
     rounds: int = 9
     steps: int = 500  # of each half of the comparison of first and later steps
-    new_shapes: int = 24  # batches that compare kernels of attention
     batches: int = 8
     sentences: int = 256
     vocabulary: int = 8000
@@ -80,7 +76,7 @@ class Sizes(NamedTuple):
 
 
 SMOKE = Sizes(
-    shapes=((16, 32),), maps=(1, 2), tokens=8, hidden=8, sequences=2, rounds=1, steps=2, new_shapes=2, batches=1,
+    shapes=((16, 32),), maps=(1, 2), tokens=8, hidden=8, sequences=2, rounds=1, steps=2, batches=1,
     sentences=2, vocabulary=200, batch_tokens=64, compiles=False,
     settings=("model.width=16", "model.feed_forward=16", "model.heads=2", "model.encoder_layers=1",
               "model.decoder_layers=1"),
@@ -158,31 +154,6 @@ def first_steps(sizes: Sizes, device: torch.device) -> dict[str, Any]:
         "speed of the first": later / (first + others),
         "speed of the first without step 1": later / others * (sizes.steps - 1) / sizes.steps,
     }
-
-
-def attention(sizes: Sizes, device: torch.device) -> dict[str, Any]:
-    """Time single steps whose shapes are new, and the same again, with the trainer's kernels and with cuDNN's too."""
-    recipe = recipe_of("multi30k-de-en", sizes, device, "model.algebra=phm", "model.n=4")
-    model = build_transformer(recipe.model, sizes.vocabulary, sizes.vocabulary, device)
-    every = [*ATTENTION, SDPBackend.CUDNN_ATTENTION]
-    batch: list[Batch] = []
-    rows = []
-    for seed, (name, backends) in enumerate({"warm-up": ATTENTION, "the trainer's": ATTENTION, "all": every}.items()):
-        step = accumulated_step(model, recipe, batch, device, backends)
-        batches = synthetic_batches(sizes.new_shapes, sizes.batch_tokens, sizes.vocabulary, device, seed)
-        for shapes in ("new", "known"):
-            seconds = []
-            for next_batch in batches:
-                batch[:] = [next_batch]
-                seconds.append(mean_seconds(step, 1, device))
-            rows.append({"kernels": name, "shapes": shapes, "seconds": asdict(Spread.of(seconds))})
-    query = torch.randn(64, 4, 16, 64, device=device, dtype=torch.bfloat16)
-    mask = torch.ones(64, 1, 1, 16, device=device, dtype=torch.bool)
-    choices = {}
-    for name, visible in (("causal", None), ("mask", mask)):
-        with sdpa_kernel(every):
-            choices[name] = torch._fused_sdp_choice(query, query, query, visible, 0.1, visible is None)
-    return {"torch's choice": {name: str(SDPBackend(choice)) for name, choice in choices.items()}, "rows": rows[2:]}
 
 
 class Maps(nn.Module):
@@ -369,14 +340,13 @@ def accumulated_step(
     recipe: TranslationRecipe,
     batches: Sequence[Batch],
     device: torch.device,
-    backends: list[SDPBackend] = ATTENTION,
 ) -> Callable[[], None]:
     """Return a function that makes one optimiser step of several micro-batches, as the trainer does."""
     optimiser = build_optimiser(model, recipe.training)
     autocast = build_autocast(device, recipe.training.precision)
     leaves = Leaves(model)
 
-    @sdpa_kernel(backends)
+    @sdpa_kernel(ATTENTION)
     def step() -> None:
         with leaves.active(passes=len(batches)):
             for batch in batches:
@@ -427,7 +397,6 @@ def tests(sizes: Sizes, device: torch.device) -> dict[str, Any]:
 # Compilers need the most time, so they come last; the first steps come first, in a process that has compiled nothing.
 MEASURES: dict[str, Callable[[Sizes, torch.device], Any]] = {
     "first_steps": first_steps,
-    "attention": attention,
     "layers": layers,
     "kernels": kernels,
     "lstm": lstm,
