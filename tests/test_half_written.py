@@ -49,11 +49,7 @@ def refuse(command: Callable[[Path], object], run: Path, place: str) -> None:
     assert files_below(run) == before
 
 
-def decode_test(run: Path) -> None:
-    call("decode", run, "--checkpoint", "last", "--split", "test", "--output", run.parent / "out")
-
-
-def decode_file(run: Path) -> None:
+def decode(run: Path) -> None:
     write_atomic(run.parent / "in", "Der Mann schläft.\n")
     call("decode", run, "--checkpoint", "last", "--input", run.parent / "in", "--output", run.parent / "out")
 
@@ -68,11 +64,11 @@ def resume(run: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, empty, cut_last_byte])
 @pytest.mark.parametrize("piece", PIECES)
-@pytest.mark.parametrize("command", [decode_test, decode_file, score])
+@pytest.mark.parametrize("command", [decode, score])
 def test_a_piece_that_is_missing_or_cut_is_named(
     run: Path, command: Callable[[Path], None], piece: str, damage: Callable[[Path], None]
 ) -> None:
-    if command is decode_file and piece.startswith("text/"):
+    if command is decode and piece.startswith("text/"):
         pytest.skip("it reads no text of the run")
     damage(run / piece)
     refuse(command, run, PIECES[piece].replace(".", r"\."))
@@ -81,10 +77,10 @@ def test_a_piece_that_is_missing_or_cut_is_named(
 
 def test_references_are_a_piece_of_a_score(run: Path) -> None:
     cut(run / "text/test.target")
-    decode_test(run)
+    decode(run)
     refuse(score, run, r"text/test\.target")
 
 
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
     (run / "checkpoints/last").write_text("step-000099\n")
-    refuse(decode_test, run, r"checkpoints/last .*step-000099")
+    refuse(decode, run, r"checkpoints/last .*step-000099")

@@ -27,7 +27,7 @@ from phmctl.cli.options import (
     Threads,
 )
 from phmctl.console import Shown, Table, note, progress
-from phmctl.errors import OutputError, UserError, require
+from phmctl.errors import OutputError, require
 from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
@@ -39,14 +39,12 @@ def decode(
     run: RunName,
     input_: Annotated[File, Option("--input", help="Text, one sentence a line (default: stdin).")] = None,
     output: Annotated[File, Option(help="Write the answers to this file as they come (default: stdout).")] = None,
-    split: Annotated[Text, Option(help="Decode this split of the run's own text: test or valid.")] = None,
     checkpoint: Checkpoint = "auto",
     n_best: Annotated[Number, Option(min=1, help="Hypotheses a line: its number, rank, score, text.")] = None,
     beam: Beam = None,
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
     precision: Precision = None,
-    window: Annotated[int, Option(min=1, help="Largest number of lines that are answered together.")] = 1024,
     device: Device = "auto",
     threads: Threads = 0,
     strict: Annotated[bool, Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
@@ -56,24 +54,19 @@ def decode(
 
     --beam, --alpha, --n-best, --batch-tokens, --precision and --strict are for translators.
     """
-    from phmctl.answering.lines import answer, arriving_lines, in_groups, open_answers, refuse_same_file
+    from phmctl.answering.lines import answer, arriving_lines, open_answers, refuse_same_file
     from phmctl.answering.opening import find
-    from phmctl.tasks import answers, load_model
+    from phmctl.tasks import load_model
 
     set_threads(threads)
-    if input_ is not None and split is not None:
-        raise UserError("--input and --split exclude each other. Leave one out")
     if output is not None and output.suffix.lower() == ".gz":
         raise OutputError(f"--output {output}: answers are plain text. Use phmctl decode … | gzip > {output}")
-    if output is not None and split is None:
+    if output is not None:
         refuse_same_file(input_, output)
-    source = find(run)
-    lines = None if split is None else answers(source.recipe).split_lines(source, split)
     model = load_model(
-        source,
+        find(run),
         checkpoint,
         device,
-        cleaned=lines is not None,
         beam=beam,
         alpha=alpha,
         batch_tokens=batch_tokens,
@@ -81,16 +74,15 @@ def decode(
         n_best=n_best,
         strict=strict or None,
     )
-    groups = arriving_lines(input_, limit=window) if lines is None else in_groups(lines, window)
-    typed = lines is None and input_ is None and sys.stdin is not None and sys.stdin.isatty()
+    typed = input_ is None and sys.stdin is not None and sys.stdin.isatty()
     bar: AbstractContextManager[Advance] = nullcontext(lambda amount: None)
     if output is not None and not json and not typed:  # otherwise the answers themselves are on the terminal
-        bar = progress(model.verb, None if lines is None else len(lines), plain=False)
+        bar = progress(model.verb, None, plain=False)
     if typed:
         note("reading lines from the terminal; Ctrl-D ends them")
     file = nullcontext() if output is None else open_answers(output)
     with file as write, bar as advance:
-        answer(model, groups, output=write, as_json=json, advance=advance)
+        answer(model, arriving_lines(input_), output=write, as_json=json, advance=advance)
 
 
 def evaluate(

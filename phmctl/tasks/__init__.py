@@ -49,14 +49,12 @@ def load_model(
     device: str = "auto",
     *,
     threads: int = 0,
-    cleaned: bool = False,
     **options: object,
 ) -> Translator | Classifier:
     """Load the model of a run or an export.
 
     Args:
         threads: CPU threads of an engine other than torch. 0 is the engine's default.
-        cleaned: do not clean the lines, because they are the run's own text, which was cleaned already.
         options: options of the task. None means not set.
 
     Raises:
@@ -67,7 +65,7 @@ def load_model(
     """
     answering = answers(run.recipe)
     task_options = set_options(run.recipe.task, answering.options, options)
-    return answering.load(run, checkpoint, device, threads=threads, cleaned=cleaned, **task_options)
+    return answering.load(run, checkpoint, device, threads=threads, **task_options)
 
 
 def evaluate(

@@ -166,12 +166,10 @@ class Trains:
 class Answering:
     """How models of a task answer lines: ``decode``, ``serve``, ``export``, :func:`phmctl.load`."""
 
-    # Load a run's model: load(run, checkpoint=, device=, cleaned=, threads=) and the `options` below.
+    # Load a run's model: load(run, checkpoint=, device=, threads=) and the `options` below.
     # Raises RunError, UserError.
     load: Callable[..., Translator | Classifier]
     options: Sequence[str] = ()  # names of the options of ``decode`` that only some tasks have
-    # Return a split of the run's own text as lines for its model. Raises RunError.
-    split_lines: Callable[[Source, str], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,7 @@ def evaluate(
         examples, name = read_examples(run, split), split
 
     def load_with_weights(checkpoint: str) -> tuple[Weights, Classifier]:
-        return run.weights(checkpoint), load(run, checkpoint, device, cleaned=table is None)
+        return run.weights(checkpoint), load_classifier(run, checkpoint, device, cleaned=table is None)
 
     weights, classifier = run.load_checkpoint(checkpoint, load_with_weights)
     if len(examples.texts[0]) != classifier.texts:
@@ -240,16 +240,6 @@ def scored_answers(run: Source, result: Result) -> Answers | None:
     examples = read_examples(run, result.split)
     predicted = read_predicted(result.answers)
     return Answers([" ⇒ ".join(texts) for texts in examples.texts], examples.labels, predicted, examples.extras)
-
-
-def load(
-    run: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
-) -> Classifier:
-    return load_classifier(run, checkpoint, device, cleaned=cleaned, threads=threads)
-
-
-def split_lines(run: Source, split: str) -> list[str]:
-    return ["\t".join(text.replace("\t", " ") for text in texts) for texts in read_examples(run, split).texts]
 
 
 def open_data(recipe: ClassificationRecipe, data: Path) -> Task:
@@ -286,7 +276,7 @@ CLASSIFICATION = TaskSpec(
         comparer=LabelComparer(),
         scored_answers=scored_answers,
     ),
-    answers=Answering(load=load, split_lines=split_lines),
+    answers=Answering(load=load_classifier),
 )
 
 

@@ -235,7 +235,6 @@ def load(
     checkpoint: str = AUTO,
     device: str = "auto",
     *,
-    cleaned: bool = False,
     threads: int = 0,
     beam: int | None = None,
     alpha: float | None = None,
@@ -253,9 +252,7 @@ def load(
     )
     if n_best is not None and n_best > settings.beam:
         raise UserError(f"--n-best {n_best} needs a beam at least as large; add --beam {n_best}")
-    return load_translator(
-        run, checkpoint, device, settings, cleaned=cleaned, threads=threads, n_best=n_best, strict=strict
-    )
+    return load_translator(run, checkpoint, device, settings, threads=threads, n_best=n_best, strict=strict)
 
 
 def build(section: TransformerSection, sizes: Mapping[str, int], device: Device = None) -> Transformer:
@@ -302,9 +299,5 @@ TRANSLATION = TaskSpec(
         comparer=TextComparer(),
         scored_answers=scored_answers,
     ),
-    answers=Answering(
-        load=load,
-        options=(*_SEARCH, "n_best", "strict"),
-        split_lines=partial(read_text, side="source"),
-    ),
+    answers=Answering(load=load, options=(*_SEARCH, "n_best", "strict")),
 )

@@ -18,18 +18,12 @@ from phmctl.export.verb import export
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
 from phmctl.tasks import load_model
-from phmctl.tasks.classification import Examples, read_examples, split_lines
+from phmctl.tasks.classification import read_examples
 from tests.tasks.classification.conftest import evaluate
 
 TEXTS = ["the cat", "the dogs near the key", "stones", "the house near the road near the trees", ""]
 PAIRS = [("see the cat", "the cat is here"), ("see the dog", "the key is here"), ("a", "")]
 KINDS = pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
-
-
-def test_decode_labels_the_texts_that_eval_labels(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = Examples([("a  b\u00a0c",), ("d\te ",)], [], {})
-    monkeypatch.setattr("phmctl.tasks.classification.read_examples", lambda *_: examples)
-    assert split_lines(runs["encoder"], "test") == ["a  b\u00a0c", "d e "]
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def test_the_environment_asks_for_the_traceback(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     "command",
     [
-        "decode RUN --beam 1 --split valid",
+        "decode RUN --beam 1 --input TEXT",
         "eval RUN --beam 1 --split valid --json",
         "count-params miniature",
         "train miniature --dry-run",
@@ -122,6 +122,7 @@ def test_a_full_stdout_is_one_line_and_exit_code_1(
 ) -> None:
     monkeypatch.delenv("PHMCTL_DEBUG", raising=False)
     places = {"RUN": str(tiny_run.folder), "DATA": str(miniature_data)}
+    places["TEXT"] = str(tiny_run.text_folder / "valid.source")
     monkeypatch.setattr(sys, "argv", ["phmctl", *(places.get(word, word) for word in command.split())])
     full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
     monkeypatch.setattr(sys, "stdout", full)
