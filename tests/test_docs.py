@@ -135,11 +135,3 @@ def test_the_generated_reference_has_every_key_and_command() -> None:
                     assert f"- `{name}.{key}` (" in keys
                     assert reference.meaning(section, key), (name, key)
     assert all(f"## `phmctl {name}`" in shown for name in COMMAND.commands)
-
-
-def test_the_reference_states_a_key_once_with_the_defaults_that_differ() -> None:
-    lists = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", reference.keys(), re.MULTILINE | re.DOTALL))
-    assert "- `training.batch_size` (`64`):" in lists["classification, rule"]
-    assert "- `training.label_smoothing` (`0.1`) (classification: `0.0`):" in lists["translation, classification"]
-    assert reference.keys().count("- `training.steps` ") == 1
-    assert "learning_rate" not in reference.usable(RECIPES["probing"].model_fields["training"].annotation)

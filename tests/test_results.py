@@ -10,6 +10,7 @@ import pytest
 
 from phmctl.recipe.loading import load_recipe
 from phmctl.results.ledger import ledger_for_recipe
+from phmctl.shipped import shipped_names
 from tools import blocks, figures, reference, results
 
 README = figures.ROOT / "README.md"
@@ -21,6 +22,11 @@ NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 def test_every_block_of_numbers_is_computed_from_the_table(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     assert page == blocks.fill(page), "run python tools/figures.py"
+
+
+def test_the_recipes_of_the_papers_tables_are_there() -> None:
+    published = (figures.ROOT / "docs" / "lab" / "published.yaml").read_text(encoding="utf-8")
+    assert set(re.findall(r"recipe: ([\w-]+)", published)) <= set(shipped_names("recipes"))
 
 
 def test_every_block_is_shown() -> None:

@@ -6,11 +6,9 @@ function of that name (:data:`BLOCKS`) returns. Each number is stored once, in t
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import yaml
 
-from phmctl.recipe.loading import load_recipe
 from phmctl.tasks.base import within
 from tools import results
 from tools.results import MARGIN, TABLES, WIDE, against_dense, plateau, select, weights, welch
@@ -194,11 +192,9 @@ def teacher() -> str:
 @block
 def by_bytes() -> str:
     rows = []
-    for number in results.file_steps():
-        for model, (rate, forms) in results.files(number).items():
-            cells = [file_text(forms.get(form)) for form in results.FORMS]
-            seeds = max(bleu.count for _, bleu, _ in forms.values())
-            rows.append([f"{int(number):,} at {rate}", model, str(seeds), *cells])
+    for model, (_, forms) in results.files(results.file_steps()[-1]).items():
+        seeds = max(bleu.count for _, bleu, _ in forms.values())
+        rows.append([model, str(seeds), *(file_text(forms.get(form)) for form in results.FORMS)])
     (large, dense, _), (rounded, _, _), (small, tables, _) = results.compared_files()
     change = welch(dense, tables)
     return section(
@@ -209,7 +205,7 @@ def by_bytes() -> str:
         f"{probability(change.p_inferior)}).",
         "bytes",
         "BLEU over megabytes of the file",
-        ["steps", "model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],
+        ["model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],
         rows,
     )
 
@@ -284,12 +280,6 @@ def pairs_best() -> str:
 
 
 @block
-def shakespeare() -> str:
-    columns = ("rate", "model", "perplexity", "BLEU", "chrF")
-    return table(columns, [[row[column] for column in columns] for row in select("Shakespeare")])
-
-
-@block
 def interaction() -> str:
     rows = []
     for row in select("neuron interaction"):
@@ -307,13 +297,12 @@ def papers() -> str:
     path = results.ROOT / "docs" / "lab" / "published.yaml"
     parts = []
     for published in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):  # scores as they are printed
-        recipes: list[Any] = [load_recipe(row["recipe"]) for row in published["rows"]]
-        made_by = [[f"`{recipe.name}`", f"{recipe.training.steps:,}"] for recipe in recipes]
-        title, head = published["title"], ["recipe", "steps"]
-        if len({recipe.name for recipe in recipes}) == 1:
-            title, head, made_by = f"{title}: {made_by[0][0]}, {made_by[0][1]} steps", [], [[] for _ in recipes]
+        names = [row["recipe"] for row in published["rows"]]
+        title, head, recipes = published["title"], ["recipe"], [[f"`{name}`"] for name in names]
+        if len({*names}) == 1:
+            title, head, recipes = f"{title}: `{names[0]}`", [], [[] for _ in names]
         rows = []
-        for row, cells in zip(published["rows"], made_by, strict=True):
+        for row, cells in zip(published["rows"], recipes, strict=True):
             name = f"{row['name']} (here {row['here']})" if "here" in row else row["name"]
             rows.append([name, *cells, *row["scores"]])
         parts.append(f"**{title}**\n\n{table(['', *head, *published['models']], rows)}")

@@ -56,13 +56,13 @@ class LinearSection(Section):
     """The parametrization of a model's linear maps."""
 
     kind: str
-    algebra: Algebra = "real"  # phm learns the rule, low-rank is for comparison
-    n: Annotated[int, Field(ge=1, le=1024)] = 1  # components of phm, at least 2 (other algebras have a fixed n)
-    # which maps share a learned rule: none, the maps of a sublayer, all
+    algebra: Algebra = "real"  # phm learns the rule
+    n: Annotated[int, Field(ge=1, le=1024)] = 1  # components of phm, at least 2
+    # maps that share a rule: none, those of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
-    # how maps are applied: dense builds H, rank multiplies by R blocks of factors (default: rank where it is faster)
+    # dense builds H, rank multiplies by R blocks of factors (null: the faster)
     execution: Literal["dense", "rank"] | None = None
-    parametrization: Literal["rule", "factors"] = "rule"  # a learned rule is stored as A or as factors W, U, V
+    parametrization: Literal["rule", "factors"] = "rule"  # a rule is stored as A or as factors W, U, V
     rank: Width | None = None  # terms R of the factors, or the rank of low-rank maps
     bias: bool = True  # whether linear maps have biases
 
@@ -132,25 +132,25 @@ class StackSection(LinearSection):
     width: Width = 512  # residual width d
     feed_forward: Width = 2048  # inner width of the feed-forward, before `upsize`
     heads: Width = 8  # attention heads, must divide the width
-    # width of the embeddings, which a map of the algebra projects to the model's width (null: that width)
+    # width of the embeddings, from which a map leads to the model's width (null: that width)
     embedding_width: Width | None = None
-    upsize: Layers = 1  # factor of attention and feed-forward widths (2: the † rows of Table 2)
-    # fused: one map for Q, K, V, in cross-attention one for Q and one for K, V (§4.2), or separate: one map for each,
-    # or packed: one in-projection of 3d rows, in cross-attention too (CENG501)
+    upsize: Layers = 1  # factor of attention and feed-forward widths (2: † of Table 2)
+    # fused: one map for Q, K, V, in cross-attention two (§4.2), separate: one map for each, packed: one of 3d rows
+    # in cross-attention too (CENG501)
     projections: Literal["fused", "separate", "packed"] = "fused"
     norm: Literal["pre", "post"] = "pre"  # layer norm before or after each sublayer
     final_norm: bool = True  # layer norm after each stack
     dropout: Probability = 0.1  # for residuals and embeddings
     attention_dropout: Probability = 0.0  # for attention weights
     activation_dropout: Probability = 0.0  # after the ReLU of the feed-forward
-    # output of a stack: the top layer, or a composition of all layers (Li et al. 2020)
+    # output of a stack: the top layer, or a composition of all (Li et al. 2020)
     compose_layers: Literal["none", "linear", "hierarchical", "bilinear"] = "none"
-    # output of attention: a map of the concatenated heads, or a composition of the heads
+    # output of attention: a map of all heads, or a composition
     compose_heads: Literal["none", "hierarchical", "bilinear"] = "none"
     composition_rank: Width | None = None  # r of bilinear compositions, by default the width
-    first_order: bool = True  # bilinear: append a 1 to the parts, for first-order features (eq. 11)
+    first_order: bool = True  # bilinear: append a 1 to the parts (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
-    # base: linear and bilinear compositions start with the outputs of the model without them, for --init
+    # base: compositions start as the model without them, for --init
     composition_start: Literal["random", "base"] = "random"
 
     @model_validator(mode="after")
@@ -231,10 +231,10 @@ class TransformerSection(StackSection):
     encoder_layers: Layers = 6  # encoder layers
     decoder_layers: Layers = 6  # decoder layers
     embeddings: Literal["dense", "phm"] = "dense"  # phm: PHM+
-    # map to the vocabulary (tied: it shares the weight of the target embedding)
+    # map to the vocabulary (tied: to the target embedding)
     generator: Literal["dense", "phm", "tied"] = "tied"
     generator_bias: bool = False  # only if the generator is not tied
-    share_embeddings: bool = True  # a single embedding for source and target, needs data.joint
+    share_embeddings: bool = True  # one embedding for both sides, needs data.joint
 
     @model_validator(mode="after")
     def _fit_generator(self) -> Self:
@@ -254,7 +254,7 @@ class EncoderClassifierSection(StackSection):
     heads: Width = 4  # attention heads, must divide the width
     layers: Layers = 2  # encoder layers
     projections: Literal["fused", "separate"] = "fused"
-    pooling: Literal["last", "mean"] = "last"  # state of the last token, or mean over all tokens
+    pooling: Literal["last", "mean"] = "last"  # state of the last token, or mean
 
 
 class PairClassifierSection(LinearSection):
@@ -263,12 +263,12 @@ class PairClassifierSection(LinearSection):
     kind: Literal["lstm-pair"]
     width: Width = 300  # width of the LSTM state
     embedding_width: Width = 300  # width of word embeddings
-    # separate: a map for each gate and input, fused: a map for each input
+    # maps for each gate and input, or for each input
     gates: Literal["separate", "fused"] = "separate"
     cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
     hidden: Width = 300  # hidden width of the classifier, whose maps are dense
-    # vectors: frozen word vectors of the data, auto: vectors if the data has them
+    # vectors: frozen vectors of the data, auto: if there are any
     embeddings: Literal["auto", "vectors", "trained"] = "auto"
     dropout: Probability = 0.1  # for words, and before the maps of the classifier
 
@@ -280,7 +280,7 @@ class ProbeSection(LinearSection):
     """A perceptron that predicts a property of a sentence from the vector."""
 
     kind: Literal["probe"] = "probe"
-    pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions, including the end of sentence
+    pooling: Literal["mean", "max", "last"] = "mean"  # over the encoder's positions
     hidden: NonNegativeInt = 50  # width of the hidden layer (0: a single linear map)
 
     def _widths(self) -> dict[str, int]:

@@ -32,19 +32,19 @@ from phmctl.recipe.models import (
 class ParallelSection(Section):
     """A corpus of sentence pairs and the tokenization."""
 
-    card: str  # name of a dataset card or of your own corpus
+    card: str  # a dataset card or your own corpus
     tokenizer: Literal["bpe", "word"] = "bpe"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 8000  # token types including special tokens
-    joint: bool = True  # both sides share a vocabulary (false: each side has a vocabulary of this size)
-    direction: Literal["forward", "reverse"] = "forward"  # reverse: from the card's target language to the source
-    copies: bool = False  # train also contains each target as its own source, for style transfer
+    joint: bool = True  # both sides share a vocabulary (false: one of this size each)
+    direction: Literal["forward", "reverse"] = "forward"  # reverse: from target to source
+    copies: bool = False  # each target is also a source in train, for style transfer
     max_tokens: PositiveInt = 256  # maximum length of a text in train, in tokens
 
 
 class LabelledSection(Section):
     """A corpus of labelled texts or pairs of texts and the tokenization."""
 
-    card: str  # name of a dataset card or of your own corpus
+    card: str  # a dataset card or your own corpus
     tokenizer: Literal["bpe", "word"] = "word"  # byte-pair encoding, or words
     vocabulary: Vocabulary = 20_000  # token types including special tokens
     max_tokens: PositiveInt = 128  # maximum length of a text in train, in tokens
@@ -53,7 +53,7 @@ class LabelledSection(Section):
 class ProbingSection(LabelledSection):
     """A corpus of labelled sentences. The tokenizer only locates the prepared data, because each encoder has one."""
 
-    language: str | None = None  # language of the sentences (--probing warns if the encoder reads another)
+    language: str | None = None  # language of the sentences
 
 
 class RuleDataSection(Section):
@@ -82,8 +82,8 @@ class TrainingSection(Section):
     beta2: Probability = 0.98  # Adam: decay of the second moment
     epsilon: Positive = 1e-9  # Adam: term added to the denominator
     weight_decay: NonNegative = 0.0  # applies to one factor of a PHM weight
-    learning_rate: Positive = 1e-3  # peak rate of embeddings, norms, biases (with rates: one, also of maps)
-    # structured: a rate for each factor of a map, one: the same for all
+    learning_rate: Positive = 1e-3  # peak rate of embeddings, norms, biases
+    # structured: a rate for each factor of a map, one: learning_rate for all
     rates: Literal["structured", "one"] = "structured"
     schedule: Literal["inverse_sqrt", "constant", "linear"] = "inverse_sqrt"  # learning rate after warm-up
     warmup: NonNegativeInt = 4000  # steps in which the learning rate rises
@@ -94,15 +94,15 @@ class TrainingSection(Section):
     validate_every: Annotated[PositiveInt, CHOICE] = 500  # steps between validations
     save_every: Annotated[PositiveInt, CHOICE] = 500  # steps between checkpoints
     keep: Annotated[PositiveInt, NOTHING] = 1  # newest checkpoints to keep, in addition to `best`
-    # last checkpoints whose weights are averaged at the end (0: none)
+    # last checkpoints to average at the end
     average: Annotated[NonNegativeInt, CHOICE] = 0
-    # validations without improvement until training stops (0: never)
+    # validations without improvement before training stops (0: never)
     patience: Annotated[NonNegativeInt, CHOICE] = 0
     device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
-    initialise_from: str | None = None  # run whose tensors of the same name and shape initialise the model
+    initialise_from: str | None = None  # run whose tensors initialise the model
     threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads (0: torch's default)
-    tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files, which needs the extra tensorboard
-    compile: bool = False  # use torch.compile, which needs a C++ compiler on a CPU
+    tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files
+    compile: bool = False  # use torch.compile (on a CPU with a C++ compiler)
     timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that a process waits for the others
 
 
@@ -114,7 +114,7 @@ class TranslationTraining(TrainingSection):
     batch_tokens: PositiveInt = 4096  # tokens of a micro-batch with padding: sentences × longest side
     label_smoothing: Probability = 0.1  # probability spread over all classes
     validate_bleu: bool = False  # compute greedy BLEU on valid, which `best` then follows
-    # sacrebleu tokenizer (13a, zh, ja-mecab, char, …), by default that of the card's language
+    # sacrebleu tokenizer (default: the language's)
     bleu_tokenizer: Annotated[str | None, CHOICE] = None
 
 
@@ -130,8 +130,8 @@ class ClassificationTraining(CountedTraining):
     """Training of classifiers."""
 
     label_smoothing: Probability = 0.0  # probability spread over all classes
-    teacher: str | None = None  # run with the same labels and vocabulary, whose probabilities are learned
-    # weight of the teacher's probabilities in the loss, against the labels
+    teacher: str | None = None  # run whose probabilities are learned
+    # weight of the teacher's probabilities in the loss
     teacher_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
