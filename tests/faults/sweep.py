@@ -1,6 +1,6 @@
 """``make faults``: disturb every write of every scenario, go on, and compare with what an undisturbed run leaves.
 
-python -m tests.faults.sweep [--every K | --points K] [--kinds kill,full] [--only train] [--jobs 2] [--json FILE]
+python -m tests.faults.sweep [--every K] [--kinds kill,full] [--only train] [--jobs 2] [--json FILE]
 """
 
 import argparse
@@ -152,11 +152,6 @@ def _unforeseen(ended: Ended) -> list[str]:
     return [f"unforeseen: {ended.output[-400:]}"] if bad else []
 
 
-def spread(calls: int, points: int) -> list[int]:
-    """Return `points` of `calls` call numbers, evenly spread."""
-    return [1 + (2 * number + 1) * calls // (2 * points + 1) for number in range(points)]
-
-
 Task = tuple[str, str, Sequence[int]]  # a scenario, a kind, points
 
 
@@ -178,7 +173,7 @@ def _tasks(arguments: argparse.Namespace, swept: Sequence[Scenario], calls: dict
     for disturbance in arguments.kinds.split(","):  # kills first, as they find most
         for scenario in [scenario for scenario in swept if disturbance in scenario.disturbances]:
             count = calls[scenario.name]
-            points = spread(count, arguments.points) if arguments.points else [*range(1, count + 1, arguments.every)]
+            points = range(1, count + 1, arguments.every)
             parts = [points[begin : begin + PART] for begin in range(0, len(points), PART)]
             tasks += [(scenario.name, disturbance, part) for part in parts]
     return tasks
@@ -215,7 +210,6 @@ def main() -> int:
     """Sweep as the arguments say; print the counts; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--points", type=int, default=0)
     parser.add_argument("--kinds", default=",".join((*DISTURBANCES, OTHER)))
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))

@@ -23,24 +23,18 @@ def _python(folder: Path, *arguments: str, timeout: float = 500) -> None:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]:
     folder = tmp_path_factory.mktemp("faults")
     _python(folder, "-m", "tests.faults.quick", str(folder / "sweep"), str(folder / "outcomes.json"))
-    outcomes: dict[str, Any] = json.loads((folder / "outcomes.json").read_text())
-    return outcomes
+    outcomes = json.loads((folder / "outcomes.json").read_text())
+    return {(outcome["scenario"], outcome["disturbance"]): outcome for outcome in outcomes}
 
 
 @pytest.mark.parametrize(
     ("name", "disturbance"),
     [(name, disturbance) for name, disturbances in POINTS.items() for disturbance in disturbances],
 )
-def test_a_disturbed_write_loses_nothing(swept: dict[str, Any], name: str, disturbance: str) -> None:
-    outcomes = {(outcome["scenario"], outcome["disturbance"]): outcome for outcome in swept["outcomes"]}
-    outcome = outcomes[name, disturbance]
+def test_a_disturbed_write_loses_nothing(swept: dict[tuple[str, str], Any], name: str, disturbance: str) -> None:
+    outcome = swept[name, disturbance]
     assert (outcome["points"], outcome["wrong"]) == (1, [])
     assert outcome["ended"] == {"killed" if disturbance == "kill" else "exit 1": 1}  # of two, the surviving process
-
-
-def test_the_harness_sees_what_is_left_behind(swept: dict[str, Any]) -> None:
-    """Without removal of temporaries it finds some."""
-    assert "left .exported." in swept["careless"]["wrong"][0]

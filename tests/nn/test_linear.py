@@ -193,16 +193,6 @@ def test_n_may_be_an_integer_of_numpy() -> None:
 # --- devices, precision, initialisation
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("layer_type", [PHMLinear, PHMEmbedding])
-def test_a_fixed_rule_goes_where_the_assigned_parameters_are(layer_type: type[nn.Module], dtype: torch.dtype) -> None:
-    source = layer_type(16, 8, n=4, algebra="quaternion").to(dtype)
-    layer = layer_type(16, 8, n=4, algebra="quaternion", device="meta")
-    layer.load_state_dict(source.state_dict(), assign=True)
-    assert torch.equal(layer.A, source.A)
-    assert torch.equal(layer.to("cpu").weight, source.weight)
-
-
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_autocast(execution: str) -> None:
     torch.manual_seed(0)
@@ -248,7 +238,7 @@ def test_the_layers_load_torch_and_our_layers_alone() -> None:
     code = f"import sys, importlib; [importlib.import_module(name) for name in {names}]; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     ours = {".".join(name.split(".")[:2]) for name in modules if name.startswith("phmctl.")}
-    assert ours == {"phmctl.nn", "phmctl.algebra", "phmctl.algebra.dimension", "phmctl.errors"}
+    assert ours == {"phmctl.nn", "phmctl.algebra", "phmctl.errors", "phmctl.version"}
     assert not {"pydantic", "rich", "yaml", "safetensors", "datasets"} & {name.split(".")[0] for name in modules}
 
 
@@ -257,16 +247,9 @@ def test_the_layers_load_torch_and_our_layers_alone() -> None:
 
 @pytest.mark.parametrize(("algebra", "n"), [("real", 1), ("phm", 1), ("quaternion", 4)])
 def test_a_map_without_a_learned_rule_has_no_rule_parameters(algebra: str, n: int) -> None:
-    layer = LinearBuilder(algebra, n, rules="model", rank=4).linear(8, 8)
-    assert {name for name, _ in layer.named_parameters()} == {"weight" if n == 1 else "S", "bias"}
-
-
-@pytest.mark.parametrize(
-    ("default", "bias", "expected"), [(True, None, True), (False, None, False), (False, True, True)]
-)
-def test_the_bias_of_a_map_overrides_the_builder_s(default: bool, bias: bool | None, expected: bool) -> None:
-    layer = LinearBuilder("phm", 2, bias=default).linear(4, 4, bias=bias)
-    assert (layer.bias is not None) is expected
+    builder = LinearBuilder(algebra, n, rules="model", rank=4)
+    assert {name for name, _ in builder.linear(8, 8).named_parameters()} == {"weight" if n == 1 else "S", "bias"}
+    assert [name for name, _ in builder.linear(8, 8, bias=False).named_parameters()] == ["weight" if n == 1 else "S"]
 
 
 @pytest.mark.parametrize("options", [{}, {"rank": 6, "execution": "rank"}])

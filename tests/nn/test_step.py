@@ -209,31 +209,28 @@ def test_a_block_that_fails_leaves_no_leaf_and_no_gradient(grouped: bool) -> Non
     assert gradients(model, vector_loss).any()
 
 
-@torch.no_grad()
-def test_validation_within_a_block_sees_the_present_parameters(grouped: bool) -> None:
+CHANGES: list[Callable[[Tensor], object]] = [
+    lambda S: S.detach().mul_(2),
+    lambda S: S.data.mul_(2),
+    lambda S: setattr(S, "data", S.data * 2),  # as an average of weights that takes their place for a while
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_validation_within_a_block_sees_the_present_parameters(
+    change: Callable[[Tensor], object], grouped: bool
+) -> None:
     model = chain(bias=False)
-    with phmctl.step(model):
+    with torch.no_grad(), phmctl.step(model):
         first = vector_loss(model, 3)
         for layer in model:
-            layer.S.mul_(2)
+            change(layer.S)
         assert not any(hasattr(parameter, LEAF) for parameter in copy.deepcopy(model).parameters())
         for seen in (vector_loss(model, 3), vector_loss(phmctl.to_dense(model), 3)):
             torch.testing.assert_close(seen, 64 * first)
         with torch.inference_mode():
             torch.testing.assert_close(vector_loss(model, 3), 64 * first)
-
-
-@torch.no_grad()
-def test_validation_within_a_block_sees_other_data(grouped: bool) -> None:
-    """As of an average of weights that takes their place for a while."""
-    model = chain(bias=False)
     with phmctl.step(model):
-        for change in (lambda S: S.data.mul_(2), lambda S: setattr(S, "data", S.data * 2)):
-            first = vector_loss(model, 3)
-            for layer in model:
-                change(layer.S)
-            torch.testing.assert_close(vector_loss(model, 3), 64 * first)
-    with torch.enable_grad(), phmctl.step(model):
         first = vector_loss(model, 3)
         model[0].S.data = model[0].S.data * 2
         torch.testing.assert_close(vector_loss(model, 3), 4 * first)
