@@ -86,10 +86,10 @@ class Bench:
     """The result of a benchmark: a title, values common to all rows, and rows with equal keys."""
 
     title: str
-    about: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    about: Mapping[str, object]
+    rows: Sequence[Mapping[str, object]]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return dictionaries and numbers. A spread becomes `median`, `low` and `high`."""
         return {**self.about, "rows": asdict(self)["rows"]}
 
@@ -157,7 +157,7 @@ def wait(device: torch.device | str) -> None:
         torch.cuda.synchronize(device)
 
 
-def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
+def machine(device: torch.device | str = "cpu") -> dict[str, object]:
     """Return the properties of this machine that speeds depend on: device, processor, threads, torch's version."""
     if torch.device(device).type == "cuda":
         processor = torch.cuda.get_device_name(device)
@@ -262,7 +262,7 @@ def seconds_per_step(task: Task, training: TrainingSection, device: torch.device
         return timing.seconds.median / len(sample) * training.accumulate
 
 
-def mean_loss(task: Task, model: nn.Module, batch: Any) -> Tensor:
+def mean_loss(task: Task, model: nn.Module, batch: object) -> Tensor:
     total, count = task.loss(model, batch)
     return total / count
 

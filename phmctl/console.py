@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from phmctl.errors import WriteFailedError
 
@@ -88,13 +88,9 @@ def emit(text: str) -> None:
         _discard(sys.stdout)
         raise SystemExit(_CLOSED_PIPE) from None
     except OSError as error:
-        raise stdout_refused(error) from error
-
-
-def stdout_refused(error: OSError) -> WriteFailedError:
-    """Return the error for a failed write to stdout, and discard stdout's buffer."""
-    _discard(sys.stdout)
-    return WriteFailedError(f"cannot write to stdout: {error.strerror or error}; the output is incomplete")
+        _discard(sys.stdout)
+        reason = error.strerror or error
+        raise WriteFailedError(f"cannot write to stdout: {reason}; the output is incomplete") from error
 
 
 def _discard(stream: TextIO) -> None:
@@ -104,7 +100,7 @@ def _discard(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: object, indent: int | None = None) -> str:
     r"""Return JSON with unprintable characters as JSON escapes (``\u202e``)."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -127,39 +123,18 @@ class Table:
         """
         from rich.cells import cell_len
         from rich.console import Console
+        from rich.table import Table as RichTable
 
         terminal = Console()
         available = terminal.width if terminal.is_terminal else _COLUMNS_OFF_TERMINAL
-        columns = [printable(column) for column in self.columns]
         rows = [[printable(str(cell)) for cell in row] for row in self.rows]
-        widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
-        plain = not any({"\n", "\t"} & set(cell) for row in (columns, *rows) for cell in row)
-        if plain and sum(widths) + 2 * (len(widths) - 1) <= available:
-            lines = []
-            for row in (columns, *rows):  # rich would take a second for a thousand rows
-                cells = []
-                for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-                    blanks = " " * (width - cell_len(cell))
-                    cells.append(cell + blanks if index in (0, *self.text) else blanks + cell)
-                lines.append("  ".join(cells).rstrip())
-        else:
-            lines = self._wrapped(columns, rows, available)
-        title = [printable(self.title)] if self.title else []
-        return "\n".join([*title, *lines, *(printable(line).rstrip() for line in self.below)]) + "\n"
-
-    def _wrapped(self, columns: Sequence[str], rows: Sequence[Sequence[str]], available: int) -> list[str]:
-        """Return the lines of the table with cells wrapped, so that it is `available` columns wide if words allow."""
-        from rich.cells import cell_len
-        from rich.console import Console
-        from rich.table import Table as RichTable
-
         table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for index, column in enumerate(columns):
-            cells = [column, *(row[index] for row in rows)]
+        for index, name in enumerate(map(printable, self.columns)):
+            cells = [name, *(row[index] for row in rows)]
             justify: Literal["left", "right"] = "left" if index in (0, *self.text) else "right"
             unbroken = not any(" " in cell for cell in cells)
             longest_word = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
-            table.add_column(column, justify=justify, overflow="fold", no_wrap=unbroken, min_width=longest_word)
+            table.add_column(name, justify=justify, overflow="fold", no_wrap=unbroken, min_width=longest_word)
         for row in rows:
             table.add_row(*row)
         output = io.StringIO()
@@ -168,14 +143,16 @@ class Table:
         )
         console.width = max(available, console.measure(table).minimum)
         console.print(table)
-        return [line.rstrip() for line in output.getvalue().splitlines()]
+        title = [printable(self.title)] if self.title else []
+        lines = [*title, *output.getvalue().splitlines(), *map(printable, self.below)]
+        return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 @dataclass(frozen=True)
 class Shown:
     """The output of a command in each form, and the exit code."""
 
-    json: Any = None  # the document of ``--json``
+    json: object = None  # the document of ``--json``
     tables: Iterable[Table] = ()  # printed without ``--json``
     notes: Iterable[str] = ()  # lines on stderr, unless the output is JSON
     text: str = ""  # printed on stdout after the tables

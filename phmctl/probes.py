@@ -1,4 +1,4 @@
-"""``eval --probing``: measure which properties of a sentence a translator's encoder represents.
+"""``probe``: measure which properties of a sentence a translator's encoder represents.
 
 The frozen encoder turns a task's sentences into vectors, and a probe, SentEval's perceptron, is fitted to them by
 L-BFGS (Table 3 of Li et al. 2020). The predictions are cached in the data folder, in ``probes/<corpus>/<key>.json``.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Report
     from phmctl.training.train import TrainingResult
 
-Files = str | Path | Sequence[Any]  # a table, a pair (source, target), or a list of tables and pairs
+Files = str | Path | Sequence[object]  # a table, a pair (source, target), or a list of tables and pairs
 Columns = str | int | Sequence[str | int]
 Pair = str | Sequence[str | int]
 
@@ -40,7 +40,7 @@ def prepare(
     files: Mapping[str, Files] | None = None,
     columns: Pair | None = None,
     languages: Pair | None = None,
-    table: Mapping[str, Any] | Sequence[str] | None = None,
+    table: Mapping[str, object] | Sequence[str] | None = None,
     text: Columns | None = None,
     label: str | int | None = None,
     quoting: bool | None = None,
@@ -144,7 +144,7 @@ def _comma_separated(names: str | Sequence[str | int] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(map(str, names))
 
 
-def _texts(values: str | int | Path | Sequence[Any] | Mapping[str, Any] | None) -> list[str] | None:
+def _texts(values: str | int | Path | Sequence[object] | Mapping[str, object] | None) -> list[str] | None:
     """Return the values of a repeatable option as the command line has them, a mapping as ``key=value``."""
     if values is None:
         return None
@@ -158,7 +158,7 @@ def _texts(values: str | int | Path | Sequence[Any] | Mapping[str, Any] | None) 
 def _file_groups(files: "Files") -> list[tuple[Path, ...]]:
     """Return the pairs and tables of a split, each as a tuple of paths. Raises UserError."""
     is_pair = isinstance(files, tuple) and all(isinstance(file, str | Path) for file in files)
-    entries: Any = [files] if is_pair or isinstance(files, str | Path) else files
+    entries: object = [files] if is_pair or isinstance(files, str | Path) else files
     with suppress(TypeError):
         if isinstance(entries, Sequence):
             return [(Path(entry),) if isinstance(entry, str | Path) else tuple(map(Path, entry)) for entry in entries]
@@ -175,7 +175,7 @@ def train(
     steps: int | None = None,
     execution: str | None = None,
     init: str | Path | None = None,
-    settings: Mapping[str, Any] | Sequence[str] = (),
+    settings: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
     runs: str | Path | None = None,
     resume: bool = False,
@@ -258,9 +258,6 @@ def evaluate(
     alpha: float | None = None,
     batch_tokens: int | None = None,
     precision: str | None = None,
-    probing: bool = False,
-    settings: Mapping[str, Any] | Sequence[str] = (),
-    data: str | Path | None = None,
     lowercase: bool | None = None,
     tokenize: str | None = None,
     source: str | Path | None = None,
@@ -289,35 +286,11 @@ def evaluate(
         UserError: the task does not have an option.
         OutputError: the run's folder cannot be written.
     """
-    options = _without_none(
-        beam=beam,
-        alpha=alpha,
-        batch_tokens=batch_tokens,
-        precision=precision,
-        lowercase=lowercase,
-        tokenize=tokenize,
-        source=_path(source),
-        reference=_texts(reference),
-        table=_path(table),
-        text=_texts(text),
-        label=None if label is None else str(label),
-    )
+    search = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "precision": precision}
+    scoring = {"lowercase": lowercase, "tokenize": tokenize, "source": source, "reference": _texts(reference)}
+    labels = {"table": table, "text": _texts(text), "label": None if label is None else str(label)}
     with silence(quiet):
-        if probing:
-            from phmctl.probes import probe
-
-            further = _without_none(split=None if split == "test" else split)
-            _refuse([*options, *further], "with --probing")
-            return probe(run, checkpoint=checkpoint, device=device, data=data, settings=_texts(settings) or ())
-        _refuse([*_without_none(set=settings or None, data=data)], "without --probing")
-        return evaluate_model(find(run), split, checkpoint, device, **options)
-
-
-def _refuse(names: Sequence[str], condition: str) -> None:
-    """Raise UserError if there are options that cannot be given under a condition."""
-    if names:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        raise UserError(f"{flags} cannot be given {condition}")
+        return evaluate_model(find(run), split, checkpoint, device, **search, **scoring, **labels)
 
 
 def load(

@@ -134,12 +134,11 @@ def test_an_unusable_stderr_stops_no_work(monkeypatch: pytest.MonkeyPatch, strea
         advance(1)
 
 
-def test_a_table_that_fits_is_drawn_as_rich_draws_it() -> None:
+def test_columns_are_as_wide_as_their_characters() -> None:
     rows = [("phm–n4", "größe 漢字", number) for number in (3, 12_000)]
     table = Table("t", ("model", "text", "n"), rows, text=(1,), below=("end",))
     lines = ["model   text            n", "phm–n4  größe 漢字      3", "phm–n4  größe 漢字  12000"]
     assert table.drawn().splitlines() == ["t", *lines, "end"]
-    assert table._wrapped(table.columns, [[*map(str, row)] for row in rows], 80) == lines
 
 
 def test_a_name_is_never_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 import phmctl
 from phmctl.answering.translator import Translator
 from phmctl.errors import OutputError, RecipeError, RunError, UserError
+from phmctl.probes import probe
 from phmctl.recipe.loading import load_recipe, resolve
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -84,7 +85,7 @@ def test_a_run_that_cannot_be_written_is_refused_before_the_work(
     with pytest.raises(OutputError):
         phmctl.evaluate(run.folder)
     with pytest.raises(OutputError):
-        phmctl.evaluate(run.folder, probing=True)
+        probe(run.folder)
 
 
 def test_preparing_is_silent_by_default(

@@ -93,9 +93,6 @@ def evaluate(
     alpha: Alpha = None,
     batch_tokens: BatchTokens = None,
     precision: Precision = None,
-    probing: Annotated[bool, Option("--probing", help="Train and score a probe for each task in --data.")] = False,
-    settings: Annotated[Texts, Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe 'probe'.")] = None,
-    data: Data = None,
     lowercase: Annotated[Flag, Option("--lowercase/--cased", help="Score in lower case or cased.")] = None,
     tokenize: Annotated[Text, Option(help="Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, …")] = None,
     source: Annotated[File, Option(metavar="FILE", help="Source text to score instead of a split.")] = None,
@@ -111,44 +108,25 @@ def evaluate(
 
     Translations are kept in the run. --beam, --alpha, --batch-tokens, --precision, --lowercase, --tokenize, --source
     and --reference are for translators.
-
-    --probing trains a probe for each probing task prepared in --data, once, and keeps the answers.
     """
     from phmctl.answering.opening import find
     from phmctl.runs.results import scores_of
     from phmctl.runs.run import requested_splits
+    from phmctl.tasks import evaluate as evaluate_run
 
     set_threads(threads)
+    search = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "precision": precision}
+    scoring = {"lowercase": lowercase, "tokenize": tokenize, "source": source, "reference": reference}
+    labels = {"table": table, "text": text, "label": label}
     reports: list[tuple[str, Report]] = []
     for name in runs:
         run = find(name)
-        whole = probing or source is not None or table is not None  # the run's own splits are not scored
-        for part in [split] if whole else requested_splits([run], split):
-            report = phmctl.evaluate(
-                run.folder,
-                part,
-                checkpoint=checkpoint,
-                beam=beam,
-                alpha=alpha,
-                batch_tokens=batch_tokens,
-                precision=precision,
-                probing=probing,
-                settings=settings or (),
-                data=data,
-                lowercase=lowercase,
-                tokenize=tokenize,
-                source=source,
-                reference=reference,
-                table=table,
-                text=text,
-                label=label,
-                device=device,
-                quiet=False,
-            )
+        for part in [split] if source is not None or table is not None else requested_splits([run], split):
+            report = evaluate_run(run, part, checkpoint, device, **search, **scoring, **labels)
             reports.append((f"{run.folder} {part}", report))
     documents = [report.as_json() for _, report in reports]
     if len(reports) == 1:
-        return Shown(documents[0], reports[0][1].tables(), notes=getattr(reports[0][1], "notes", ()))
+        return Shown(documents[0], reports[0][1].tables())
     scores = [{key: f"{value:.4g}" for key, value in scores_of(document).items()} for document in documents]
     columns = list(dict.fromkeys(key for run_scores in scores for key in run_scores))
     rows = [
@@ -156,6 +134,21 @@ def evaluate(
         for (label, _), document, run_scores in zip(reports, documents, scores, strict=True)
     ]
     return Shown({"reports": documents}, [Table("", ("run", "checkpoint", *columns), rows, text=(1,))])
+
+
+def probe(
+    run: RunName,
+    checkpoint: Checkpoint = "auto",
+    settings: Annotated[Texts, Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe 'probe'.")] = None,
+    data: Data = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> Shown:
+    """Train a probe of a translator's encoder for each probing task that is prepared, and keep the answers."""
+    from phmctl.probes import probe as probe_run
+
+    report = probe_run(run, checkpoint=checkpoint, device=device, data=data, settings=settings or ())
+    return Shown(report.as_json(), report.tables(), notes=report.notes)
 
 
 def serve(

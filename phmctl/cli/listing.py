@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -151,6 +151,6 @@ def report(
     return Shown({"report": str(output), **_document(comparisons)}, text=f"{output}\n")
 
 
-def _document(comparisons: Sequence["Comparison"]) -> dict[str, Any]:
+def _document(comparisons: Sequence["Comparison"]) -> dict[str, object]:
     documents = [comparison.as_json() for comparison in comparisons]
     return documents[0] if len(documents) == 1 else {"comparisons": documents}

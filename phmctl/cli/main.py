@@ -11,27 +11,25 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer import Option
 
-from phmctl.cli.answering import decode, evaluate, export, serve
+from phmctl.cli.answering import decode, evaluate, export, probe, serve
 from phmctl.cli.bench import bench
 from phmctl.cli.listing import compare, count_params, recipes, report, show_runs
 from phmctl.cli.options import as_json
 from phmctl.cli.preparing import prepare_data
 from phmctl.cli.training import distil, sweep, train
-from phmctl.console import Shown, note, stdout_refused
+from phmctl.console import Shown, note
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, UserError, lack_of_memory
 from phmctl.threads import choose_threads
 from phmctl.version import __version__
 
 _DEBUG = "PHMCTL_DEBUG"
-_MAX_LINE = 4000  # characters of a line of an error, which may quote a file
 
 COMMANDS: dict[str, Callable[..., Shown | None]] = {
     "prepare-data": prepare_data,
@@ -39,6 +37,7 @@ COMMANDS: dict[str, Callable[..., Shown | None]] = {
     "sweep": sweep,
     "decode": decode,
     "eval": evaluate,
+    "probe": probe,
     "distil": distil,
     "serve": serve,
     "export": export,
@@ -95,7 +94,6 @@ def main(
 def run() -> None:
     # Without this, pydantic reads the metadata of every installed package to find plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    _open_closed_streams()
     _install_signal_handlers()
     command = typer.main.get_command(app)
     try:
@@ -121,13 +119,6 @@ def _refuse_repeated_options(command: Any, words: list[str]) -> None:
             raise UserError(f"{parameter.opts[0]} is given {times} times but takes one value. Leave one out")
 
 
-def _open_closed_streams() -> None:
-    """Open the null device for a closed stdout or stderr (``>&-``), whose number the next file would get otherwise."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
-
-
 def _install_signal_handlers() -> None:
     """Turn Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 into an exception, so that cleanup code runs. Ignored ones stay ignored.
 
@@ -147,9 +138,6 @@ def _install_signal_handlers() -> None:
 
 def _fail_unexpected(error: Exception) -> None:
     place = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, OSError) and place.name == "echo":  # Typer's own output: help, the version, completion
-        refused = stdout_refused(error)
-        _fail(str(refused), refused.exit_code)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         _fail(f"{str(error.filename)[:100]}...: the file name is too long", 2)
     reason = lack_of_memory(error)
@@ -171,5 +159,5 @@ def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get(_DEBUG):
         traceback.print_exc()
     else:
-        note("error: " + "\n".join(line[:_MAX_LINE] for line in message.split("\n")))
+        note(f"error: {message}")
     sys.exit(code)

@@ -20,7 +20,7 @@ from phmctl.version import __version__
 
 # Content of a section: pairs of a type and a value, which ``page.html`` shows with all text escaped. Types are
 # ``table``, ``text``, ``heading``, ``code``, ``lines``, ``pictures``, and ``details`` (a summary and blocks).
-Blocks = list[tuple[str, Any]]
+Blocks = list[tuple[str, object]]
 
 COLORS = ("#1f5fa6", "#c2571a", "#2f7d4f", "#8a4d9e", "#a3313f", "#5d6b78", "#8a7a16", "#1a8288")
 MATPLOTLIB_STYLE: dict[Any, Any] = {

@@ -142,8 +142,6 @@ def scores_of(report: Mapping[str, Any]) -> dict[str, float]:
         return {"accuracy": float(report["accuracy"]["value"])}
     if "scores" in report:
         return {score["name"]: float(score["value"]) for score in report["scores"]}
-    if "tasks" in report:  # probing
-        return {name: float(task["figures"]["run"]["value"]) for name, task in report["tasks"].items()}
     return {name: float(report[name]) for name in ("map_error", "loss")}
 
 

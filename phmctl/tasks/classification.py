@@ -294,10 +294,10 @@ def build_untrained_probe(section: ProbeSection, sizes: Mapping[str, int], devic
     return build_probe(section, sizes["width"], sizes["classes"], device)
 
 
-PROBING = TaskSpec(  # its models are probes, not runs: ``eval --probing`` (:mod:`phmctl.probes`) trains them
+PROBING = TaskSpec(  # its models are probes, not runs: ``probe`` (:mod:`phmctl.probes`) trains them
     name="probing",
     recipe=ProbingRecipe,
-    commands=("eval RUN --probing", "count-params"),
+    commands=("probe RUN", "count-params"),
     sizes=probe_sizes,
     build=build_untrained_probe,
     notes=lambda section, sizes: (
