@@ -197,7 +197,6 @@ def bench_layer(
     *,
     algebra: str = "phm",
     rank: int | None = None,
-    executions: Sequence[str] = (),
     dtype: str = "float32",
     device: str = "cpu",
     rounds: int = 20,
@@ -210,7 +209,7 @@ def bench_layer(
     check_known("dtype", dtype, tuple(_DTYPES))
     if min(tokens, default=0) < 1:
         raise UserError(f"--tokens {','.join(map(str, tokens))}: each number of tokens must be at least 1")
-    executions = executions or (("dense",) if rank is None else ("dense", "rank"))
+    executions = ("dense",) if rank is None else ("dense", "rank")
     factory: dict[str, Any] = {"device": pick_device(device), "dtype": _DTYPES[dtype]}
     options: dict[str, Any] = {"algebra": algebra, "rank": rank}
     rows = []

@@ -15,10 +15,8 @@ from phmctl.cli.options import (
     RecipeDevice,
     RecipeName,
     Settings,
-    Text,
     Threads,
     integers,
-    names,
 )
 from phmctl.console import Shown
 from phmctl.threads import set_threads
@@ -39,8 +37,7 @@ def bench_layer(
     n: Annotated[str, Option(help="Values of n, separated by commas.")] = "4",
     tokens: Annotated[str, Option(help="Numbers of tokens, separated by commas.")] = "16,512,4096",
     algebra: Annotated[str, Option(help="phm or a fixed algebra.")] = "phm",
-    execution: Annotated[Text, Option(help="dense, rank or dense,rank (default: dense, with --rank both).")] = None,
-    rank: Annotated[Number, Option(min=1, help="Store a learned rule as R factors (default: as A).")] = None,
+    rank: Annotated[Number, Option(min=1, help="Store a learned rule as R factors, executed both ways.")] = None,
     dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Device = "auto",
     rounds: Rounds = 20,
@@ -58,7 +55,6 @@ def bench_layer(
         integers("tokens", tokens),
         algebra=algebra,
         rank=rank,
-        executions=names("execution", execution),
         dtype=dtype,
         device=device,
         rounds=rounds,

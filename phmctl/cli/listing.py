@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _COMMANDS = 20  # commands that are printed
 
 Names = Annotated[list[str] | None, Argument(metavar="NAME", help="Recipes, variants, runs or tags.")]
-RecipeRuns = Annotated[str | None, Option(metavar="NAME", help="Compare all runs of this recipe too.")]
 ResultsOf = Annotated[str | None, Option(help="Use only results of this checkpoint: best, last, average or step-N.")]
 Baseline = Annotated[
     str | None,
@@ -96,7 +95,6 @@ def count_params(
 
 def compare(
     names: Names = None,
-    recipe: RecipeRuns = None,
     runs: Runs = None,
     split: Split = "test",
     checkpoint: ResultsOf = None,
@@ -109,7 +107,7 @@ def compare(
     Prints means, tested differences, sizes, speeds and other differences between the runs.
     """
     comparisons = phmctl.compare(
-        names or (), recipe=recipe, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
+        names or (), runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
     )
     tables: list[Table] = []
     notes: list[str] = []
@@ -127,7 +125,6 @@ def compare(
 
 def report(
     names: Names = None,
-    recipe: RecipeRuns = None,
     runs: Runs = None,
     split: Split = "test",
     checkpoint: ResultsOf = None,
@@ -145,7 +142,7 @@ def report(
     for module in ("matplotlib", "jinja2"):  # before the comparison, which may take long
         require(module, "report")
     comparisons = phmctl.compare(
-        names or (), recipe=recipe, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
+        names or (), runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
     )
     write_atomic(output, render(*comparisons))
     return Shown({"report": str(output), **_document(comparisons)}, text=f"{output}\n")

@@ -185,7 +185,6 @@ class Comparison:
 def compare(
     names: str | Path | Sequence[str | Path] = (),
     *,
-    recipe: str | None = None,
     runs: str | Path | None = None,
     split: str = "test",
     checkpoint: str | None = None,
@@ -195,8 +194,7 @@ def compare(
     """Compare runs over seeds. Return a comparison for each split.
 
     Args:
-        names: Runs, folders of runs, or tags.
-        recipe: Compare all runs of this recipe too.
+        names: Recipes, variants, runs, folders of runs, or tags.
         runs: Folder of runs (default: ``$PHMCTL_RUNS`` or ``runs``).
         split: ``test``, ``valid``, ``test_NAME`` (a named test set) or ``all`` (all test sets).
         checkpoint: Use only results of this checkpoint: best, last, average or step-N.
@@ -209,10 +207,8 @@ def compare(
     """
     root = None if runs is None else Path(runs)
     selection = [names] if isinstance(names, str | Path) else list(names)
-    if recipe:
-        selection.append(recipe)
     if not selection:
-        raise RunError("no runs are named: name some, or give --recipe; phmctl runs lists them")
+        raise RunError("no runs are named. Name a recipe, a variant or runs; phmctl runs lists them")
     if baseline is not None:
         with suppress(UserError):  # the baseline may be a label
             select_runs([baseline], root)

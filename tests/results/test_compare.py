@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(root: Path) -> None:
-    comparison = compare_runs(recipe="miniature", runs=root)
+    comparison = compare_runs(["miniature"], runs=root)
     assert [variant.label for variant in comparison.variants] == ["phm-n4", "real"]
     assert comparison.baseline.label == "real"
     values = [bleu(worse(REFERENCES, every), REFERENCES).value for every in (6, 8, 12)]
@@ -45,7 +45,7 @@ def test_runs_of_one_model_are_a_row_and_the_difference_is_tested_over_seeds(roo
     scores = comparison.as_json()["variants"][1]["scores"]["BLEU"]
     assert scores["values"] == pytest.approx(values)
     assert (scores["mean"], scores["standard_deviation"]) == pytest.approx((mean, deviation))
-    shown = call("compare", "--recipe", "miniature", "--runs", root).stdout
+    shown = call("compare", "miniature", "--runs", root).stdout
     assert f"{mean:.2f} ± {deviation:.2f}" in shown
     assert max(len(line) for line in shown.split("\n")) <= 80
     (bleu_test, chrf_test) = comparison.tests["phm-n4"]
@@ -60,7 +60,7 @@ def test_one_seed_a_side_is_the_paired_bootstrap(tmp_path: Path) -> None:
     dense, phm = worse(REFERENCES, 6), worse(REFERENCES, 2)
     make_run(tmp_path, settings=REAL, hypotheses=dense)
     make_run(tmp_path, settings=PHM, hypotheses=phm)
-    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    comparison = compare_runs(["miniature"], runs=tmp_path)
     test = comparison.tests["phm-n4"][0]
     assert test.method == f"paired bootstrap; {ONE_SEED}"
     assert ONE_SEED in "".join(list(comparison.tables())[1].below)
@@ -73,14 +73,14 @@ def test_a_single_seed_against_several_is_named_in_the_method(tmp_path: Path) ->
     for seed, every in ((1, 2), (2, 3), (3, 6)):
         make_run(tmp_path, settings=REAL, seed=seed, hypotheses=worse(REFERENCES, every))
     make_run(tmp_path, settings=PHM, hypotheses=worse(REFERENCES, 2))
-    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    comparison = compare_runs(["miniature"], runs=tmp_path)
     assert {test.method for test in comparison.tests["phm-n4"]} == {POOLED}
 
 
 def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -> None:
     make_classifier(tmp_path, [True] * 10 + [False] * 20)
     make_classifier(tmp_path, [True] * 2 + [False] * 8 + [True] * 20, settings=("model.algebra=phm", "model.n=4"))
-    comparison = compare_runs(recipe="agreement-resplit", runs=tmp_path)
+    comparison = compare_runs(["agreement-resplit"], runs=tmp_path)
     test = comparison.tests["phm-n4"][0]
     assert test.method == f"McNemar's exact test; {ONE_SEED}"
     tail = sum(math.comb(28, k) for k in range(9))  # 8 against 20
@@ -89,7 +89,7 @@ def test_classifiers_of_one_seed_are_compared_by_mcnemars_test(tmp_path: Path) -
 
 
 def test_tables_show_the_conditions_of_their_scores(root: Path) -> None:
-    comparison = compare_runs(recipe="miniature", runs=root)
+    comparison = compare_runs(["miniature"], runs=root)
     result = comparison.variants[0].scored[0].result
     assert result is not None
     signatures = [f"{score['name']}: {score['signature']}" for score in result.report["scores"]]
@@ -102,10 +102,10 @@ def test_other_differences_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     changes = ("model.dropout=0.3", "training.steps=900")
     make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1, "precision": "bfloat16"}, data="b")
-    lines = list(compare_runs(recipe="miniature", runs=tmp_path).differences())
+    lines = list(compare_runs(["miniature"], runs=tmp_path).differences())
     for n in (2, 8):
         make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=900"))
-    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    comparison = compare_runs(["miniature"], runs=tmp_path)
     assert "all: training.steps: 900; 1,800 in the baseline" in list(comparison.differences())
     assert any(line.startswith("all: one seed") for line in comparison.notes())
     assert "phm-n4: model.dropout: 0.3; 0.1 in the baseline" in lines
@@ -120,7 +120,7 @@ def test_the_newest_of_two_runs_with_one_seed_is_compared(tmp_path: Path) -> Non
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=REAL, hypotheses=None)
     newer = make_run(tmp_path, settings=REAL)
-    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    comparison = compare_runs(["miniature"], runs=tmp_path)
     assert [member.run.folder for member in comparison.variants[0].runs] == [newer.folder]
     assert any("miniature/real/v001" in line for line in comparison.notes())
 
@@ -129,12 +129,12 @@ def test_many_runs_of_one_kind_are_one_note(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=REAL)
     for number in range(2, 26):
         shutil.copytree(run.folder, run.folder.with_name(f"v{number:03d}"))
-    notes = list(compare_runs(recipe="miniature", runs=tmp_path).notes())
+    notes = list(compare_runs(["miniature"], runs=tmp_path).notes())
     (left_out,) = (note for note in notes if "miniature/real/v001" in note)
     assert "14 more" in left_out
     for seed in range(2, 26):
         make_run(tmp_path, settings=REAL, seed=seed, hypotheses=None)
-    shown = call("compare", "--recipe", "miniature", "--runs", tmp_path).stderr
+    shown = call("compare", "miniature", "--runs", tmp_path).stderr
     assert shown.count("phmctl eval") == 20
     assert len(shown.splitlines()) < 30
 
@@ -147,7 +147,7 @@ def test_runs_without_a_result_are_listed_with_their_command(tmp_path: Path) -> 
     assert "–" in next(line for line in result.stdout.split("\n") if "phm-n4" in line)
     assert json.loads(call("compare", tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {unscored.folder}"]
     (unscored.text_folder / "valid.source").touch()
-    commands = list(compare_runs(recipe="miniature", runs=tmp_path, split="valid", checkpoint="last").missing())
+    commands = list(compare_runs(["miniature"], runs=tmp_path, split="valid", checkpoint="last").missing())
     assert commands == [f"phmctl eval {unscored.folder} --split valid --checkpoint last"]
 
 
@@ -161,26 +161,26 @@ def test_scoring_first_uses_the_requested_checkpoint(tmp_path: Path, monkeypatch
 
     spec = TASKS["translation"]
     monkeypatch.setitem(TASKS, "translation", replace(spec, trains=replace(spec.trains, evaluate=evaluate)))
-    compare_runs(recipe="miniature", runs=tmp_path, score=True)
-    compare_runs(recipe="miniature", runs=tmp_path, score=True, checkpoint="last")
+    compare_runs(["miniature"], runs=tmp_path, score=True)
+    compare_runs(["miniature"], runs=tmp_path, score=True, checkpoint="last")
     assert checkpoints == ["auto", "last"]
     shutil.rmtree(unscored.checkpoints_folder)
-    assert not list(compare_runs(recipe="miniature", runs=tmp_path).missing())
+    assert not list(compare_runs(["miniature"], runs=tmp_path).missing())
 
 
 def test_a_result_is_found_by_each_name_of_its_checkpoint_until_training_continues(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=REAL)
     for name in ("best", "last", "auto", str(run.recipe.training.steps)):
-        comparison = compare_runs(recipe="miniature", runs=tmp_path, checkpoint=name)
+        comparison = compare_runs(["miniature"], runs=tmp_path, checkpoint=name)
         assert [len(variant.scored) for variant in comparison.variants] == [1]
         assert list(comparison.missing()) == []
     steps = run.recipe.training.steps
     place = f"step-{steps:06d}"
-    assert place not in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
+    assert place not in "\n".join(compare_runs(["miniature"], runs=tmp_path).notes())
     shutil.copytree(run.checkpoint("best"), run.checkpoints_folder / f"step-{steps + 1:06d}")
     for pointer in ("best", "last"):
         run.set_pointer(pointer, steps + 1)
-    assert place in "\n".join(compare_runs(recipe="miniature", runs=tmp_path).notes())
+    assert place in "\n".join(compare_runs(["miniature"], runs=tmp_path).notes())
 
 
 def test_formatting_of_mean_and_spread() -> None:
@@ -193,11 +193,11 @@ def test_runs_with_different_test_sets_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
     make_run(tmp_path, settings=PHM, references=REFERENCES[:20], hypotheses=REFERENCES[:20])
     with pytest.raises(RunError, match="test text"):
-        compare_runs(recipe="miniature", runs=tmp_path)
+        compare_runs(["miniature"], runs=tmp_path)
     assert call("compare", tmp_path / "miniature" / "real").exit_code == 0
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"), hypotheses=None)
     with pytest.raises(RunError, match="test text"):  # the baseline is not scored
-        compare_runs(recipe="miniature", runs=tmp_path, baseline="miniature/real/v002")
+        compare_runs(["miniature"], runs=tmp_path, baseline="miniature/real/v002")
 
 
 def test_the_score_of_copying_the_source_is_shown_if_both_sides_are_one_language(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_score_of_copying_the_source_is_shown_if_both_sides_are_one_language
     make_run(tmp_path / "one", settings=REAL, copy=copy)
     make_run(tmp_path / "one", settings=PHM)  # without the copy's scores
     make_run(tmp_path / "two", settings=REAL, copy=copy | {"shared_words": 0.1})
-    outputs = [call("compare", "--recipe", "miniature", "--runs", tmp_path / name).stderr for name in ("one", "two")]
+    outputs = [call("compare", "miniature", "--runs", tmp_path / name).stderr for name in ("one", "two")]
     assert ["19.70" in output for output in outputs] == [True, False]
 
 
@@ -250,7 +250,7 @@ def test_runs_with_different_training_settings_are_different_variants(tmp_path: 
     changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
     for seed, settings in enumerate(changes, start=1):
         make_run(tmp_path, settings=(*REAL, *settings), seed=seed)
-    labels = {variant.label: len(variant.runs) for variant in compare_runs(recipe="miniature", runs=tmp_path).variants}
+    labels = {variant.label: len(variant.runs) for variant in compare_runs(["miniature"], runs=tmp_path).variants}
     assert labels == {"real steps=1800": 2, "real steps=900": 1}
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"))
     comparison = compare_runs([str(tmp_path)])
@@ -311,7 +311,7 @@ def test_deleted_answers_are_reported_and_not_tested(tmp_path: Path) -> None:
     run = make_run(tmp_path, settings=PHM)
     for path in run.results_folder.glob("*.hyp"):
         path.unlink()
-    comparison = compare_runs(recipe="miniature", runs=tmp_path)
+    comparison = compare_runs(["miniature"], runs=tmp_path)
     assert comparison.variants[0].values(comparison.metrics[0]) == pytest.approx([100])
     assert not comparison.tests
     assert any(line.startswith("phm-n4: the answers of seed 1") for line in comparison.notes())
@@ -341,6 +341,6 @@ def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> Non
     run = make_run(tmp_path, settings=PHM, hypotheses=None)
     for path in [*run.text_folder.glob("test.*")]:
         path.rename(path.with_name(path.name.replace("test", "test_a")))
-    comparison = compare_runs(recipe="miniature", runs=tmp_path, score=True)
+    comparison = compare_runs(["miniature"], runs=tmp_path, score=True)
     assert list(comparison.missing()) == []
     assert any("test_a" in line for line in comparison.notes())
