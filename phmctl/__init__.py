@@ -44,8 +44,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from phmctl.answering.base import Classified
-    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.classifier import Classified, Classifier
     from phmctl.answering.translator import Translation, Translator
     from phmctl.distillation import distil
     from phmctl.nn.convert import convert, to_dense
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "PHMLSTM": "nn.lstm",
-    "Classified": "answering.base",
+    "Classified": "answering.classifier",
     "Classifier": "answering.classifier",
     "Kronecker": "nn.parametrization",
     "PHMConv1d": "nn.convolution",

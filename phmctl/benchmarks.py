@@ -34,7 +34,7 @@ from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared import PreparedData, data_root
 from phmctl.devices import isolated, pick_device, processor_name
 from phmctl.errors import UserError, check_known
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.step import Leaves
@@ -359,7 +359,7 @@ def bench_decoding(
     sizes = prepared.tokenizers.source.size, prepared.tokenizers.target.size
     searches: dict[str, Callable[[], object]] = {}
     for name, variant in variants_of(recipe).items():
-        model: Any = to_dense(build_transformer(variant.model, *sizes, device).eval())
+        model: Any = to_dense(Transformer(variant.model, *sizes, device).eval())
         searches[name] = searcher(model, sources, lengths, recipe, sizes[1])
     timings = time_in_turns("searches", searches, rounds=rounds, device=device)
     speeds = []

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+Config = dict[str, Any]  # the content of config.json
 PAD, END = 0, 3
 FACTORS = (".A", ".S", ".R", ".L", ".table.weight", ".map.weight")  # ends of names of factors of a weight
 
@@ -34,7 +36,7 @@ def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
 class Residual(nn.Module):
     """A residual connection with layer norm: x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config["width"])
         self.pre_norm = config["pre_norm"]
@@ -47,7 +49,7 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention. The queries, keys and values of all heads together are `inner` wide."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         width, inner, bias = config["width"], config["inner"], config["bias"]
         self.heads = config["heads"]
@@ -72,7 +74,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear maps with a ReLU between them."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.expand = nn.Linear(config["width"], config["feed_forward"], config["bias"])
         self.contract = nn.Linear(config["feed_forward"], config["width"], config["bias"])
@@ -85,7 +87,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """A Transformer layer: self-attention, cross-attention (decoder only) and feed-forward."""
 
-    def __init__(self, config: dict[str, Any], cross: bool = False) -> None:
+    def __init__(self, config: Config, cross: bool = False) -> None:
         super().__init__()
         self.attention = Attention(config)
         self.attention_residual = Residual(config)
@@ -108,7 +110,7 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Encoder-decoder Transformer over token ids: sources end with 3 (</s>), targets begin with 2 (<s>)."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         width = config["width"]
         self.source_embedding = nn.Embedding(config["source_vocabulary"], width)
@@ -145,7 +147,7 @@ class Transformer(nn.Module):
 class EncoderClassifier(nn.Module):
     """Text classifier: a Transformer encoder, pooling, and a linear map to the classes."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         width, self.pooling = config["width"], config["pooling"]
         self.embedding = nn.Embedding(config["vocabulary"], width)
@@ -161,21 +163,18 @@ class EncoderClassifier(nn.Module):
         attended = mask | (torch.arange(tokens.shape[1], device=tokens.device) == 0)
         for layer in self.encoder:
             x = layer(x, attended[:, None, None])
-        return self.output(self.pool(self.encoder_norm(x), mask.to(x.dtype)))
-
-    def pool(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return the last token's state, or the mean over tokens, (B, d), of x (B, S, d)."""
+        real = mask.to(x.dtype)
         if self.pooling == "last":
-            weights = mask - F.pad(mask, (0, 1))[:, 1:]  # 1 at the last token
+            weights = real - F.pad(real, (0, 1))[:, 1:]  # 1 at the last token
         else:
-            weights = mask / mask.sum(1, keepdim=True).clamp(min=1)
-        return (x * weights[:, :, None]).sum(1)
+            weights = real / real.sum(1, keepdim=True).clamp(min=1)
+        return self.output((self.encoder_norm(x) * weights[:, :, None]).sum(1))
 
 
 class PairClassifier(nn.Module):
     """Sentence-pair classifier: the same LSTM encodes both texts, and an MLP compares the two vectors."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         width, hidden = config["width"], config["hidden"]
         self.full = config["combination"] == "full"
@@ -188,8 +187,7 @@ class PairClassifier(nn.Module):
         """Return the maximum and the mean of the LSTM's states over time, (B, 2h), for ids (B, S)."""
         states, _ = self.lstm(self.embedding(tokens))  # (B, S, h)
         mask = (tokens != PAD)[:, :, None]  # (B, S, 1)
-        empty = ~mask.any(1)  # (B, 1), true for an empty text, which is pooled to zeros
-        maximum = states.masked_fill(~mask, -1e30).amax(1).masked_fill(empty, 0.0)
+        maximum = states.masked_fill(~mask, -1e30).amax(1).masked_fill(~mask.any(1), 0.0)  # zeros for an empty text
         mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
         return torch.cat([maximum, mean], dim=1)
 
@@ -230,16 +228,18 @@ def matrix(tensors: dict[str, Tensor], name: str) -> Tensor:
     return matrix(tensors, f"{name}.table") @ matrix(tensors, f"{name}.map").T
 
 
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the dense tensors of an export, which have a shared table once."""
-    from safetensors.torch import load_file
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    stored, columns = load_file(folder / "model.safetensors"), config.get("columns", {})
-    tensors = {name: numbers(stored, name, columns) for name in stored if not name.endswith(".scale")}
+def dense(config: Config, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the dense tensors that an export stores or that are computed from it, a shared table once."""
+    tensors = {name: numbers(stored, name, config.get("columns", {})) for name in stored if not name.endswith(".scale")}
     for name, parts in config.get("rows", {}).items():
         tensors[name] = torch.cat([matrix(tensors, part)[first:last] for part, first, last in parts])
-    return config, {name: tensor for name, tensor in tensors.items() if not name.endswith(FACTORS)}
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(FACTORS)}
+
+
+def read(folder: Path) -> tuple[Config, dict[str, Tensor]]:
+    """Return the config and the dense tensors of an export."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config, dense(config, load_file(folder / "model.safetensors"))
 
 
 def load(folder: str | Path) -> nn.Module:

@@ -30,7 +30,7 @@ from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
 from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, accuracy
-from phmctl.models.assembly import build_probe
+from phmctl.models.classifiers import Probe
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe
@@ -180,7 +180,7 @@ def fit_probe(
     training = recipe.training
     vectors, labels = splits["train"]
     torch.manual_seed(training.seed)
-    model = build_probe(recipe.model, vectors.shape[1], classes, device)
+    model = Probe(recipe.model, vectors.shape[1], classes, device)
     parameters = list(model.parameters())
     optimiser = torch.optim.LBFGS(parameters, max_iter=training.validate_every, line_search_fn="strong_wolfe")
 

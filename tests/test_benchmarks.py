@@ -19,7 +19,7 @@ from phmctl.benchmarks import (
     variants_of,
 )
 from phmctl.errors import DimensionError, UserError
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
@@ -37,7 +37,7 @@ RECIPE = TranslationRecipe(
 
 def test_each_sentence_is_decoded_to_its_length() -> None:
     torch.manual_seed(0)
-    model = build_transformer(RECIPE.model, 64, 64).eval()
+    model = Transformer(RECIPE.model, 64, 64).eval()
 
     def search(model: torch.nn.Module) -> Callable[[], list[list[Hypothesis]]]:
         return searcher(model, [[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0], RECIPE, 64)

@@ -7,7 +7,8 @@ import pytest
 
 from phmctl.data.prepare import choose_section
 from phmctl.data.prepared import prepare_command
-from phmctl.models.assembly import build_classifier, build_transformer
+from phmctl.models import build
+from phmctl.models.transformer import Transformer
 from phmctl.nn.rates import dense_rate
 from phmctl.recipe.loading import common_overrides, load_recipe
 from phmctl.recipe.schema import ClassificationRecipe, ParallelSection, TranslationRecipe
@@ -36,7 +37,7 @@ def test_a_recipe_is_named_after_its_file_and_names_its_sources(name):
 def test_a_recipe_builds_its_model(name, choice):
     recipe = load_recipe(name, common_overrides(**choice))
     vocabulary = recipe.data.vocabulary
-    model = build_transformer(recipe.model, vocabulary, vocabulary, device="meta")
+    model = Transformer(recipe.model, vocabulary, vocabulary, device="meta")
     assert len(model.encoder) == recipe.model.encoder_layers
     assert len(model.decoder) == recipe.model.decoder_layers
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
@@ -114,7 +115,7 @@ def test_each_row_of_the_paper_is_the_recipe_with_two_settings(name):
     for row in published_tables("ni")[0].rows:
         recipe = load_recipe(name, row.settings.split())
         layers, heads = recipe.model.compose_layers, recipe.model.compose_heads
-        model = build_transformer(recipe.model, 8, 8, device="meta")
+        model = Transformer(recipe.model, 8, 8, device="meta")
         composed = [path for path, _ in model.named_parameters() if ".composition." in path or "output.P" in path]
         assert bool(composed) == (layers == "bilinear" or heads == "bilinear" or layers in ("linear", "hierarchical"))
     assert (recipe.model.compose_layers, recipe.model.compose_heads) == ("bilinear", "bilinear")
@@ -152,7 +153,7 @@ def test_multi30k_is_reversed():
 )
 def test_a_classifier_builds_in_each_row_of_its_table_with_the_published_count(name, choice):
     recipe = load_recipe(name, common_overrides(**choice))
-    model = build_classifier(recipe.model, recipe.data.vocabulary, 3, device="meta")
+    model = build(recipe.model, {"vocabulary": recipe.data.vocabulary, "classes": 3}, "meta")
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     (table,) = published_tables("table1" if name in PAIRS else "table5")
     assert table.measure(ledger_for_recipe(recipe)) in [each.parameters for row in table.rows for each in row.counts]

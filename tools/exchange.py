@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from phmctl.benchmarks import variants_of
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
@@ -52,7 +52,7 @@ def main() -> None:
     recipe = expect(load_recipe(options.recipe, options.set), TranslationRecipe)
     with joined(60) as processes:
         for name, variant in variants_of(recipe).items():
-            gradients, sent = train_step(build_transformer(variant.model, VOCABULARY, VOCABULARY), processes)
+            gradients, sent = train_step(Transformer(variant.model, VOCABULARY, VOCABULARY), processes)
             if processes.leads:
                 sys.stdout.write(f"{name}: gradients {gradients / 1e6:.1f} MB, sent {sent / 1e6:.1f} MB\n")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from phmctl.answering.beam import pad
-from phmctl.answering.onnx import ENCODER, OnnxEngine, session
+from phmctl.answering.onnx import ENCODER, OnnxTransformer, session
 from phmctl.answering.opening import ONNX, SAFETENSORS
 from phmctl.benchmarks import time_in_turns
 from phmctl.console import Table, emit
@@ -41,7 +41,7 @@ def main() -> None:
                 sizes[form, to] = made.export.manifest["bytes"]["weights"] / 1e6
                 scores[form] = made.export.manifest["verification"]["scores"]["export"]
             graphs = Path(folder) / f"{ONNX}-{weights}-{quantize}"
-            openings[form] = partial(OnnxEngine, graphs, threads=1)
+            openings[form] = partial(OnnxTransformer, graphs, threads=1)
             encoders[form] = partial(session(graphs / ENCODER, threads=1).run, None, {"source": source})
         opened = time_in_turns("the opening", openings, rounds=OPENINGS)
         encoded = time_in_turns("the encoder", encoders, rounds=ROUNDS)

@@ -43,7 +43,7 @@ from phmctl.benchmarks import (
 from phmctl.data import EOS
 from phmctl.data.batches import Batch
 from phmctl.devices import has_bfloat16
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.lstm import PHMLSTM
@@ -124,7 +124,7 @@ def training_steps(
     recipe: TranslationRecipe, sizes: Sizes, batches: Sequence[Batch], device: torch.device, *, compiled: bool = False
 ) -> tuple[nn.Module, Callable[[], object]]:
     """Return a recipe's model, and a function that trains a step on each batch."""
-    model = build_transformer(recipe.model, sizes.vocabulary, sizes.vocabulary, device)
+    model = Transformer(recipe.model, sizes.vocabulary, sizes.vocabulary, device)
     training = recipe.training.model_copy(update={"compile": compiled})
     loss = partial(text_loss, training.label_smoothing)
     return model, stepper(model, loss, training, batches, device)
@@ -303,7 +303,7 @@ def decoding(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     lengths = [len(source) for source in sources]
     searches = {}
     for name, variant in variants_of(recipe).items():
-        model: Any = to_dense(build_transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device).eval())
+        model: Any = to_dense(Transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device).eval())
         searches[name] = searcher(model, sources, lengths, recipe, sizes.vocabulary)
     timings = time_in_turns("beam search", searches, rounds=min(sizes.rounds, 5), device=device)
     return [
@@ -323,7 +323,7 @@ def launches(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for micro_batches in (1, 4):
         for name, variant in variants_of(recipe).items():
-            model = build_transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device)
+            model = Transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device)
             step = accumulated_step(model, variant, batches * micro_batches, device)
             step()
             with profile(activities=[activity(device)]) as profiler:

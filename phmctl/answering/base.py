@@ -1,17 +1,14 @@
 """Types and functions that translators, classifiers and engines share, without torch."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from phmctl.errors import DataError, PhmctlError, RecipeError, RunError, UserError, lack_of_memory
 from phmctl.recipe.documents import change
 from phmctl.recipe.schema import DecodingSection
-
-if TYPE_CHECKING:
-    import torch
 
 TORCH = "torch"
 
@@ -25,44 +22,10 @@ def ignore(count: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Classified:
-    """A classifier's answer to one example."""
-
-    label: str  # the most probable class, empty for an empty text
-    probabilities: Mapping[str, float]  # class -> probability, in the order of the model's labels, empty for no text
-    cut: bool = False  # True if a text exceeded the model's limit and only a part of it was read
-
-    @property
-    def probability(self) -> float:
-        """The probability of the label, 0 for an empty text."""
-        return self.probabilities.get(self.label, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Hypothesis:
     tokens: list[int]  # ids, without beginning and end of sentence
     score: float  # `log_prob` over the length penalty
     log_prob: float  # natural logarithm of the probability of `tokens` and the end of sentence
-
-
-class Engine(Protocol):
-    """Find the best outputs for batches of source ids."""
-
-    name: str  # torch, ctranslate2 or onnx
-
-    @property
-    def device(self) -> "torch.device | str": ...
-
-    def search(
-        self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int
-    ) -> list[list[Hypothesis]]:
-        """Return at most `n_best` hypotheses for each source, best first.
-
-        Args:
-            sources: token ids, each closed by EOS.
-            allowed: size of the target tokenizer. Larger ids are never produced.
-            n_best: at most the beam size.
-        """
 
 
 @contextmanager

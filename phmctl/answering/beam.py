@@ -246,19 +246,27 @@ def _padded(values: Tensor, width: int) -> Tensor:
 
 
 class BeamEngine:
-    """Beam search of a :class:`Seq2Seq` model on `device`, in evaluation mode."""
+    """Beam search of a :class:`Seq2Seq` model on `device`, in evaluation mode.
 
-    name = TORCH
+    `name` is the library that computes the model. With torch's the engine also scores outputs and encodes sources.
+    """
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, device: torch.device, name: str = TORCH) -> None:
         self.model = model
         self.device = device
+        self.name = name
 
     @torch_defaults()
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch. See :class:`~phmctl.answering.base.Engine`."""
+        """Return at most `n_best` hypotheses for each source, best first.
+
+        Args:
+            sources: token ids, each closed by EOS.
+            allowed: size of the target tokenizer. Larger ids are never produced.
+            n_best: at most the beam size.
+        """
         return beam_search(
             self.model,
             pad(sources).to(self.device),
@@ -268,10 +276,6 @@ class BeamEngine:
             allowed=allowed,
             n_best=n_best,
         )
-
-
-class TorchEngine(BeamEngine):
-    """Beam search with a :class:`phmctl.models.transformer.Transformer`, which also scores outputs and encodes."""
 
     @torch_defaults()
     def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:

@@ -1,24 +1,44 @@
 """Classify texts with a trained model: clean, tokenize, batch, and return labels with probabilities."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phmctl.answering.base import Advance, Classified, Line, Texts, check_texts, ignore
+from phmctl import plain
+from phmctl.answering.base import Advance, Line, Texts, check_texts, ignore
+from phmctl.answering.onnx import OnnxClassifier
+from phmctl.answering.opening import ONNX, Export, Source, about, check_options, engine_of
 from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning
 from phmctl.data.rows import clean_line
 from phmctl.data.tokenizer import Tokenizer
-from phmctl.devices import torch_defaults
-from phmctl.errors import DataError, NonFiniteError, UserError
-from phmctl.models.assembly import texts_of
+from phmctl.devices import pick_device, torch_defaults
+from phmctl.errors import DataError, NonFiniteError, RunError, UserError
+from phmctl.models import load
+from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import ClassificationRecipe
+from phmctl.runs import AUTO, Run
+from phmctl.runs.copies import load_cleaning, load_labels, load_tokenizers
 
 _VECTORS = {1: "the input of the map to the labels", 2: "the maximum and the mean over time of the LSTM's states"}
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """A classifier's answer to one example."""
+
+    label: str  # the most probable class, empty for an empty text
+    probabilities: Mapping[str, float]  # class -> probability, in the order of the model's labels, empty for no text
+    cut: bool = False  # True if a text exceeded the model's limit and only a part of it was read
+
+    @property
+    def probability(self) -> float:
+        """The probability of the label, 0 for an empty text."""
+        return self.probabilities.get(self.label, 0.0)
 
 
 class Classifier:
@@ -50,7 +70,7 @@ class Classifier:
         self.tokenizer = tokenizer
         self.labels = labels
         self.cleaning = cleaning
-        self.texts = texts_of(recipe.model)
+        self.texts = recipe.model.texts
         self.batch_size = recipe.training.batch_size
         self.max_tokens = recipe.data.max_tokens
         self.methods = ("classify", "encode") if hasattr(model, "encoded_width") else ("classify",)
@@ -184,3 +204,45 @@ class Classifier:
         for column in zip(*examples, strict=True):
             check_texts(column)
         return examples
+
+
+def load_classifier(
+    source: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
+) -> Classifier:
+    """Load the classifier of a run or an export.
+
+    :func:`phmctl.answering.opening.load_translator` describes arguments and errors.
+    """
+    recipe = source.recipe_of(ClassificationRecipe)
+    check_options(source, device, threads)
+
+    def load_checkpoint(name: str) -> Classifier:
+        if isinstance(source, Export):
+            source.verify()
+        tokenizer, labels = load_tokenizers(source).source, load_labels(source)
+        target = pick_device("cpu" if engine_of(source) == ONNX else device)
+        model = open_classifier(source, name, {"vocabulary": tokenizer.size, "classes": len(labels)}, target, threads)
+        cleaning = load_cleaning(source)
+        if cleaned:
+            cleaning = cleaning.model_copy(update={"entities": "keep"})
+        description = {**about(source, name), "engine": engine_of(source)}
+        return Classifier(model, target, recipe, tokenizer, labels, cleaning, description)
+
+    return source.load_checkpoint(checkpoint, load_checkpoint)
+
+
+@torch_defaults()
+def open_classifier(
+    source: Source, checkpoint: str, sizes: Mapping[str, int], device: torch.device, threads: int = 0
+) -> nn.Module:
+    """Return the classifier's module. Raises MissingExtraError, RunError."""
+    if isinstance(source, Run):
+        path, tensors = source.read_model(checkpoint)
+        return to_dense(load(source.recipe.model, sizes, tensors, path, device), inplace=True)
+    if source.to == ONNX:
+        return OnnxClassifier(source.folder, threads)
+    model: Any = plain.load(source.folder)
+    rows, tokens = model.embedding.num_embeddings, sizes["vocabulary"]
+    if rows != tokens:
+        raise RunError(f"{source.folder}: the table has {rows} tokens, the tokenizer {tokens}; export the run again")
+    return model.to(device)  # type: ignore[no-any-return]

@@ -57,7 +57,7 @@ class CTranslate2Engine:
     def search(
         self, sources: Sequence[Ids], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
-        """Search one batch. See :class:`~phmctl.answering.base.Engine`. `allowed` is the whole vocabulary."""
+        """Search one batch. See :meth:`phmctl.answering.beam.BeamEngine.search`. `allowed` is the whole vocabulary."""
         limits = longest_outputs(sources, settings)
         outputs = self._search(sources, max(limits), settings)
         without_penalty = settings.model_copy(update={"alpha": 0.0})

@@ -4,7 +4,6 @@ A terminal and a program that waits for each answer are answered at once. Lines 
 together, so that the model sorts and batches them.
 """
 
-import fcntl
 import os
 import stat
 import sys
@@ -132,46 +131,27 @@ def refuse_same_file(source: Path | None, output: Path) -> None:
 
 @contextmanager
 def open_answers(path: Path) -> Iterator[Callable[[str], None]]:
-    """Open and lock a file for answers. Yields the function that appends answers.
+    """Yield a function that appends answers to a file. Raises OutputError if the file cannot be written.
 
     An older file's content stays until the first answer, or until the end if there is no answer.
-
-    Raises OutputError if the file cannot be written, is not a regular file, or another process writes it.
     """
-    with writing(path):  # also if the name is too long
-        is_file = path.is_file() or not path.exists()
-    if not is_file:
-        raise OutputError(f"{path} is not a regular file. Name a file, or leave --output out and redirect stdout")
     with writing(path):
+        if path.exists() and not path.is_file():
+            raise OutputError(f"{path} is not a regular file. Name a file, or leave --output out and redirect stdout")
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-    holds_older_content = True
+    file: BinaryIO | None = None
 
     def write(content: str) -> None:
-        nonlocal holds_older_content
+        nonlocal file
         with writing(path):
-            if holds_older_content:
-                handle.truncate(0)
-                holds_older_content = False
-            handle.write(content.encode())
-            handle.flush()
+            file = file or path.open("wb")
+            file.write(content.encode())
+            file.flush()
 
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(f"another process writes {path}; wait for it, or name another file") from None
-        except OSError:
-            pass  # this file system cannot lock files
-        try:
-            yield write
-            write("")
-            with writing(path):
-                os.fsync(handle.fileno())
-        except BaseException:
-            if not path.stat().st_size:
-                path.unlink()
-            raise
+        yield write
+        write("")
     finally:
-        with suppress(OSError):  # writing() has reported a full disk
-            handle.close()
+        if file is not None:
+            with writing(path), file:
+                os.fsync(file.fileno())

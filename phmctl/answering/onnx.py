@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from phmctl.answering.base import export_errors
-from phmctl.answering.beam import BeamEngine
 from phmctl.data import PAD
 from phmctl.errors import RunError, require
 
@@ -42,14 +41,6 @@ def _finite(logits: Any) -> Tensor:
     return tensor
 
 
-class OnnxEngine(BeamEngine):
-    name = "onnx"
-
-    def __init__(self, folder: Path, threads: int = 0) -> None:
-        model = _Stepwise(session(folder / ENCODER, threads), session(folder / DECODER, threads))
-        super().__init__(model, torch.device("cpu"))
-
-
 class _State:
     """Keys and values of each source sentence and of each live prefix."""
 
@@ -70,9 +61,11 @@ class _State:
             self.mask = self.mask[sentences]
 
 
-class _Stepwise:
-    def __init__(self, encoder: Any, decoder: Any) -> None:
-        self._encoder, self._decoder = encoder, decoder
+class OnnxTransformer:
+    """The graphs of a translator, as :class:`phmctl.answering.beam.Seq2Seq`."""
+
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        self._encoder, self._decoder = session(folder / ENCODER, threads), session(folder / DECODER, threads)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
         (memory,) = self._encoder.run(None, {"source": source.numpy()})

@@ -1,4 +1,4 @@
-"""Open a run or an export, and load the translator or classifier in it.
+"""Open a run or an export, and load the translator in it.
 
 An export is a trained model in the format of another engine::
 
@@ -9,7 +9,7 @@ An export is a trained model in the format of another engine::
         …                  the weights in the engine's format
         results/           scores and translations of eval
 
-An export to CTranslate2 answers without torch, which the functions below import.
+An export to CTranslate2 answers without torch, which :func:`open_engine` imports.
 """
 
 import json
@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from phmctl.answering.base import TORCH, Engine, export_errors
+from phmctl.answering.base import TORCH, export_errors
 from phmctl.answering.ctranslate2 import CTranslate2Engine
 from phmctl.answering.translator import Translator
 from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import TokenizerPair
-from phmctl.devices import pick_device, takes_bfloat16
+from phmctl.devices import pick_device, takes_bfloat16, torch_defaults
 from phmctl.errors import RunError, UserError
-from phmctl.recipe.schema import ClassificationRecipe, DecodingSection, TranslationRecipe
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Trained, Weights
-from phmctl.runs.copies import load_cleaning, load_labels, load_tokenizers
+from phmctl.runs.copies import load_cleaning, load_tokenizers
 from phmctl.runs.run import Loaded, read_recipe
 from phmctl.storage import FORMAT, read_seal, sha256_text, verify
 
 if TYPE_CHECKING:
-    from phmctl.answering.classifier import Classifier
+    from phmctl.answering.beam import BeamEngine
 
 CTRANSLATE2, ONNX, SAFETENSORS = FORMATS = ("ctranslate2", "onnx", "safetensors")
 COMPACT = (ONNX, SAFETENSORS)  # formats that can hold A and S
@@ -71,10 +71,6 @@ class Export(Trained):
     @property
     def to(self) -> str:
         return str(self.manifest["to"])
-
-    @property
-    def engine(self) -> str:
-        return TORCH if self.to == SAFETENSORS else self.to
 
     @property
     def quantize(self) -> str | None:
@@ -155,62 +151,60 @@ def load_translator(
     check_options(source, device, threads, settings.precision)
 
     def load(name: str) -> Translator:
-        tokenizers = load_tokenizers(source)
         if isinstance(source, Export):
             source.verify()
-            engine = open_engine(source.to, source.folder, recipe, tokenizers, source.quantize, device, threads)
-        else:
-            from phmctl.answering.beam import TorchEngine
-            from phmctl.answering.torch_models import dense_model
-
-            target = pick_device(device)
-            model = dense_model(source, name, target, tokenizers)
-            if settings.precision == "bfloat16" and takes_bfloat16(target, "decoding.precision"):
-                model = model.bfloat16()
-            engine = TorchEngine(model, target)
+        tokenizers, cleaning = load_tokenizers(source), Cleaning() if cleaned else load_cleaning(source)
         return Translator(
-            engine,
+            open_engine(source, name, tokenizers, settings.precision, device, threads),
             tokenizers,
             settings,
             max_tokens=recipe.data.max_tokens,
-            cleaning=Cleaning() if cleaned else load_cleaning(source),
+            cleaning=cleaning,
             n_best=n_best,
             strict=strict,
-            about=_about(source, name),
+            about=about(source, name),
         )
 
     return source.load_checkpoint(checkpoint, load)
 
 
-def load_classifier(
-    source: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
-) -> "Classifier":
-    """Load the classifier of a run or an export. :func:`load_translator` describes arguments and errors."""
-    from phmctl.answering.classifier import Classifier
-    from phmctl.answering.torch_models import dense_model, open_classifier
+def open_engine(
+    source: Source,
+    checkpoint: str,
+    tokenizers: TokenizerPair,
+    precision: str | None = None,
+    device: str = "auto",
+    threads: int = 0,
+) -> "BeamEngine | CTranslate2Engine":
+    """Return the engine that searches translations. Raises MissingExtraError, RunError."""
+    folder = source.folder
+    if isinstance(source, Export) and source.to == CTRANSLATE2:  # without loading torch
+        return CTranslate2Engine(folder / MODEL, tokenizers, source.quantize or EXACT, threads)
+    from phmctl import plain
+    from phmctl.answering.beam import BeamEngine
+    from phmctl.answering.onnx import OnnxTransformer
+    from phmctl.models import load
+    from phmctl.nn.convert import to_dense
 
-    recipe = source.recipe_of(ClassificationRecipe)
-    check_options(source, device, threads)
-
-    def load(name: str) -> "Classifier":
-        tokenizers = load_tokenizers(source)
-        target = pick_device("cpu" if engine_of(source) == ONNX else device)
-        if isinstance(source, Export):
-            source.verify()
-            model = open_classifier(source.to, source.folder, tokenizers.source.size, target, threads)
-        else:
-            model = dense_model(source, name, target, tokenizers)
-        cleaning = load_cleaning(source)
-        if cleaned:
-            cleaning = cleaning.model_copy(update={"entities": "keep"})
-        about = {**_about(source, name), "engine": engine_of(source)}
-        return Classifier(model, target, recipe, tokenizers.source, load_labels(source), cleaning, about)
-
-    return source.load_checkpoint(checkpoint, load)
+    if isinstance(source, Export) and source.to == ONNX:
+        return BeamEngine(OnnxTransformer(folder, threads), pick_device("cpu"), ONNX)
+    target = pick_device(device)
+    halves = precision == "bfloat16" and takes_bfloat16(target, "decoding.precision")
+    section = source.recipe_of(TranslationRecipe).model
+    if isinstance(source, Run):
+        folder, tensors = source.read_model(checkpoint)
+    else:
+        generator = "tied" if section.generator == "tied" else "dense"
+        changes = {"projections": "separate", "embeddings": "dense", "embedding_width": None, "generator": generator}
+        section, tensors = section.dense_twin.model_copy(update=changes), plain.read(folder)[1]
+    sizes = {"source": tokenizers.source.size, "target": tokenizers.target.size}
+    with torch_defaults():
+        model = to_dense(load(section, sizes, tensors, folder, target), inplace=True)  # answers faster
+        return BeamEngine(model.bfloat16() if halves else model, target)
 
 
 def engine_of(source: Source) -> str:
-    return source.engine if isinstance(source, Export) else TORCH
+    return TORCH if isinstance(source, Run) or source.to == SAFETENSORS else source.to
 
 
 def check_options(source: Source, device: str, threads: int, precision: str | None = None) -> None:
@@ -220,28 +214,11 @@ def check_options(source: Source, device: str, threads: int, precision: str | No
     if isinstance(source, Export):
         if precision is not None:
             raise UserError(f"--precision {precision}: {source.folder} has a fixed precision. Leave it out")
-        if source.engine != TORCH and device not in ("auto", "cpu"):
+        if engine_of(source) != TORCH and device not in ("auto", "cpu"):
             raise UserError(f"--device {device}: an export to {source.to} runs on the CPU. Leave it out")
 
 
-def _about(source: Source, checkpoint: str) -> dict[str, Any]:
+def about(source: Source, checkpoint: str) -> dict[str, Any]:
     """Return the part of a model's ``about()`` that describes the run or export."""
     name = source.weights(checkpoint).name
     return {"name": source.name, "task": source.recipe.task, "folder": str(source.folder), "checkpoint": name}
-
-
-def open_engine(
-    to: str,
-    folder: Path,
-    recipe: TranslationRecipe,
-    tokenizers: TokenizerPair,
-    quantize: str | None = None,
-    device: str = "auto",
-    threads: int = 0,
-) -> Engine:
-    """Load the engine of a translator's export. Raises MissingExtraError, RunError."""
-    if to == CTRANSLATE2:  # without loading torch
-        return CTranslate2Engine(folder / MODEL, tokenizers, quantize or EXACT, threads)
-    from phmctl.answering.torch_models import engine_of_export
-
-    return engine_of_export(to, folder, recipe.model, tokenizers, device, threads)

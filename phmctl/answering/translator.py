@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 from phmctl.answering.base import (
     TORCH,
     Advance,
-    Engine,
     Hypothesis,
     Line,
     Texts,
@@ -30,7 +29,8 @@ from phmctl.recipe.schema import DecodingSection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from phmctl.answering.beam import TorchEngine
+    from phmctl.answering.beam import BeamEngine
+    from phmctl.answering.ctranslate2 import CTranslate2Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Translator:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "BeamEngine | CTranslate2Engine",
         tokenizers: TokenizerPair,
         settings: DecodingSection,
         *,
@@ -243,10 +243,10 @@ class Translator:
         sources, _ = self.token_ids(check_texts(texts))
         return engine.encode(sources, plan([len(source) for source in sources], self.settings.batch_tokens))
 
-    def _torch_engine(self, method: str) -> "TorchEngine":
+    def _torch_engine(self, method: str) -> "BeamEngine":
         if method not in self.methods:
             raise UserError(f"{self.name} cannot {method}: its engine {self.engine.name} can only translate")
-        return cast("TorchEngine", self.engine)
+        return cast("BeamEngine", self.engine)
 
     def _clean(self, lines: Sequence[str]) -> list[str]:
         return [clean_line(line, self.cleaning) if line.strip() else "" for line in lines]

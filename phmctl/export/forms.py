@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise
 from phmctl.errors import UserError
 from phmctl.nn.convert import to_dense
@@ -38,7 +39,7 @@ Modules = Mapping[str, nn.Module]  # modules of a model, by name
 
 @dataclass(frozen=True)
 class Form:
-    config: dict[str, Any]  # arguments of :mod:`phmctl.plain`; `shared` maps a shared table's name to the first
+    config: plain.Config  # arguments of :mod:`phmctl.plain`; `shared` maps a shared table's name to the first
     tensors: dict[str, Tensor]  # float32 on the CPU, by name, a shared tensor once
     rows: dict[str, list[Rows]] = field(default_factory=dict)  # rows of each computed tensor, empty in a dense form
 
@@ -46,7 +47,7 @@ class Form:
         """Return the tensors of a dense form, shared tensors under each name."""
         return self.tensors | {name: self.tensors[source] for name, source in self.config["shared"].items()}
 
-    def rounded(self, number_type: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def rounded(self, number_type: str) -> tuple[plain.Config, dict[str, Tensor]]:
         """Return config and tensors with all matrices but the rules rounded by :mod:`phmctl.algebra.quantise`."""
         stored: dict[str, Tensor] = {}
         columns = {}
@@ -89,9 +90,9 @@ def dense_form(model: nn.Module, section: Any, sizes: Mapping[str, int]) -> Form
     return Form(config, unshared)
 
 
-def _config(section: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _config(section: Any, sizes: Mapping[str, int]) -> plain.Config:
     """Return the arguments from which :mod:`phmctl.plain` builds the model."""
-    config: dict[str, Any] = {"kind": section.kind, "width": section.width, "shared": {}}
+    config: plain.Config = {"kind": section.kind, "width": section.width, "shared": {}}
     if isinstance(section, PairClassifierSection):
         keys = ("embedding_width", "hidden", "combination")
         return config | {key: getattr(section, key) for key in keys} | dict(sizes)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phmctl import plain
-from phmctl.answering.classifier import Classifier
+from phmctl.answering.classifier import Classifier, load_classifier, open_classifier
 from phmctl.answering.opening import (
     COMPACT,
     CTRANSLATE2,
@@ -19,11 +19,9 @@ from phmctl.answering.opening import (
     MODEL,
     ONNX,
     Export,
-    load_classifier,
     load_translator,
     open_engine,
 )
-from phmctl.answering.torch_models import open_classifier, trained_model
 from phmctl.answering.translator import Translator
 from phmctl.console import Table, note
 from phmctl.devices import torch_defaults
@@ -33,9 +31,9 @@ from phmctl.export.ctranslate2 import position_count, write_ctranslate2
 from phmctl.export.forms import Form, compact_form, dense_form
 from phmctl.export.onnx import write_onnx
 from phmctl.export.verify import Verification, verify
+from phmctl.models import load
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import AUTO, DATA, EXPORT, RECIPE, Run, Weights
-from phmctl.runs.copies import load_tokenizers
 from phmctl.storage import (
     FORMAT,
     QUANTIZATIONS,
@@ -108,7 +106,7 @@ def export(
         RunError: the run is damaged, or lacks a text to verify the export on.
         PhmctlError: the export's answers differ from the run's.
     """
-    answers(run.recipe, "export")  # raises UserError if models of the task do not answer
+    answers(run.recipe, "export")  # raises UserError before anything is written
     check_known("format", to, FORMATS)
     if quantize is not None and to in COMPACT:
         check_known(f"quantisation of {to}", quantize, QUANTIZATIONS)
@@ -133,7 +131,7 @@ def export(
         number_type = quantize or EXACT
         with writing(output), replacing(target, EXPORT, _MARK, also=_SCORES) as folder:
             _copy_run(run, folder, with_text=with_text)
-            _write(source, to, dense, stored, number_type, folder)
+            _write(source, to, stored, number_type, folder)
             verification = None if texts == 0 else _verify(source, to, folder, number_type, texts)
             description = {
                 "to": to,
@@ -171,16 +169,17 @@ class _Source:
 
 
 def _load(run: Run, checkpoint: str) -> _Source:
-    tokenizers = load_tokenizers(run)
+    """Load a checkpoint twice: as the command decode does, without bfloat16, and as it was trained."""
     predictor: Translator | Classifier
     if isinstance(run.recipe, TranslationRecipe):
         decoding = run.recipe.decoding.model_copy(update={"precision": None})
         predictor = load_translator(run, checkpoint, "cpu", decoding, cleaned=True)
-        sizes = {"source": tokenizers.source.size, "target": tokenizers.target.size}
+        sizes = {"source": predictor.tokenizers.source.size, "target": predictor.tokenizers.target.size}
     else:
         predictor = load_classifier(run, checkpoint, "cpu", cleaned=True)
-        sizes = {"vocabulary": tokenizers.source.size, "classes": len(predictor.labels)}
-    model = trained_model(run, checkpoint, torch.device("cpu"), tokenizers)
+        sizes = {"vocabulary": predictor.tokenizer.size, "classes": len(predictor.labels)}
+    path, tensors = run.read_model(checkpoint)
+    model = load(run.recipe.model, sizes, tensors, path, torch.device("cpu"))
     return _Source(run, run.weights(checkpoint), model, predictor, sizes)
 
 
@@ -195,15 +194,15 @@ def _copy_run(run: Run, folder: Path, *, with_text: bool) -> None:
                 shutil.copyfile(path, folder / subfolder.name / path.name)
 
 
-def _write(source: _Source, to: str, dense: Form, stored: Form, number_type: str, folder: Path) -> None:
+def _write(source: _Source, to: str, form: Form, number_type: str, folder: Path) -> None:
     """Write the weights in a format. Raises UserError if it cannot express the model."""
-    if to == CTRANSLATE2:
+    if isinstance(source.predictor, Translator) and to == CTRANSLATE2:
         positions = position_count(source.run.recipe_of(TranslationRecipe))
-        write_ctranslate2(dense, load_tokenizers(source.run), number_type, positions, folder)
+        write_ctranslate2(form, source.predictor.tokenizers, number_type, positions, folder)
     elif to == ONNX:
-        write_onnx(dense, stored, number_type, folder)
+        write_onnx(form, number_type, folder)
     else:
-        config, tensors = stored.rounded(number_type)
+        config, tensors = form.rounded(number_type)
         write_json(folder / "config.json", config)
         shutil.copyfile(plain.__file__, folder / "plain.py")
         save_tensors(folder / "model.safetensors", tensors)
@@ -212,11 +211,11 @@ def _write(source: _Source, to: str, dense: Form, stored: Form, number_type: str
 def _verify(source: _Source, to: str, folder: Path, number_type: str, texts: int | None) -> Verification:
     """Compare the export with the run. Raises PhmctlError if a float32 export has different answers."""
     exported = copy(source.predictor)
+    export = Export(folder, source.run.recipe, {"to": to, "quantize": number_type})
     if isinstance(exported, Translator):
-        recipe = source.run.recipe_of(TranslationRecipe)
-        exported.engine = open_engine(to, folder, recipe, exported.tokenizers, number_type, "cpu")
+        exported.engine = open_engine(export, "", exported.tokenizers, device="cpu")
     else:
-        exported.model = open_classifier(to, folder, exported.tokenizer.size, torch.device("cpu"))
+        exported.model = open_classifier(export, "", source.sizes, torch.device("cpu"))
     verification = verify(source.run, source.predictor, exported, texts)
     if verification.different and number_type == EXACT:
         raise PhmctlError(

@@ -6,11 +6,10 @@ from torch.nn import functional as F
 
 from phmctl.data import PAD
 from phmctl.errors import DimensionError
-from phmctl.models.transformer import Stack, embed
-from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
+from phmctl.models.transformer import Device, EncoderLayer, Stack, builder_of, embed, final_norm, table
 from phmctl.nn.layers import POOLINGS, LinearBuilder, max_pool, mean_pool
-from phmctl.nn.linear import PHMLinear
-from phmctl.nn.lstm import PHMLSTM, Cell, Gates
+from phmctl.nn.lstm import PHMLSTM
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, ProbeSection, RuleModelSection
 
 
 class EncoderClassifier(nn.Module):
@@ -21,26 +20,20 @@ class EncoderClassifier(nn.Module):
     class labels (followed by a dense layer, as here). The paper (§5.4, appendix B.4) does not say which one it used.
 
     The encoder layers are PHM. The embedding and the map to the classes are dense: Table 5 counts neither, and n need
-    not divide the number of classes. `dropout` applies to the embeddings.
+    not divide the number of classes.
+
+    Raises:
+        DimensionError: n does not divide a dimension.
     """
 
-    def __init__(
-        self,
-        embedding: PHMEmbedding | NarrowEmbedding,
-        encoder: Stack,
-        encoder_norm: nn.Module,
-        output: PHMLinear,
-        *,
-        pooling: str = "last",
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, section: EncoderClassifierSection, vocabulary: int, classes: int, device: Device = None) -> None:
         super().__init__()
-        self.embedding = embedding
-        self.encoder = encoder
-        self.encoder_norm = encoder_norm
-        self.output = output
-        self.pooling = pooling
-        self.dropout = dropout
+        builder = builder_of(section, device)
+        self.embedding = table(section, builder, vocabulary)
+        self.encoder = Stack(section, builder, section.layers, EncoderLayer)
+        self.encoder_norm = final_norm(section, device)
+        self.output = LinearBuilder("real", 1, device=device).linear(section.width, classes)
+        self.pooling, self.dropout = section.pooling, section.dropout
 
     @property
     def encoded_width(self) -> int:
@@ -74,51 +67,37 @@ class PairClassifier(nn.Module):
     elsewhere (Mou et al. 2016, Conneau et al. 2017). We read "two-layer 300D" as two hidden layers of width 300 before
     the map to the classes.
 
-    `builder` makes the LSTM's maps. The embeddings and the MLP are always dense: Table 1's counts equal the LSTM's
-    parameters exactly, and the paper's text replaces only the LSTM's maps.
-
-    `vectors` (vocabulary, embedding_width), such as GloVe, become the embedding, which is then frozen. `dropout` is
-    applied to the embeddings and before each map of the MLP.
+    The embedding and the MLP are always dense: Table 1's counts equal the LSTM's parameters exactly, and the paper's
+    text replaces only the LSTM's maps. Dropout is applied to the embeddings and before each map of the MLP.
 
     Raises:
-        DimensionError: n does not divide a dimension, or the vectors do not have the embedding's shape.
+        DimensionError: n does not divide a dimension.
     """
 
-    def __init__(
-        self,
-        builder: LinearBuilder,
-        vocabulary: int,
-        classes: int,
-        *,
-        embedding_width: int = 300,
-        width: int = 300,
-        hidden: int = 300,
-        gates: Gates = "separate",
-        cell: Cell = "standard",
-        combination: str = "concat",
-        dropout: float = 0.0,
-        vectors: Tensor | None = None,
-    ) -> None:
+    def __init__(self, section: PairClassifierSection, vocabulary: int, classes: int, device: Device = None) -> None:
         super().__init__()
-        self.combination = combination
-        self.dropout = dropout
-        dense = LinearBuilder("real", 1, device=builder.device)
-        self.embedding: PHMEmbedding = dense.embedding(
-            vocabulary, embedding_width, hypercomplex=False, initialization="standard_normal"
-        )
-        if vectors is not None:
-            if vectors.shape != self.embedding.weight.shape:
-                raise DimensionError(
-                    f"the vectors have shape {tuple(vectors.shape)}, but the recipe has {vocabulary} token types and "
-                    f"embedding_width = {embedding_width}"
-                )
-            with torch.no_grad():
-                self.embedding.weight.copy_(vectors)
-            self.embedding.weight.requires_grad_(False)
-        self.lstm = PHMLSTM(embedding_width, width, gates=gates, cell=cell, builder=builder)
-        combined_width = {"concat": 2, "full": 4}[combination] * self.encoded_width
-        self.mlp = nn.ModuleList([dense.linear(combined_width, hidden), dense.linear(hidden, hidden)])
+        width, hidden, dense = section.embedding_width, section.hidden, LinearBuilder("real", 1, device=device)
+        self.combination, self.dropout = section.combination, section.dropout
+        self.embedding = dense.embedding(vocabulary, width, hypercomplex=False, initialization="standard_normal")
+        builder = builder_of(section, device)
+        self.lstm = PHMLSTM(width, section.width, gates=section.gates, cell=section.cell, builder=builder)
+        combined = (2 if self.combination == "concat" else 4) * self.encoded_width
+        self.mlp = nn.ModuleList([dense.linear(combined, hidden), dense.linear(hidden, hidden)])
         self.output = dense.linear(hidden, classes)
+
+    @torch.no_grad()
+    def freeze_embedding(self, vectors: Tensor) -> None:
+        """Replace the embedding by word vectors (vocabulary, embedding_width) such as GloVe, which are not trained.
+
+        Raises DimensionError if they have another shape.
+        """
+        weight = self.embedding.weight
+        if vectors.shape != weight.shape:
+            raise DimensionError(
+                f"the vectors have shape {tuple(vectors.shape)}, but the model's embedding has {tuple(weight.shape)}"
+            )
+        weight.copy_(vectors)
+        weight.requires_grad_(False)
 
     @property
     def encoded_width(self) -> int:
@@ -158,10 +137,27 @@ class PairClassifier(nn.Module):
 class RuleModel(nn.Module):
     """The square map ``y = Hx``. Raises DimensionError if n does not divide the number of features."""
 
-    def __init__(self, builder: LinearBuilder, features: int) -> None:
+    def __init__(self, section: RuleModelSection, features: int, device: Device = None) -> None:
         super().__init__()
-        self.product = builder.linear(features, features)
+        self.product = builder_of(section, device).linear(features, features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return Hx for each row of x. (B, d) -> (B, d)."""
         return self.product(x)  # type: ignore[no-any-return]
+
+
+class Probe(nn.Sequential):
+    """Map sentence vectors (B, width) to logits (B, classes): a logistic regression, unless it has a hidden layer.
+
+    The hidden layer and the sigmoid follow SentEval (Conneau et al. 2018).
+
+    Raises:
+        DimensionError: n does not divide `width`.
+    """
+
+    def __init__(self, section: ProbeSection, width: int, classes: int, device: Device = None) -> None:
+        super().__init__()
+        if section.hidden:
+            self.hidden = builder_of(section, device).linear(width, section.hidden)
+            self.sigmoid = nn.Sigmoid()
+        self.output = LinearBuilder("real", 1, device=device).linear(section.hidden or width, classes)

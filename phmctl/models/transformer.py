@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer, real or PHM (Vaswani et al. 2017; Zhang et al. 2021, §4.2)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,10 +11,14 @@ from torch.nn import functional as F
 
 from phmctl.algebra.modes import needs_plain_operations
 from phmctl.data import PAD
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
-from phmctl.nn.layers import FeedForward, MultiHeadAttention, Residual, sinusoids
+from phmctl.nn.layers import FeedForward, LinearBuilder, MultiHeadAttention, Residual, sinusoids
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.loss import vocabulary_loss
+from phmctl.recipe.models import LinearSection, StackSection, TransformerSection
+
+Device = torch.device | str | None
 
 CAPACITY = 32  # initial capacity of the decoder's key-value cache, in positions
 
@@ -93,15 +97,89 @@ class DecoderState:
         return self._current[:size].view(shape)
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each in a residual connection from `residual()`."""
+def builder_of(section: LinearSection, device: Device = None) -> LinearBuilder:
+    """Return the builder of a model's maps."""
+    rules, bias, execution, rank = section.rules, section.bias, section.execution, section.rank
+    return LinearBuilder(
+        section.algebra, section.n, rules=rules, bias=bias, execution=execution, rank=rank, device=device
+    )
 
-    def __init__(
-        self, attention: MultiHeadAttention, feed_forward: FeedForward, residual: Callable[[], Residual]
-    ) -> None:
+
+def table(
+    section: StackSection, builder: LinearBuilder, rows: int, *, hypercomplex: bool = False
+) -> PHMEmbedding | NarrowEmbedding:
+    """Build an embedding of `rows` token types."""
+    if section.embedding_width is None:
+        return builder.embedding(rows, section.width, hypercomplex=hypercomplex)
+    narrow = builder.embedding(rows, section.embedding_width, hypercomplex=hypercomplex)
+    return NarrowEmbedding(narrow, builder.map(section.embedding_width, section.width, bias=False))
+
+
+def final_norm(section: StackSection, device: Device = None) -> nn.Module:
+    return nn.LayerNorm(section.width, device=device) if section.final_norm else nn.Identity()
+
+
+def _attention(section: StackSection, builder: LinearBuilder, *, cross: bool = False) -> MultiHeadAttention:
+    builder = builder.sublayer()
+    heads, inner = section.heads, section.upsize * section.width
+    return MultiHeadAttention(
+        builder,
+        section.width,
+        inner,
+        heads,
+        cross=cross,
+        projections=section.projections,
+        dropout=section.attention_dropout,
+        output=_composition(section, builder, section.compose_heads, heads, inner // heads, inner, joined=True),
+    )
+
+
+def _feed_forward(section: StackSection, builder: LinearBuilder) -> FeedForward:
+    inner = section.upsize * section.feed_forward
+    return FeedForward(builder.sublayer(), section.width, inner, section.activation_dropout)
+
+
+def _residual(section: StackSection, builder: LinearBuilder) -> Residual:
+    return Residual(section.width, section.dropout, pre_norm=section.norm == "pre", device=builder.device)
+
+
+def _composition(
+    section: StackSection,
+    builder: LinearBuilder,
+    composition_type: str,
+    parts: int,
+    width: int,
+    hidden: int,
+    *,
+    joined: bool,
+) -> nn.Module | None:
+    """Build the module that composes parts (..., width), in a list or joined in one tensor. None for ``none``."""
+    if section.composition_maps != "algebra":
+        builder = LinearBuilder("real", 1, bias=section.bias, device=builder.device)
+    out, widths = section.width, [parts * width] if joined else [width] * parts
+    if composition_type == "none":
+        return None
+    if composition_type == "hierarchical":
+        return HierarchicalComposition(builder, parts, width, hidden, out, joined=joined)
+    composition: LinearComposition | BilinearComposition
+    if composition_type == "linear":
+        composition = LinearComposition(builder, widths, out)
+    else:
+        composition = BilinearComposition(builder, widths, out, section.pooling_rank, first_order=section.first_order)
+    if section.composition_start == "base":
+        begin_as_base(composition)
+    return composition
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each in a residual connection."""
+
+    def __init__(self, section: StackSection, builder: LinearBuilder) -> None:
         super().__init__()
-        self.attention, self.feed_forward = attention, feed_forward
-        self.attention_residual, self.feed_forward_residual = residual(), residual()
+        self.attention = _attention(section, builder)
+        self.feed_forward = _feed_forward(section, builder)
+        self.attention_residual = _residual(section, builder)
+        self.feed_forward_residual = _residual(section, builder)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Transform x (B, S, d). The mask (B, 1, 1, S) is true at positions that can be attended to."""
@@ -110,18 +188,16 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward, each in a residual connection from `residual()`."""
+    """Causal self-attention, cross-attention and feed-forward, each in a residual connection."""
 
-    def __init__(
-        self,
-        attention: MultiHeadAttention,
-        cross_attention: MultiHeadAttention,
-        feed_forward: FeedForward,
-        residual: Callable[[], Residual],
-    ) -> None:
+    def __init__(self, section: StackSection, builder: LinearBuilder) -> None:
         super().__init__()
-        self.attention, self.cross_attention, self.feed_forward = attention, cross_attention, feed_forward
-        self.attention_residual, self.cross_residual, self.feed_forward_residual = residual(), residual(), residual()
+        self.attention = _attention(section, builder)
+        self.cross_attention = _attention(section, builder, cross=True)
+        self.feed_forward = _feed_forward(section, builder)
+        self.attention_residual = _residual(section, builder)
+        self.cross_residual = _residual(section, builder)
+        self.feed_forward_residual = _residual(section, builder)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """Transform x (B, T, d), with cross-attention to memory (B, S, d) under the mask (B, 1, 1, S)."""
@@ -149,16 +225,19 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.ModuleList):
-    """A sequence of layers, optionally with a composition of their outputs.
+    """A sequence of `count` layers, optionally with a composition of their outputs.
 
     The stack's output (B, T, d) is the last layer's output, or the composition of all layers' outputs, without the
     input (Li et al. 2020, eq. 5). Compositions act on each position separately, so decoding needs no state for them.
     The composition is a submodule but not an element of the list.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], composition: nn.Module | None = None) -> None:
-        super().__init__(layers)
-        self.composition = composition
+    def __init__(
+        self, section: StackSection, builder: LinearBuilder, count: int, layer: type[EncoderLayer | DecoderLayer]
+    ) -> None:
+        super().__init__(layer(section, builder) for _ in range(count))
+        width, hidden, builder = section.width, section.upsize * section.feed_forward, builder.sublayer()
+        self.composition = _composition(section, builder, section.compose_layers, count, width, hidden, joined=False)
 
     def __len__(self) -> int:
         return len(self._modules.keys() - {"composition"})
@@ -208,28 +287,44 @@ def _position_table(rows: int, width: int, device: torch.device) -> Tensor:
 class Transformer(nn.Module):
     """Encoder-decoder Transformer over token ids. Attention skips padding (id 0).
 
-    The two embeddings may be the same module. `encoder_norm` and `decoder_norm` are layer norms or identities. Without
-    a generator, the target embedding's weight maps to the vocabulary. `dropout` applies to the embeddings.
+    The rows of a PHM table are rounded up to a multiple of n. Decoding never produces the added ids. A table that both
+    sides share has the larger vocabulary. Without a generator, the target embedding's weight maps to the vocabulary.
+
+    The parts are built in a fixed order, which decides their initial random numbers.
+
+    Args:
+        section: the recipe's ``model``.
+        source: number of source token types.
+        target: number of target token types.
+        device: ``meta`` allocates no memory.
+
+    Raises:
+        DimensionError: n does not divide a dimension.
     """
 
-    def __init__(
-        self,
-        source_embedding: PHMEmbedding | NarrowEmbedding,
-        target_embedding: PHMEmbedding | NarrowEmbedding,
-        encoder: Stack,
-        decoder: Stack,
-        *,
-        encoder_norm: nn.Module,
-        decoder_norm: nn.Module,
-        generator: PHMLinear | None = None,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, section: TransformerSection, source: int, target: int, device: Device = None) -> None:
         super().__init__()
-        self.source_embedding, self.target_embedding = source_embedding, target_embedding
-        self.encoder, self.decoder = encoder, decoder
-        self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
-        self.generator = generator
-        self.dropout = dropout
+        builder, n = builder_of(section, device), section.n
+        phm_tables, phm_generator = section.embeddings == "phm", section.generator == "phm"
+        if section.share_embeddings:
+            target = max(source, target)
+        if phm_tables or phm_generator:
+            target = -(-target // n) * n
+        if phm_tables:
+            source = -(-source // n) * n
+        if section.share_embeddings:
+            self.source_embedding = self.target_embedding = table(section, builder, target, hypercomplex=phm_tables)
+        else:
+            self.source_embedding = table(section, builder, source, hypercomplex=phm_tables)
+            self.target_embedding = table(section, builder, target, hypercomplex=phm_tables)
+        self.encoder = Stack(section, builder, section.encoder_layers, EncoderLayer)
+        self.decoder = Stack(section, builder, section.decoder_layers, DecoderLayer)
+        self.encoder_norm, self.decoder_norm = final_norm(section, device), final_norm(section, device)
+        self.generator: PHMLinear | None = None
+        if section.generator != "tied":
+            maps = builder if phm_generator else LinearBuilder("real", 1, device=device)
+            self.generator = maps.linear(section.width, target, bias=section.generator_bias)
+        self.dropout = section.dropout
 
     def forward(
         self, source: Tensor, target: Tensor, labels: Tensor | None = None, smoothing: float = 0.0

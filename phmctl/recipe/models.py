@@ -1,6 +1,6 @@
 """The ``model`` sections of recipes, one for each kind of model."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -248,6 +248,7 @@ class TransformerSection(StackSection):
 class EncoderClassifierSection(StackSection):
     """A Transformer encoder of a text, pooled over time (Table 5)."""
 
+    texts: ClassVar[int] = 1  # of an example
     kind: Literal["encoder"]
     width: Width = 128
     feed_forward: Width = 512
@@ -260,6 +261,7 @@ class EncoderClassifierSection(StackSection):
 class PairClassifierSection(LinearSection):
     """An LSTM that reads both texts, max and mean pooling over time, and a two-layer perceptron (Table 1)."""
 
+    texts: ClassVar[int] = 2  # of an example
     kind: Literal["lstm-pair"]
     width: Width = 300  # width of the LSTM state
     embedding_width: Width = 300  # width of word embeddings

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from phmctl.models import build
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import PHMEmbedding
 from phmctl.nn.linear import LowRankLinear, PHMLinear, StructuredWeight
@@ -144,7 +145,7 @@ def ledger_for(task: TaskSpec, settings: LinearSection, sizes: Mapping[str, int]
 
     Raises DimensionError if n does not divide a dimension.
     """
-    rows, rules = rows_of(task.build(settings, sizes, "meta"))
+    rows, rules = rows_of(build(settings, sizes, "meta"))
     notes = list(task.notes(settings, sizes))
     tables = task.tables(sizes)
     for row in rows:

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl.console import note
 from phmctl.devices import processor_name
@@ -52,6 +52,7 @@ from phmctl.storage import (
     MANIFEST,
     folder_name,
     lock,
+    read_checkpoint,
     read_json_object,
     read_manifest,
     saved_steps,
@@ -67,6 +68,9 @@ from phmctl.storage import (
     writing,
 )
 from phmctl.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
 Loaded = TypeVar("Loaded")
@@ -309,6 +313,12 @@ class Run(Trained):
             "or leave --resume out to start a new run"
         )
         return lock(self.folder / LOCK, busy=busy)
+
+    def read_model(self, checkpoint: str) -> tuple[Path, dict[str, "Tensor"]]:
+        """Return a checkpoint's folder and the model's tensors by name. Raises RunError."""
+        folder = self.checkpoint(checkpoint)
+        self.check_model(folder)
+        return folder, read_checkpoint(folder, ("model",)).tensors["model"]
 
     def check_model(self, checkpoint: Path) -> None:
         """Raise RunError if a checkpoint was trained with another model section than the recipe's."""

@@ -180,9 +180,8 @@ class TaskSpec:
     recipe: type[Recipe]
     commands: Sequence[str]  # named in the error of a command that the task lacks
     # Return the sizes of the prepared data below the data folder, or the recipe's without prepared data or with None.
+    # They are named after the arguments of the model (`phmctl.models.MODELS`).
     sizes: Callable[[Any, Path | None], Sizes]
-    # Build the untrained model of a recipe's ``model`` section. The device ``meta`` allocates nothing.
-    build: Callable[[Any, Mapping[str, int], Device], nn.Module]
     # Return the number of rows of each table with a row for each token, by module name.
     tables: Callable[[Mapping[str, int]], Mapping[str, int]] = lambda sizes: {}
     # Return remarks that the parameter counts need.

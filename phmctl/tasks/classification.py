@@ -14,15 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phmctl.answering.base import Classified
-from phmctl.answering.opening import Source, load_classifier
+from phmctl.answering.opening import Source
 from phmctl.console import Table, progress, warn
 from phmctl.data.card import RowFormat, labelled_format
 from phmctl.data.corpus import table_rows
 from phmctl.errors import DataError, UserError
 from phmctl.metrics import classification as scoring
 from phmctl.metrics.text import remarks
-from phmctl.recipe.models import PairClassifierSection, ProbeSection
+from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
 from phmctl.runs import AUTO, Weights
 from phmctl.runs.copies import load_labels, read_text
@@ -30,7 +29,6 @@ from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.tasks.base import (
     Answering,
     Answers,
-    Device,
     LabelComparer,
     Metric,
     Sizes,
@@ -42,10 +40,7 @@ from phmctl.tasks.base import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from phmctl.answering.classifier import Classifier
-    from phmctl.models.assembly import ClassifierSection
+    from phmctl.answering.classifier import Classified, Classifier
 
 _SHOWN_LABELS = 12  # more labels make the table of confusions too wide for a terminal
 _PROBED_WIDTH = 512  # width of the vectors for parameter counts of a probe, without an encoder
@@ -212,7 +207,7 @@ def evaluate(
         examples, name = read_examples(run, split), split
 
     def load_with_weights(checkpoint: str) -> tuple[Weights, Classifier]:
-        return run.weights(checkpoint), load_classifier(run, checkpoint, device, cleaned=table is None)
+        return run.weights(checkpoint), load(run, checkpoint, device, cleaned=table is None)
 
     weights, classifier = run.load_checkpoint(checkpoint, load_with_weights)
     if len(examples.texts[0]) != classifier.texts:
@@ -242,19 +237,21 @@ def scored_answers(run: Source, result: Result) -> Answers | None:
     return Answers([" ⇒ ".join(texts) for texts in examples.texts], examples.labels, predicted, examples.extras)
 
 
+def load(
+    run: Source, checkpoint: str = AUTO, device: str = "auto", *, cleaned: bool = False, threads: int = 0
+) -> Classifier:
+    from phmctl.answering.classifier import load_classifier
+
+    return load_classifier(run, checkpoint, device, cleaned=cleaned, threads=threads)
+
+
 def open_data(recipe: ClassificationRecipe, data: Path) -> Task:
     from phmctl.tasks.classification_training import ClassificationTask
 
     return ClassificationTask.open(recipe, data)
 
 
-def build(section: ClassifierSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
-    from phmctl.models.assembly import build_classifier
-
-    return build_classifier(section, sizes["vocabulary"], sizes["classes"], device=device)
-
-
-def notes(section: ClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
+def notes(section: EncoderClassifierSection | PairClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
     yield f"the map to the classes is counted for {sizes['classes']} of them"
     if isinstance(section, PairClassifierSection) and section.embeddings != "trained":
         yield "the embedding is trained if the data has no vectors, otherwise it is fixed"
@@ -265,7 +262,6 @@ CLASSIFICATION = TaskSpec(
     recipe=ClassificationRecipe,
     commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train"),
     sizes=partial(text_sizes, names=("vocabulary", "classes"), words="{:,} token types and {:,} classes", classes=2),
-    build=build,
     tables=lambda sizes: {"embedding": sizes["vocabulary"]},
     notes=notes,
     trains=Trains(
@@ -276,7 +272,7 @@ CLASSIFICATION = TaskSpec(
         comparer=LabelComparer(),
         scored_answers=scored_answers,
     ),
-    answers=Answering(load=load_classifier),
+    answers=Answering(load=load),
 )
 
 
@@ -288,18 +284,11 @@ def probe_sizes(recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
     return Sizes({"width": _PROBED_WIDTH, "classes": classes}, f"vectors {_PROBED_WIDTH} wide, {classes} classes")
 
 
-def build_untrained_probe(section: ProbeSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
-    from phmctl.models.assembly import build_probe
-
-    return build_probe(section, sizes["width"], sizes["classes"], device)
-
-
 PROBING = TaskSpec(  # its models are probes, not runs: ``probe`` (:mod:`phmctl.probes`) trains them
     name="probing",
     recipe=ProbingRecipe,
     commands=("probe RUN", "count-params"),
     sizes=probe_sizes,
-    build=build_untrained_probe,
     notes=lambda section, sizes: (
         f"the probe of vectors {sizes['width']} wide, without the encoder that computes them",
     ),

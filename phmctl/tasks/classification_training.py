@@ -10,12 +10,13 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from phmctl.answering.opening import load_classifier
+from phmctl.answering.classifier import load_classifier
 from phmctl.console import note, warn
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_count
 from phmctl.data.prepared import PreparedData, Split
 from phmctl.errors import DataError, RunError
-from phmctl.models.assembly import Classifier, build_classifier, texts_of
+from phmctl.models import build
+from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.loss import label_loss
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
@@ -34,9 +35,9 @@ class ClassificationTask(Task):
         self.prepared = prepared
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file, before a run is created or changed
-        if texts_of(recipe.model) != prepared.texts:
+        if recipe.model.texts != prepared.texts:
             raise DataError(
-                f"model.kind {recipe.model.kind!r} reads {texts_of(recipe.model)} texts, and the examples of "
+                f"model.kind {recipe.model.kind!r} reads {recipe.model.texts} texts, and the examples of "
                 f"{prepared.folder} have {prepared.texts}: use 'encoder' for one text, 'lstm-pair' for two"
             )
 
@@ -45,9 +46,12 @@ class ClassificationTask(Task):
         """Bind a recipe to the prepared data below the data folder. Raises DataError if it is not prepared."""
         return cls(recipe, PreparedData.find(recipe.data, data))
 
-    def build_model(self, device: torch.device | str | None = None) -> Classifier:
-        size, classes = self.prepared.tokenizers.source.size, len(self.prepared.labels)
-        return build_classifier(self.recipe.model, size, classes, self._vectors(), device)
+    def build_model(self, device: torch.device | str | None = None) -> nn.Module:
+        sizes = {"vocabulary": self.prepared.tokenizers.source.size, "classes": len(self.prepared.labels)}
+        model, vectors = build(self.recipe.model, sizes, device), self._vectors()
+        if isinstance(model, PairClassifier) and vectors is not None:
+            model.freeze_embedding(vectors)
+        return model
 
     def plan(self, epoch: int) -> list[Rows]:
         training = self.recipe.training
@@ -81,7 +85,7 @@ class ClassificationTask(Task):
             run = Run.open(training.teacher)
         except RunError as error:
             raise RunError(f"training.teacher: {error}") from error
-        texts = texts_of(run.recipe_of(ClassificationRecipe).model)
+        texts = run.recipe_of(ClassificationRecipe).model.texts
         if (texts, copies.load_labels(run)) != (self.prepared.texts, self.prepared.labels):
             expected = f"{self.prepared.texts} texts and the labels {self.prepared.labels}"
             raise RunError(f"training.teacher: {run.folder} does not have {expected}")

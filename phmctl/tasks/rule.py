@@ -2,17 +2,14 @@
 
 from __future__ import annotations  # torch is imported by the functions that need it
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleRecipe
 from phmctl.runs import AUTO, Run
-from phmctl.tasks.base import Device, Metric, Sizes, TaskSpec, Trains
+from phmctl.tasks.base import Metric, Sizes, TaskSpec, Trains
 
 if TYPE_CHECKING:
-    from phmctl.models.classifiers import RuleModel
     from phmctl.tasks.rule_training import RuleEvaluation, RuleTask
 
 
@@ -20,12 +17,6 @@ def sizes(recipe: RuleRecipe, data: Path | None = None) -> Sizes:
     features = recipe.data.dims * recipe.data.components
     note = f"features: {features} = {recipe.data.dims} × {recipe.data.components}"
     return Sizes({"features": features}, note, trained=True)
-
-
-def build(section: RuleModelSection, sizes: Mapping[str, int], device: Device = None) -> RuleModel:
-    from phmctl.tasks.rule_training import build_rule_model
-
-    return build_rule_model(section, sizes["features"], device)
 
 
 def open_data(recipe: RuleRecipe, data: Path) -> RuleTask:
@@ -45,7 +36,6 @@ RULE = TaskSpec(
     recipe=RuleRecipe,
     commands=("train", "eval", "count-params", "bench train"),
     sizes=sizes,
-    build=build,
     trains=Trains(
         open=open_data,
         evaluate=evaluate,

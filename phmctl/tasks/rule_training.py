@@ -16,7 +16,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load, save
@@ -29,15 +29,14 @@ from phmctl.console import Table
 from phmctl.data.batches import RandomNumbers
 from phmctl.devices import pick_device
 from phmctl.errors import RunError, check_known
-from phmctl.models.assembly import builder_for, trained
+from phmctl.models import load as load_model
 from phmctl.models.classifiers import RuleModel
-from phmctl.recipe.models import RuleModelSection
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import AUTO, DATA, Run, Weights
 from phmctl.runs.copies import ADVICE
 from phmctl.runs.results import ScoringKey, write_result
 from phmctl.storage import file_entry, verify, write_atomic, write_json
-from phmctl.tasks.base import Autocast, Cost, Device, Rows, Share, Task
+from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
 
 TRUTH = "truth.safetensors"  # stored in a run, because another version of torch may draw another map
 EVALUATION_SAMPLES = 1000  # size of the validation and of the test split
@@ -130,8 +129,8 @@ class RuleTask(Task):
         self._train = draw_samples(self.truth, "train", recipe.data.samples, recipe.data.seed)
         self._valid = draw_samples(self.truth, "valid", EVALUATION_SAMPLES, recipe.data.seed)
 
-    def build_model(self, device: Device = None) -> RuleModel:
-        return build_rule_model(self.recipe.model, self.truth.H.shape[1], device)
+    def build_model(self, device: torch.device | str | None = None) -> RuleModel:
+        return RuleModel(self.recipe.model, self.truth.H.shape[1], device)
 
     def plan(self, epoch: int) -> list[Rows]:
         settings = self.recipe.training
@@ -272,10 +271,6 @@ def _compare_rules(model: RuleModel, truth: Truth) -> RuleComparison:
     )
 
 
-def build_rule_model(settings: RuleModelSection, features: int, device: Device = None) -> RuleModel:
-    return RuleModel(builder_for(settings, device), features)
-
-
 def evaluate_rule(run: Run, split: str = "test", checkpoint: str = AUTO, device: str = "auto") -> RuleEvaluation:
     """Compare a run's map and rule with the true ones, and write the comparison into the run.
 
@@ -284,10 +279,11 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = AUTO, device:
     recipe = run.recipe_of(RuleRecipe)
     check_known("split", split, ("test", "valid"))
     settings, truth = recipe.model, read_truth(run)
-    empty = build_rule_model(settings, recipe.data.dims * recipe.data.components, "meta")
+    sizes = {"features": recipe.data.dims * recipe.data.components}
 
-    def load_with_weights(name: str) -> tuple[Weights, RuleModel]:
-        return run.weights(name), trained(empty, run, name, pick_device(device))
+    def load_with_weights(name: str) -> tuple[Weights, Any]:
+        path, tensors = run.read_model(name)
+        return run.weights(name), load_model(settings, sizes, tensors, path, pick_device(device))
 
     weights, model = run.load_checkpoint(checkpoint, load_with_weights)
     rule_note = _why_not_compared(settings.n, truth)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from phmctl.answering.base import change_decoding
 from phmctl.answering.opening import Source, load_translator
@@ -30,10 +30,7 @@ from phmctl.runs import AUTO
 from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, read_text
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.storage import read_json_object, sha256_text
-from phmctl.tasks.base import Answering, Answers, Device, Metric, Task, TaskSpec, TextComparer, Trains, text_sizes
-
-if TYPE_CHECKING:
-    from phmctl.models.transformer import Transformer
+from phmctl.tasks.base import Answering, Answers, Metric, Task, TaskSpec, TextComparer, Trains, text_sizes
 
 _ORIGIN = ".decoding.json"
 
@@ -255,12 +252,6 @@ def load(
     return load_translator(run, checkpoint, device, settings, threads=threads, n_best=n_best, strict=strict)
 
 
-def build(section: TransformerSection, sizes: Mapping[str, int], device: Device = None) -> Transformer:
-    from phmctl.models.assembly import build_transformer
-
-    return build_transformer(section, sizes["source"], sizes["target"], device)
-
-
 def notes(section: TransformerSection, sizes: Mapping[str, int]) -> Iterator[str]:
     users = ["target"]
     if section.share_embeddings:
@@ -284,7 +275,6 @@ TRANSLATION = TaskSpec(
     recipe=TranslationRecipe,
     commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train", "bench decode"),
     sizes=partial(text_sizes, names=("source", "target"), words="{:,} source and {:,} target token types"),
-    build=build,
     tables=lambda sizes: {
         "source_embedding": sizes["source"],
         "target_embedding": sizes["target"],

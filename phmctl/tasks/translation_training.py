@@ -8,13 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from phmctl.answering.beam import TorchEngine
+from phmctl.answering.beam import BeamEngine
 from phmctl.answering.translator import Translator
 from phmctl.console import silence
 from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
 from phmctl.data.prepared import PARALLEL, PreparedData, Split
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
-from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import DATA, Run
@@ -42,7 +41,7 @@ class TranslationTask(Task):
 
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         sizes = self.prepared.tokenizers
-        return build_transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
+        return Transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
 
     def plan(self, epoch: int) -> list[Rows]:
         training = self.recipe.training
@@ -119,7 +118,7 @@ class TranslationTask(Task):
     @silence()  # each validation would warn about the same over-long lines
     def _greedy_bleu(self, model: nn.Module, split: Split, share: Share) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
-        engine = TorchEngine(model, next(model.parameters()).device)
+        engine = BeamEngine(model, next(model.parameters()).device)
         max_tokens = self.recipe.data.max_tokens  # longer lines are truncated, as in `decode`
         translator = Translator(engine, self.prepared.tokenizers, settings, max_tokens=max_tokens)
         lines, references = split.texts

@@ -3,11 +3,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from phmctl.answering.beam import TorchEngine
+from phmctl.answering.beam import BeamEngine
 from phmctl.answering.opening import load_translator
 from phmctl.answering.translator import Translator
 from phmctl.data.tokenizer import TokenizerPair, train_tokenizer
-from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection
@@ -32,7 +31,7 @@ def sharp_model(vocabulary: int, seed: int = 1, **settings: object) -> Transform
     section = TransformerSection(
         **({"width": 32, "feed_forward": 64, "heads": 4, "encoder_layers": 1, "decoder_layers": 2} | settings)
     )
-    model = build_transformer(section, vocabulary, vocabulary)
+    model = Transformer(section, vocabulary, vocabulary)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -61,7 +60,7 @@ class Kit:
 
     def translator(self, max_tokens: int | None = None, strict: bool = False, **settings: object) -> Translator:
         section = DecodingSection(**({"beam": 3, "max_extra": 4, "max_ratio": 1.0} | settings))
-        engine = TorchEngine(self.model, torch.device("cpu"))
+        engine = BeamEngine(self.model, torch.device("cpu"))
         return Translator(engine, self.tokenizers, section, max_tokens=max_tokens, strict=strict)
 
 

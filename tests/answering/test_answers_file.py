@@ -26,15 +26,6 @@ def test_answers_are_written_as_they_come(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_second_process_cannot_write_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    with open_answers(path) as first:
-        with pytest.raises(OutputError), open_answers(path):
-            pass
-        first("answer\n")
-    assert path.read_text() == "answer\n"
-
-
 def test_other_files_are_refused_and_stay(tmp_path: Path) -> None:
     for other in (tmp_path, Path("/dev/null"), tmp_path / ("b" * 256)):
         with pytest.raises(OutputError), open_answers(other):

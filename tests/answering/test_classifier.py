@@ -10,8 +10,8 @@ import torch
 
 import phmctl
 from phmctl.answering import opening as exports
-from phmctl.answering.classifier import Classifier
-from phmctl.answering.opening import find, load_classifier, load_translator
+from phmctl.answering.classifier import Classifier, load_classifier
+from phmctl.answering.opening import find, load_translator
 from phmctl.data.batches import collate, encode_texts
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.export.verb import export

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("ctranslate2")
 
-from phmctl.answering.beam import TorchEngine, pad
+from phmctl.answering.beam import BeamEngine, pad
 from phmctl.answering.ctranslate2 import CTranslate2Engine
 from phmctl.answering.opening import MODEL
 from phmctl.data import EOS
@@ -32,7 +32,7 @@ def pair(kit: Kit, tmp_path_factory: pytest.TempPathFactory):
     write_ctranslate2(
         dense_form(model, SECTION, {"source": size, "target": size}), kit.tokenizers, "float32", 64, folder
     )
-    ours = TorchEngine(model, torch.device("cpu"))
+    ours = BeamEngine(model, torch.device("cpu"))
     return ours, CTranslate2Engine(folder / MODEL, kit.tokenizers, "float32", threads=1), kit.tokenizers, folder
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from phmctl.answering.beam import TorchEngine, _Search, beam_search
+from phmctl.answering.beam import BeamEngine, _Search, beam_search
 from phmctl.answering.translator import Translator
 from phmctl.recipe.schema import DecodingSection
 from tests.answering.conftest import TEXT, Kit, sharp_model
@@ -20,7 +20,7 @@ def test_texts_equal_those_of_the_cpu(kit: Kit, beam: int) -> None:
     settings = DecodingSection(beam=beam, max_extra=4, max_ratio=1.0)
     best = {}
     for device in ("cpu", "cuda"):
-        engine = TorchEngine(copy.deepcopy(kit.model).to(device), torch.device(device))
+        engine = BeamEngine(copy.deepcopy(kit.model).to(device), torch.device(device))
         translations = Translator(engine, kit.tokenizers, settings).translate(TEXT[:6])
         best[device] = [candidates[0] for candidates in translations]
     assert [item.text for item in best["cuda"]] == [item.text for item in best["cpu"]]

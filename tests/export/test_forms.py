@@ -5,7 +5,8 @@ import torch
 
 from phmctl.errors import UserError
 from phmctl.export.forms import dense_form
-from phmctl.models.assembly import build_classifier, build_transformer
+from phmctl.models import build
+from phmctl.models.transformer import Transformer
 from phmctl.plain import MODELS
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection, TransformerSection
 
@@ -56,7 +57,7 @@ def section(settings):
 
 def transformer(settings, source=42, target=42):
     torch.manual_seed(1)
-    return scattered(build_transformer(section(settings), source, target))
+    return scattered(Transformer(section(settings), source, target))
 
 
 def ids(rows, length, vocabulary, seed=1):
@@ -97,7 +98,7 @@ def test_a_composed_model_has_no_plain_twin(place):
 def test_a_classifiers_logits_are_those_of_its_plain_twin(name):
     settings = CLASSIFIERS[name]
     torch.manual_seed(1)
-    model = scattered(build_classifier(settings, 42, 3))
+    model = scattered(build(settings, {"vocabulary": 42, "classes": 3}))
     plain = rebuilt(dense_form(model, settings, {"vocabulary": 42}))
     texts = [ids(3, 7, 42)] if settings.kind == "encoder" else [ids(3, 7, 42), ids(3, 5, 42, seed=2)]
     texts[0][2] = 0  # a text without tokens

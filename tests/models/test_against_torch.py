@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.nn.layers import MultiHeadAttention
 from phmctl.recipe.models import TransformerSection
@@ -71,7 +70,7 @@ def run_peer(model: Transformer, peer: nn.Transformer, source: Tensor, target: T
 def test_outputs_and_gradients_equal_torchs(norm: str, final_norm: bool) -> None:
     torch.manual_seed(0)
     section = settings(norm, final_norm=final_norm)
-    model = build_transformer(section, 50, 50).double()
+    model = Transformer(section, 50, 50).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)  # including biases and norms
     peer = peer_of(model, section)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from phmctl.data import PAD
 from phmctl.errors import DimensionError
-from phmctl.models.assembly import Classifier, build_classifier
+from phmctl.models import MODELS
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier
 from phmctl.models.transformer import embed
 from phmctl.nn.linear import PHMLinear
@@ -30,7 +30,10 @@ TEXTS = [[4, 5, 6, 7, 8], [9], [5, 5, 11]], [[6, 7], [4, 8, 9, 10, 11, 5, 6], [1
 def build(kind: str, vectors: Tensor | None = None, classes: int = 3, **changes: Any) -> Any:
     torch.manual_seed(0)
     section = (EncoderClassifierSection if kind == "encoder" else PairClassifierSection)(**(SMALL[kind] | changes))
-    model: Classifier = build_classifier(section, VOCABULARY, classes, vectors).double()
+    model = MODELS[kind](section, VOCABULARY, classes)
+    if vectors is not None:
+        model.freeze_embedding(vectors)
+    model = model.double()
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             nn.init.normal_(parameter, std=0.5)
@@ -148,9 +151,8 @@ def test_given_vectors_are_frozen() -> None:
         build("lstm-pair", torch.zeros(VOCABULARY, 9))
 
 
-@pytest.mark.parametrize(("vectors", "choice"), [(None, "auto"), (torch.zeros(VOCABULARY, 10), "trained")])
-def test_without_vectors_the_embedding_is_trained(vectors: Tensor | None, choice: str) -> None:
-    model = build("lstm-pair", vectors, embeddings=choice)
+def test_without_vectors_the_embedding_is_trained() -> None:
+    model = build("lstm-pair")
     assert model.embedding.weight.requires_grad
     assert model.embedding.weight.detach().std() == pytest.approx(1.0, abs=0.2)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from phmctl.models.assembly import build_classifier
+from phmctl.models.classifiers import EncoderClassifier
 from phmctl.recipe.models import EncoderClassifierSection, TransformerSection
 from tests.models.test_transformer import BOTH, PLACES, SMALL, build, sentences
 
@@ -48,7 +48,7 @@ def test_maps_follow_the_algebra_or_stay_dense(maps: str) -> None:
 @pytest.mark.parametrize("place", PLACES, ids=lambda p: "-".join(p.values()))
 def test_an_encoder_classifier_with_compositions(place: dict[str, str]) -> None:
     section = EncoderClassifierSection(kind="encoder", width=16, feed_forward=32, heads=2, algebra="phm", n=4, **place)
-    model = build_classifier(section, 20, 3)
+    model = EncoderClassifier(section, 20, 3)
     model(sentences(2, 5)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

@@ -8,7 +8,6 @@ import torch
 
 from phmctl.data import BOS, PAD
 from phmctl.models import transformer
-from phmctl.models.assembly import build_transformer
 from phmctl.models.transformer import Transformer
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
@@ -22,7 +21,7 @@ BOTH = {"compose_layers": "bilinear", "compose_heads": "bilinear"}
 
 def build(vocabulary: int = 20, **settings: Any) -> Transformer:
     torch.manual_seed(0)
-    return build_transformer(TransformerSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
+    return Transformer(TransformerSection(**(SMALL | settings)), vocabulary, vocabulary).double().eval()
 
 
 def sentences(rows: int, length: int, vocabulary: int = 20) -> torch.Tensor:

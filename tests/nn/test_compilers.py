@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import phmctl
 from phmctl import PHMLSTM, PHMLinear
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.recipe.models import TransformerSection
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -69,7 +69,7 @@ def test_an_lstm(lengths: Tensor | None, cell: Any) -> None:
 
 def transformer(**options: Any) -> nn.Module:
     sizes = {"width": 16, "feed_forward": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    return build_transformer(TransformerSection(algebra="phm", n=4, dropout=0.0, **sizes, **options), 24, 24)
+    return Transformer(TransformerSection(algebra="phm", n=4, dropout=0.0, **sizes, **options), 24, 24)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from phmctl import PHMEmbedding
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.convert import to_dense
 from phmctl.nn.embedding import NarrowEmbedding
 from phmctl.nn.linear import LowRankLinear
@@ -102,7 +102,7 @@ LOW_RANK = ("model.algebra=low-rank", "model.rank=4")
 )
 def test_the_dense_copy_of_a_translator_answers_alike(settings: tuple[str, ...]) -> None:
     torch.manual_seed(0)
-    model = build_transformer(load_recipe("miniature", [*WIDE, *settings]).model, 40, 40).double().eval()
+    model = Transformer(load_recipe("miniature", [*WIDE, *settings]).model, 40, 40).double().eval()
     source, target = torch.randint(4, 40, (3, 7)), torch.randint(4, 40, (3, 5))
     logits = model.logits(model.decode(model.encode(source), target))
     dense = to_dense(model)

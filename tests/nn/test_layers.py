@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn.layers import POOLINGS, FeedForward, LinearBuilder, Residual, _attention, sinusoids
 from phmctl.nn.loss import vocabulary_loss
 from phmctl.recipe.models import TransformerSection
@@ -53,7 +53,7 @@ def test_dropout_on_the_weights_keeps_their_mean() -> None:
 def test_a_bfloat16_step_of_the_transformer_is_near_float32() -> None:
     torch.manual_seed(0)
     sizes = {"width": 64, "feed_forward": 128, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
-    model = build_transformer(TransformerSection(**sizes, algebra="phm", n=4, dropout=0.0), 50, 50)
+    model = Transformer(TransformerSection(**sizes, algebra="phm", n=4, dropout=0.0), 50, 50)
     source, target = torch.randint(4, 50, (8, 10)), torch.randint(4, 50, (8, 9))
     source[:4, 7:] = 0
     gradients = {}

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import phmctl
 from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear
 from phmctl.errors import UserError
-from phmctl.models.assembly import build_transformer
+from phmctl.models.transformer import Transformer
 from phmctl.nn import step as implementation
 from phmctl.nn.structures import LEAF
 from phmctl.recipe.loading import load_recipe
@@ -34,7 +34,7 @@ def grouped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def transformer(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"width": 32, "feed_forward": 64, "heads": 2, "encoder_layers": 2, "decoder_layers": 1, "dropout": 0.0}
-    return build_transformer(TransformerSection(**({"algebra": "phm", "n": 4} | sizes | options)), 48, 48)
+    return Transformer(TransformerSection(**({"algebra": "phm", "n": 4} | sizes | options)), 48, 48)
 
 
 def text_loss(model: nn.Module, batch: int) -> Tensor:
@@ -370,7 +370,7 @@ def test_operations_of_a_step_that_reach_the_device(
 def _operations_of_a_step(settings: list[str], micro_batches: int) -> int:
     torch.manual_seed(0)  # rates follow from the initial weights, and the optimiser's operations from the rates
     recipe = load_recipe("multi30k-de-en", settings)
-    model = build_transformer(recipe.model, 48, 48)
+    model = Transformer(recipe.model, 48, 48)
     optimiser = build_optimiser(model, recipe.training)
 
     def one() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from phmctl.metrics.text import all_scores
+from phmctl.models import build
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
@@ -101,10 +102,9 @@ def finish(run: Run, rate: float, loss: float = 2.5) -> Run:
 
 def tensors_of(recipe: Recipe) -> dict[str, torch.Tensor]:
     """Return the initial tensors of a recipe's model with a small vocabulary."""
-    task = task_of(recipe)
-    sizes = {name: min(size, 32) for name, size in task.sizes(recipe, None).values.items()}
+    sizes = {name: min(size, 32) for name, size in task_of(recipe).sizes(recipe, None).values.items()}
     torch.manual_seed(recipe.training.seed)
-    return model_tensors(task.build(recipe.model, sizes))
+    return model_tensors(build(recipe.model, sizes))
 
 
 def score(

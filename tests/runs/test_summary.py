@@ -10,6 +10,7 @@ import pytest
 
 from phmctl import verbs
 from phmctl.errors import NonFiniteError, RunError
+from phmctl.models import build
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe
 from phmctl.results.ledger import rows_of
@@ -131,7 +132,7 @@ def test_the_best_validation_is_the_one_whose_figure_is_the_score(tmp_path: Path
 def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str]) -> None:
     recipe = load_recipe(name, options)
     task = task_of(recipe)
-    model = task.build(recipe.model, dict.fromkeys(task.sizes(recipe, None).values, 40), device="cpu")
+    model = build(recipe.model, dict.fromkeys(task.sizes(recipe, None).values, 40), device="cpu")
     write_checkpoint(tmp_path / "step-000001", {"model": model_tensors(model)}, {"step": 1})
     rows, _ = rows_of(model)
     summary = count_stored(tmp_path / "step-000001")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from phmctl.answering.base import Classified
+from phmctl.answering.classifier import Classified
 from phmctl.answering.translator import Translation
 from phmctl.errors import DataError
 from phmctl.serving.server import Service, listen, run_server, url_of

@@ -1,7 +1,7 @@
 """A new task works with every command once it is registered."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,12 @@ from torch import nn
 from phmctl.answering.base import Line
 from phmctl.console import Table
 from phmctl.errors import UserError
-from phmctl.models.assembly import trained
+from phmctl.models import MODELS, load
 from phmctl.recipe.models import LinearSection, Section
 from phmctl.recipe.schema import RECIPES, CountedTraining, Recipe
 from phmctl.runs import Run
 from phmctl.tasks import TASKS
-from phmctl.tasks.base import Answering, Device, Sizes, TaskSpec, Trains
+from phmctl.tasks.base import Answering, Sizes, TaskSpec, Trains
 from tests import calls as commands
 from tests.training.fake import FakeModel, FakeTask
 
@@ -49,7 +49,8 @@ class DigitReader:
     verb = "reading"
 
     def __init__(self, run: Run, checkpoint: str, device: str = "auto", **options: object) -> None:
-        self.model = trained(FakeModel(), run, checkpoint, torch.device("cpu"))
+        path, tensors = run.read_model(checkpoint)
+        self.model = load(run.recipe.model, {"digits": 4}, tensors, path, torch.device("cpu"))
 
     def answer(self, lines: Sequence[str], *, first: int = 1, advance: Callable[[int], None]) -> list[Line]:
         advance(len(lines))
@@ -62,7 +63,7 @@ def evaluate(run: Run, split: str, checkpoint: str, device: str) -> DigitReport:
     return DigitReport(sum(text == digit for digit, (text, _) in zip("0123", answers, strict=True)) / 4)
 
 
-def build(section: DigitModel, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
+def build(section: DigitModel, digits: int, device: torch.device | str | None = None) -> nn.Module:
     with torch.device(device or "cpu"):
         return FakeModel()
 
@@ -72,7 +73,6 @@ DIGITS = TaskSpec(
     recipe=DigitRecipe,
     commands=("train", "eval", "decode", "count-params", "bench train"),
     sizes=lambda recipe, data: Sizes({"digits": 4}, "digits: 4, as everywhere"),
-    build=build,
     trains=Trains(open=lambda recipe, data: FakeTask(rows=recipe.training.batch_size), evaluate=evaluate),
     answers=Answering(load=DigitReader),
 )
@@ -98,6 +98,7 @@ training:
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(RECIPES, "digit", DigitRecipe)
     monkeypatch.setitem(TASKS, "digit", DIGITS)
+    monkeypatch.setitem(MODELS, "digit", build)
     monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path / "runs"))
     path = tmp_path / "digits.yaml"
     path.write_text(TEXT, encoding="utf-8")

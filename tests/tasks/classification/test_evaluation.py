@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 import phmctl
-from phmctl.answering.base import Classified
+from phmctl.answering.classifier import Classified
 from phmctl.errors import DataError, UserError
 from phmctl.runs import Run
 from phmctl.runs.results import read_results

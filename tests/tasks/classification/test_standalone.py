@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phmctl.answering.opening import load_classifier
+from phmctl.answering.classifier import load_classifier
 from phmctl.export.verb import export
 from phmctl.runs import Run
 from tests.tasks.classification.conftest import NOUNS

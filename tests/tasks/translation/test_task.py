@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from phmctl.answering.beam import TorchEngine
+from phmctl.answering.beam import BeamEngine
 from phmctl.data import PAD
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepare import prepare
@@ -161,13 +161,13 @@ def test_validation_bleu_cuts_long_sources_as_decode_does(
     recipe = with_bleu(tiny_recipe, max_tokens=12)
     task = TranslationTask(recipe, prepare(recipe.data, corpus, root=tmp_path))
     searched: list[int] = []
-    search = TorchEngine.search
+    search = BeamEngine.search
 
-    def look(engine: TorchEngine, sources: list[list[int]], *given: Any, **options: Any) -> Any:
+    def look(engine: BeamEngine, sources: list[list[int]], *given: Any, **options: Any) -> Any:
         searched.extend(map(len, sources))
         return search(engine, sources, *given, **options)
 
-    monkeypatch.setattr(TorchEngine, "search", look)
+    monkeypatch.setattr(BeamEngine, "search", look)
     capsys.readouterr()
     assert 0 <= task._greedy_bleu(task.build_model(), task.prepared.split("valid"), Processes()) <= 100
     assert max(searched) == 13  # with EOS
