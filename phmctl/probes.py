@@ -67,7 +67,7 @@ def probe(
     languages = {language(recipe.data.language) for recipe in recipes.values() if recipe.data.language}
     if code not in (None, "source") and languages - {language(code)}:  # "source": own files without a language
         warn(f"{encoder.run.name} translates from {code!r}, not from the language of the probed sentences")
-    tasks = {}
+    tasks, sizes = {}, {}
     with progress(f"probing {encoder.run.name}", len(recipes)) as advance:
         for card, recipe in recipes.items():
             prepared = PreparedData.find(recipe.data, root)
@@ -85,9 +85,9 @@ def probe(
                 "run": accuracy(predictions["encoder"], truth),
                 "bag": accuracy(predictions["embeddings"], truth),
             }
-            tasks[card] = TaskScores(figures, int(train["kept"]))
+            tasks[card], sizes[card] = figures, int(train["kept"])
             advance(1)
-    report = ProbingReport(encoder.run.name, encoder.weights.name, tasks, recipe.model.pooling)
+    report = ProbingReport(encoder.run.name, encoder.weights.name, tasks, sizes, recipe.model.pooling)
     write_record(encoder.run.results_folder / "probing.json", report.as_json())
     return report
 
@@ -215,16 +215,11 @@ def _validate(model: nn.Module, vectors: Tensor, labels: Tensor) -> tuple[float,
 
 
 @dataclass(frozen=True)
-class TaskScores:
-    figures: dict[str, Accuracy]  # accuracy of the majority label of train and of the two probes, by _SCORES
-    train: int  # number of training sentences
-
-
-@dataclass(frozen=True)
 class ProbingReport:
     run: str
     checkpoint: str
-    tasks: dict[str, TaskScores]  # by the card of the data
+    tasks: dict[str, dict[str, Accuracy]]  # by the card of the data, the majority label's and the two probes' accuracy
+    train: dict[str, int]  # number of training sentences by card
     pooling: str = "mean"  # how encoder states became a vector
 
     def as_json(self) -> dict[str, object]:
@@ -233,9 +228,9 @@ class ProbingReport:
     def tables(self) -> Iterator[Table]:
         """Yield a table with a row for each task, in per cent, and their average."""
         rows = []
-        for card, scores in self.tasks.items():
-            majority, run, bag = (f"{100 * scores.figures[name].value:.1f}" for name in _SCORES)
-            run += f" ({100 * scores.figures['run'].lower:.1f}–{100 * scores.figures['run'].upper:.1f})"
+        for card, figures in self.tasks.items():
+            majority, run, bag = (f"{100 * figures[name].value:.1f}" for name in _SCORES)
+            run += f" ({100 * figures['run'].lower:.1f}–{100 * figures['run'].upper:.1f})"
             rows.append([card.removeprefix("probing-"), majority, run, bag])
         rows.append(["average", *(f"{percent:.2f}" for percent in self._averages().values())])
         yield Table(
@@ -244,10 +239,10 @@ class ProbingReport:
 
     def _averages(self) -> dict[str, float]:
         """Return the mean accuracies in % over the tasks."""
-        return {name: 100 * fmean(scores.figures[name].value for scores in self.tasks.values()) for name in _SCORES}
+        return {name: 100 * fmean(figures[name].value for figures in self.tasks.values()) for name in _SCORES}
 
     @property
     def notes(self) -> Iterator[str]:
-        sizes = sorted(scores.train for scores in self.tasks.values())
+        sizes = sorted(self.train.values())
         yield f"probes were fitted to {sizes[0]:,} to {sizes[-1]:,} sentences"
         yield f"vectors: {self.pooling} over the encoder's positions; bag: mean of the run's source embeddings"

@@ -14,7 +14,7 @@ from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, NonFiniteError, RunError
 from phmctl.metrics.classification import accuracy
-from phmctl.probes import Encoder, ProbingReport, TaskScores, fit_probe, predict, probe
+from phmctl.probes import Encoder, ProbingReport, fit_probe, predict, probe
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
@@ -172,10 +172,10 @@ def share(right: int, total: int = 100) -> Any:
 
 def test_the_table_shows_each_task_and_their_average() -> None:
     tasks = {
-        "probing-subj-number": TaskScores({"majority": share(40), "run": share(60), "bag": share(50)}, 9),
-        "mine": TaskScores({"majority": share(20), "run": share(80), "bag": share(60)}, 9),
+        "probing-subj-number": {"majority": share(40), "run": share(60), "bag": share(50)},
+        "mine": {"majority": share(20), "run": share(80), "bag": share(60)},
     }
-    [table] = ProbingReport("r", "best", tasks).tables()
+    [table] = ProbingReport("r", "best", tasks, {}).tables()
     assert [[*row] for row in table.rows] == [
         ["subj-number", "40.0", "60.0 (50.2–69.1)", "50.0"],
         ["mine", "20.0", "80.0 (71.1–86.7)", "60.0"],
@@ -197,10 +197,10 @@ def test_one_command_probes_the_prepared_tasks_and_fits_no_probe_twice(copied_ru
     report = probe(copied_run.folder, data=copied_data, settings=BRIEF)
     scores = report.tasks["probing-subj-number"]
     train_size = PreparedData.find(recipe().data, copied_data).manifest["splits"]["train"]
-    assert scores.train == train_size["kept"]
+    assert report.train["probing-subj-number"] == train_size["kept"]
     test = PreparedData.find(recipe().data, copied_data).split("test").labels
     most = sorted(train_size["labels"]).index(max(train_size["labels"], key=train_size["labels"].__getitem__))
-    assert scores.figures["majority"].right == (test == most).sum()
+    assert scores["majority"].right == (test == most).sum()
 
 
 def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path, tmp_path: Path) -> None:

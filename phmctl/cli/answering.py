@@ -1,4 +1,4 @@
-"""The commands that use a trained model: ``decode``, ``eval``, ``serve`` and ``export``."""
+"""The commands that use a trained model: ``decode``, ``eval``, ``probe``, ``serve`` and ``export``."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -8,26 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 import phmctl
-from phmctl.cli.options import (
-    Alpha,
-    BatchTokens,
-    Beam,
-    Checkpoint,
-    Data,
-    Device,
-    File,
-    Flag,
-    Json,
-    Number,
-    Precision,
-    RunName,
-    Split,
-    Text,
-    Texts,
-    Threads,
-)
+from phmctl.cli import options
+from phmctl.cli.options import File, Flag, Number, Text, Texts
 from phmctl.console import Shown, Table, note, progress
-from phmctl.errors import OutputError, require
+from phmctl.errors import require
 from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
@@ -36,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def decode(
-    run: RunName,
+    run: options.RunName,
     input_: Annotated[File, Option("--input", help="Text, one sentence a line (default: stdin).")] = None,
     output: Annotated[File, Option(help="Write the answers to this file as they come (default: stdout).")] = None,
-    checkpoint: Checkpoint = "auto",
+    checkpoint: options.Checkpoint = "auto",
     n_best: Annotated[Number, Option(min=1, help="Hypotheses a line: its number, rank, score, text.")] = None,
-    beam: Beam = None,
-    alpha: Alpha = None,
-    batch_tokens: BatchTokens = None,
-    precision: Precision = None,
-    device: Device = "auto",
-    threads: Threads = 0,
+    beam: options.Beam = None,
+    alpha: options.Alpha = None,
+    batch_tokens: options.BatchTokens = None,
+    precision: options.Precision = None,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
     strict: Annotated[bool, Option("--strict", help="Refuse over-long lines instead of cutting them.")] = False,
-    json: Json = False,
+    json: options.Json = False,
 ) -> None:
     """Translate or label text: one line out for each line in, in order. --json prints an object for each line.
 
@@ -59,8 +43,6 @@ def decode(
     from phmctl.tasks import load_model
 
     set_threads(threads)
-    if output is not None and output.suffix.lower() == ".gz":
-        raise OutputError(f"--output {output}: answers are plain text. Use phmctl decode … | gzip > {output}")
     if output is not None:
         refuse_same_file(input_, output)
     model = load_model(
@@ -87,12 +69,12 @@ def decode(
 
 def evaluate(
     runs: Annotated[list[str], Argument(metavar="RUN", help="Runs, folders of versions or exports.")],
-    split: Split = "test",
-    checkpoint: Checkpoint = "auto",
-    beam: Beam = None,
-    alpha: Alpha = None,
-    batch_tokens: BatchTokens = None,
-    precision: Precision = None,
+    split: options.Split = "test",
+    checkpoint: options.Checkpoint = "auto",
+    beam: options.Beam = None,
+    alpha: options.Alpha = None,
+    batch_tokens: options.BatchTokens = None,
+    precision: options.Precision = None,
     lowercase: Annotated[Flag, Option("--lowercase/--cased", help="Score in lower case or cased.")] = None,
     tokenize: Annotated[Text, Option(help="Tokenizer of BLEU: 13a, zh, ja-mecab, flores200, …")] = None,
     source: Annotated[File, Option(metavar="FILE", help="Source text to score instead of a split.")] = None,
@@ -100,9 +82,9 @@ def evaluate(
     table: Annotated[File, Option(metavar="FILE", help="Labelled text to score instead of a split.")] = None,
     text: Annotated[Texts, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")] = None,
     label: Annotated[Text, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    json: Json = False,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
+    json: options.Json = False,
 ) -> Shown:
     """Score runs on a split: translators by BLEU, chrF and TER, classifiers by accuracy.
 
@@ -137,12 +119,12 @@ def evaluate(
 
 
 def probe(
-    run: RunName,
-    checkpoint: Checkpoint = "auto",
+    run: options.RunName,
+    checkpoint: options.Checkpoint = "auto",
     settings: Annotated[Texts, Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe 'probe'.")] = None,
-    data: Data = None,
-    device: Device = "auto",
-    json: Json = False,
+    data: options.Data = None,
+    device: options.Device = "auto",
+    json: options.Json = False,
 ) -> Shown:
     """Train a probe of a translator's encoder for each probing task that is prepared, and keep the answers."""
     from phmctl.probes import probe as probe_run
@@ -152,21 +134,21 @@ def probe(
 
 
 def serve(
-    run: RunName,
+    run: options.RunName,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free port, which is printed.")] = 8000,
     allow_host: Annotated[Texts, Option(metavar="NAME", help="Further host name of requests.")] = None,
-    checkpoint: Checkpoint = "auto",
-    precision: Precision = None,
-    device: Device = "auto",
-    threads: Threads = 0,
+    checkpoint: options.Checkpoint = "auto",
+    precision: options.Precision = None,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
     workers: Annotated[int, Option(min=1, max=64, help="Number of batches answered at once.")] = 1,
     max_batch: Annotated[int, Option(min=1, help="Largest number of texts in a batch.")] = 64,
     max_batch_tokens: Annotated[int, Option(min=1, help="Largest number of tokens in a batch.")] = 2048,
     max_connections: Annotated[int, Option(min=1, help="Largest number of requests at once; more get 503.")] = 256,
     cut: Annotated[bool, Option("--cut", help="Cut a too long text instead of answering 413.")] = False,
     grace: Annotated[float, Option(min=0, help="Seconds for open requests when the server stops.")] = 30.0,
-    json: Json = False,
+    json: options.Json = False,
 ) -> None:
     """Answer over HTTP: /translate and /score, or /classify. Also /health and a page to type into.
 
@@ -191,14 +173,14 @@ def export(
     run: Annotated[str, Argument(metavar="RUN", help="Run, or folder of versions (its newest run is used).")],
     to: Annotated[str, Option(help="ctranslate2, onnx or safetensors.")],
     output: Annotated[Path, Option("--output", "-o", help="Folder to write.")],
-    checkpoint: Checkpoint = "auto",
+    checkpoint: options.Checkpoint = "auto",
     weights: Annotated[Text, Option(help="phm: A and S of each map; or dense.")] = None,
     quantize: Annotated[Text, Option(help="float32, float16, int8, int4; or a type of CTranslate2.")] = None,
     texts: Annotated[Number, Option(min=0, help="Number of validation texts to compare (default: all).")] = None,
     with_text: Annotated[bool, Option("--with-text", help="Copy valid and test text too, for eval.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an export in the folder.")] = False,
-    threads: Threads = 0,
-    json: Json = False,
+    threads: options.Threads = 0,
+    json: options.Json = False,
 ) -> Shown:
     """Export a run's model with tokenizer, settings and model card.
 

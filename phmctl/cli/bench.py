@@ -5,19 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from phmctl.cli.options import (
-    Algebra,
-    Data,
-    Device,
-    Json,
-    N,
-    Number,
-    RecipeDevice,
-    RecipeName,
-    Settings,
-    Threads,
-    integers,
-)
+from phmctl.cli import options
+from phmctl.cli.options import Number
 from phmctl.console import Shown
 from phmctl.threads import set_threads
 
@@ -39,10 +28,10 @@ def bench_layer(
     algebra: Annotated[str, Option(help="phm or a fixed algebra.")] = "phm",
     rank: Annotated[Number, Option(min=1, help="Store a learned rule as R factors, executed both ways.")] = None,
     dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Device = "auto",
+    device: options.Device = "auto",
     rounds: Rounds = 20,
-    threads: Threads = 0,
-    json: Json = False,
+    threads: options.Threads = 0,
+    json: options.Json = False,
 ) -> Shown:
     """A PHM layer against nn.Linear: forward and backward, and forward in training."""
     from phmctl.benchmarks import bench_layer
@@ -51,8 +40,8 @@ def bench_layer(
     result = bench_layer(
         in_features,
         out_features,
-        integers("n", n),
-        integers("tokens", tokens),
+        options.integers("n", n),
+        options.integers("tokens", tokens),
         algebra=algebra,
         rank=rank,
         dtype=dtype,
@@ -64,15 +53,15 @@ def bench_layer(
 
 @bench.command("train")
 def bench_train(
-    recipe: RecipeName,
-    n: N = None,
-    algebra: Algebra = None,
-    device: RecipeDevice = None,
-    settings: Settings = None,
-    data: Data = None,
+    recipe: options.RecipeName,
+    n: options.N = None,
+    algebra: options.Algebra = None,
+    device: options.RecipeDevice = None,
+    settings: options.Settings = None,
+    data: options.Data = None,
     batches: Annotated[int, Option(min=1, help="Number of different batches in a sample.")] = 4,
     rounds: Rounds = 10,
-    json: Json = False,
+    json: options.Json = False,
 ) -> Shown:
     """Training steps against the dense twin, on the recipe's prepared data."""
     from phmctl.benchmarks import bench_training
@@ -83,16 +72,16 @@ def bench_train(
 
 @bench.command("decode")
 def bench_decode(
-    recipe: RecipeName,
-    n: N = None,
-    algebra: Algebra = None,
-    device: RecipeDevice = None,
-    settings: Settings = None,
-    data: Data = None,
+    recipe: options.RecipeName,
+    n: options.N = None,
+    algebra: options.Algebra = None,
+    device: options.RecipeDevice = None,
+    settings: options.Settings = None,
+    data: options.Data = None,
     split: Annotated[str, Option(help="Split whose sentences are translated.")] = "test",
     sentences: Annotated[int, Option(min=1, help="Number of sentences.")] = 1000,
     rounds: Rounds = 5,
-    json: Json = False,
+    json: options.Json = False,
 ) -> Shown:
     """Beam search against the dense twin. Dense copies of both models translate."""
     from phmctl.benchmarks import bench_decoding

@@ -55,7 +55,6 @@ MISTAKES = [
     ("decode no-such-run", "no-such-run"),
     ("decode RUN --n-best 4 --beam 2", "--beam 4"),
     ("decode RUN --beam 0", "--beam 0"),
-    ("decode RUN --output x.gz", "gzip > x.gz"),
     ("eval RUN --split dev", "test, valid"),
     ("eval RUN --set training.steps=1", "--set"),
     ("eval RUN --split valid --source x", "--source"),
