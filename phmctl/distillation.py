@@ -14,8 +14,7 @@ from phmctl.answering.base import change_decoding
 from phmctl.answering.opening import load_translator
 from phmctl.console import note, progress, silence
 from phmctl.data import UNK
-from phmctl.data.card import corpus_name
-from phmctl.data.prepared import PreparedData, data_root
+from phmctl.data.prepared import PreparedData, corpus_name, data_root
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.languages import is_code
 from phmctl.recipe import flatten

@@ -40,7 +40,7 @@ def prepare(
     files: Mapping[str, Files] | None = None,
     columns: Pair | None = None,
     languages: Pair | None = None,
-    table: Mapping[str, object] | Sequence[str] | None = None,
+    table: Mapping[str, str | Path] | None = None,
     text: Columns | None = None,
     label: str | int | None = None,
     quoting: bool | None = None,
@@ -62,7 +62,6 @@ def prepare(
     max_ratio: float | None = None,
     min_count: int | None = None,
     force: bool = False,
-    refetch: bool = False,
     quiet: bool = True,
 ) -> "PreparedData":
     """Clean and tokenize a corpus, once for all runs that use it: ``phmctl prepare-data``.
@@ -89,7 +88,9 @@ def prepare(
     """
     if name is None:
         raise DataError("no corpus is named. phmctl prepare-data --list shows the dataset cards")
-    groups = {split: _file_groups(split_files) for split, split_files in (files or {}).items()}
+    if files and table:
+        raise DataError("--table is for labelled text, and the other files are parallel text: give only one of them")
+    own_files = {split: _file_groups(split_files) for split, split_files in (files or table or {}).items()}
     section = _without_none(
         tokenizer=tokenizer,
         vocabulary=vocabulary,
@@ -102,9 +103,8 @@ def prepare(
         lowercase=lowercase, normalise=normalise, entities=entities, max_ratio=max_ratio, min_count=min_count
     )
     reading = _without_none(
-        columns=_comma_separated(columns),
-        languages=_comma_separated(languages),
-        table=_texts(table),
+        columns=_pair("columns", columns),
+        languages=_pair("languages", languages),
         text=_texts(text),
         label=None if label is None else str(label),
         header=header,
@@ -112,23 +112,24 @@ def prepare(
         extra=_texts(extra),
         skip_bad_lines=skip_bad_lines or None,
         split=split,
-        vectors=_path(vectors),
     )
     from phmctl.data.prepare import prepare_named
+    from phmctl.data.prepared import data_root
 
     with silence(quiet):
         return prepare_named(
             name,
-            data=_path(data),
+            root=data_root(data),
             recipe=None if recipe is None else str(recipe),
             settings=section,
-            files=groups,
+            files=own_files,
+            labelled=bool(table),
             options=reading,
             cleaning=cleaning,
             vocabulary=None if vocabulary_of is None else read_vocabulary(Path(vocabulary_of)),
             source=_path(source),
+            vectors=_path(vectors),
             force=force,
-            refetch=refetch,
         )
 
 
@@ -140,8 +141,13 @@ def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _comma_separated(names: str | Sequence[str | int] | None) -> str | None:
-    return names if names is None or isinstance(names, str) else ",".join(map(str, names))
+def _pair(option: str, value: Pair | None) -> tuple[str, str] | None:
+    if value is None:
+        return None
+    names = [str(name).strip() for name in (value.split(",") if isinstance(value, str) else value)]
+    if len(names) != 2 or "" in names:
+        raise DataError(f"--{option} {','.join(names)}: expected two names, SOURCE,TARGET")
+    return names[0], names[1]
 
 
 def _texts(values: str | int | Path | Sequence[object] | Mapping[str, object] | None) -> list[str] | None:

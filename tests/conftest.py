@@ -49,10 +49,11 @@ def tiny_recipe() -> TranslationRecipe:
 @pytest.fixture(scope="session")
 def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe) -> Path:
     """A data folder with the miniature corpus prepared."""
+    from phmctl.data.card import load_card
     from phmctl.data.prepare import prepare
 
     root = tmp_path_factory.mktemp("data")
-    prepare(tiny_recipe.data, root=root)
+    prepare(tiny_recipe.data, load_card("miniature"), root=root)
     return root
 
 

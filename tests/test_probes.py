@@ -10,6 +10,7 @@ import torch
 
 from phmctl import probes
 from phmctl.data import EOS
+from phmctl.data.card import load_card
 from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, NonFiniteError, RunError
@@ -40,7 +41,7 @@ def probing_data(
     lines = [f"{part}\t{label}\t{text}\n" for part, pairs in rows.items() for label, text in pairs]
     folder, root = tmp_path_factory.mktemp("senteval"), tmp_path_factory.mktemp("probing")
     (folder / "subj_number.txt").write_text("".join(lines), encoding="utf-8")
-    prepare(recipe().data, root=root, source=folder)
+    prepare(recipe().data, load_card(recipe().data.card), root=root, source=folder)
     return root
 
 

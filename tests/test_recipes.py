@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from phmctl.data.prepare import choose_section
-from phmctl.data.prepared import prepare_command
+from phmctl.data.prepared import choose_section, prepare_command
 from phmctl.models import build
 from phmctl.models.transformer import Transformer
 from phmctl.nn.rates import dense_rate
@@ -90,7 +89,7 @@ def test_the_fast_recipe_multiplies_by_few_blocks():
 @pytest.mark.parametrize("name", ["miniature", "multi30k-de-en"])
 def test_a_recipe_named_after_its_card_has_the_card_s_settings(name):
     # so that `prepare-data NAME` and `train NAME` need no options
-    assert load_recipe(name).data == choose_section(name, None, {}, ParallelSection)
+    assert load_recipe(name).data == choose_section(name, ParallelSection)
 
 
 @pytest.mark.parametrize("name", NAMES + CLASSIFICATION)
@@ -101,7 +100,7 @@ def test_a_recipe_names_the_command_that_prepares_its_data(name):
         r"^# Prepare its data: (phmctl prepare-data (\S+)(?: --recipe (\S+))?)$", text, re.MULTILINE
     )
     data = load_recipe(name).data
-    assert choose_section(command[1], load_recipe(command[2]) if command[2] else None, {}, type(data)) == data
+    assert choose_section(command[1], type(data), load_recipe(command[2]) if command[2] else None) == data
     assert command[2] or prepare_command(data).startswith(command[0])
 
 

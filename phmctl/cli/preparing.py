@@ -1,7 +1,8 @@
 """The command ``prepare-data``: a prepared corpus, or the list of dataset cards."""
 
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ from typer import Argument, Option
 import phmctl
 from phmctl.cli.options import Data, File, Flag, Json, Number, Text, Texts
 from phmctl.console import Shown, Table
+from phmctl.errors import DataError
+from phmctl.shipped import shipped_names
 
 SPLITS = ("train", "valid", "test")
 TABLES = (".tsv", ".csv", ".jsonl", ".tmx")  # ends of the names of files that have both sides
@@ -47,7 +50,6 @@ def prepare_data(
     max_ratio: Annotated[float | None, Option(help="Largest ratio of a pair's lengths in tokens; 0: all.")] = None,
     min_count: Annotated[Number, Option(min=1, help="Least occurrences of a word, or of a pair of BPE.")] = None,
     force: Annotated[bool, Option("--force", help="Prepare again even if nothing has changed.")] = False,
-    refetch: Annotated[bool, Option("--refetch", help="Download the card's files again.")] = False,
     list_: Annotated[bool, Option("--list", help="List the dataset cards, or show the card NAME.")] = False,
     json: Json = False,
 ) -> Shown:
@@ -60,7 +62,7 @@ def prepare_data(
         source=source,
         recipe=recipe,
         files=files_by_split({"train": train, "valid": valid, "test": test}),
-        table=table,
+        table=tables_by_split(table or ()),
         columns=columns,
         languages=languages,
         text=text,
@@ -84,14 +86,22 @@ def prepare_data(
         max_ratio=max_ratio,
         min_count=min_count,
         force=force,
-        refetch=refetch,
         quiet=False,
     )
-    from phmctl.data.prepared import prepared_table
-
     document = {"folder": str(prepared.folder), **prepared.manifest}
     notes = [prepared.coverage] if prepared.coverage else []
     return Shown(document, [prepared_table(prepared.manifest)], notes=notes)
+
+
+def tables_by_split(options: Sequence[str]) -> dict[str, str]:
+    """Return the tables of ``--table SPLIT=FILE``."""
+    tables: dict[str, str] = {}
+    for option in options:
+        split, _, path = option.partition("=")
+        if not split or not path or split in tables:
+            raise DataError(f"--table {option}: expected SPLIT=FILE, each split once")
+        tables[split] = path
+    return tables
 
 
 def files_by_split(options: dict[str, list[str] | None]) -> dict[str, list[tuple[str, ...]]]:
@@ -115,14 +125,60 @@ def is_table(path: str) -> bool:
     return path.lower().removesuffix(".gz").endswith(TABLES)
 
 
+def prepared_table(manifest: Mapping[str, Any]) -> Table:
+    """Return a table of each split's counts."""
+    from phmctl.data.rows import describe_counts
+
+    labels = manifest.get("labels", ())
+    sides = ("text",) if labels else ("source", "target")
+    titles = ["split", "read", "kept", "dropped", "noted", *(["commonest label"] if labels else [])]
+    titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in sides]
+    rows = []
+    for name, counts in manifest["splits"].items():
+        row = [name, f"{counts['read']:,}", f"{counts['kept']:,}"]
+        row += [describe_counts(counts[key]) or "–" for key in ("dropped", "noted")]
+        if labels:
+            label = max(counts["labels"], key=counts["labels"].__getitem__)
+            row.append(f"{label} {counts['labels'][label] / counts['kept']:.1%}")
+        for side in sides:
+            tokens = counts[side]["tokens"]
+            unknown = counts[side]["unknown"] / max(tokens, 1)
+            row.append(f"{tokens:,} ({unknown:.1%} unknown)" if unknown else f"{tokens:,}")
+        rows.append(row)
+    classes = f"{', '.join(labels) if len(labels) <= 6 else f'{len(labels)} labels'}; " if labels else ""
+    sizes = [f"{size:,}" for size in manifest["token_types"].values()]
+    vocabulary = f"{manifest['settings']['tokenizer']} vocabulary of"
+    if manifest["settings"].get("joint"):
+        vocabulary, sizes = f"joint {vocabulary}", sizes[:1]
+    title = f"{manifest['corpus']}: {classes}{vocabulary} {' and '.join(sizes)}"
+    return Table(title, titles, rows, text=(3, 4))
+
+
 def card_list(name: str | None, data: Path | None) -> Shown:
-    """List the shipped cards, or the card with this name."""
-    from phmctl.data.card import list_cards
+    """List the shipped cards, or the card with this name.
+
+    ``origins`` are listed in the order in which they are tried. ``prepared`` lists the card's prepared folders, one for
+    each tokenizer setting.
+    """
+    from phmctl.data.card import load_card
     from phmctl.data.prepared import data_root
 
     root = data_root(data)
-    cards = list_cards(root, name)
-    titles = ["name", "what", "train / valid / test", "licence", "from", "here"]
+    cards = []
+    for card in sorted(map(load_card, [name] if name else shipped_names("cards")), key=attrgetter("task", "id")):
+        prepared = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # incomplete folders begin with "."
+        cards.append(
+            {
+                "name": card.id,
+                **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
+                "languages": [] if card.labelled else [card.source_language, card.target_language],
+                "texts": card.texts or 0,
+                "origins": ["built in"] if card.built_in else card.download_origins or ["local"],
+                "divided": [split for split in card.divide if split != "period"],
+                "prepared": sorted(path.parent.name for path in prepared),
+            }
+        )
+    titles = ["name", "what", "train / valid / test", "licence", "from", "prepared"]
     tables = [
         Table(task, titles, [_card_cells(card) for card in group], text=(1, 3, 4, 5))
         for task, group in groupby(cards, key=itemgetter("task"))
@@ -143,11 +199,5 @@ def _card_cells(card: dict[str, Any]) -> list[str]:
             mark = "*" if split in card["divided"] else ""
             sizes.append(f"{card['sizes'][split]:,}{mark}")
     licence = card["licence"].partition(" (")[0].partition(",")[0].removesuffix(" by the publishers")
-    state = "not fetched"
-    if card["prepared"]:
-        state = "prepared"
-    elif card["fetched"]:
-        state = "fetched"
-    elif not {"hub", "urls"} & {*card["origins"]}:  # local files only
-        state = "–"
+    state = "yes" if card["prepared"] else "no"
     return [card["name"], content, " / ".join(sizes) or "not known", licence, ", ".join(card["origins"]), state]

@@ -5,21 +5,19 @@ A card describes parallel text (``task: translation``), or labelled texts and pa
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from phmctl.errors import DataError, nearest
-from phmctl.languages import is_code
 from phmctl.recipe.documents import read_document
 from phmctl.recipe.models import NonNegativeInt, PositiveInt, Section
 from phmctl.shipped import shipped, shipped_names
 from phmctl.storage import sha256_text
 
 Column = str | NonNegativeInt  # a name in the header, or a position counted from 0
-_CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 DefaultKey = Literal["tokenizer", "vocabulary", "joint", "max_tokens"]  # keys of a recipe's data section
 Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
 
@@ -83,60 +81,45 @@ class RowFormat(Section):
         return [*self.texts, *self.extras.values(), *optional]
 
 
-def parallel_format(options: Mapping[str, Any]) -> tuple[RowFormat | None, tuple[str, str] | None]:
-    """Return the format of tables with both sides, None for the default, and the languages. Raises DataError."""
-    pairs = {}
-    for option, default in (("columns", "0,1"), ("languages", None)):
-        value = options.get(option, default)
-        names = [name.strip() for name in (value or "").split(",")]
-        if value and (len(names) != 2 or "" in names):
-            raise DataError(f"--{option} {value}: expected two names, SOURCE,TARGET")
-        pairs[option] = (names[0], names[-1]) if value else None
-    languages = pairs["languages"]
-    if languages and not all(map(is_code, languages)):
-        raise DataError(f"--languages {options['languages']}: expected two codes, SOURCE,TARGET, as de,en")
-    if {"columns", "header", "quoting", "extra"}.isdisjoint(options):
-        return None, languages
-    return _row_format("--columns", pairs["columns"] or (), None, options), languages
+def table_format(
+    texts: Sequence[str],
+    label: str | None = None,
+    *,
+    extra: Sequence[str] = (),
+    header: bool | None = None,
+    quoting: bool | None = None,
+) -> RowFormat:
+    """Return the format of a user's tables from the options that name their columns.
 
-
-def labelled_format(options: Mapping[str, Any]) -> RowFormat:
-    """Return the format of labelled tables. Raises DataError if a column is missing or named twice."""
-    texts = options.get("text") or ()
-    label = options.get("label")
-    if not 1 <= len(texts) <= 2 or label is None:
-        raise DataError("tables need --text COLUMN (once, or twice for pairs) and --label COLUMN")
-    return _row_format("--text and --label", texts, label, options)
-
-
-def _row_format(option: str, texts: Sequence[str], label: str | None, options: Mapping[str, Any]) -> RowFormat:
-    """Return the format of tables whose text and label columns were named with `option`.
-
-    Columns are numbers, counted from 0, if all of them are; then the table has no header unless the user says so.
+    Columns are numbers, counted from 0, if all of them are. Then a table has no header unless `header` says so.
 
     Raises DataError.
     """
-    columns = list(texts) if label is None else [*texts, label]
-    extras = options.get("extra") or ()
-    repeated = [column for column in columns if columns.count(column) > 1]
-    if repeated:
-        raise DataError(f"{option}: column {repeated[0]!r} is named twice; name different columns")
-    reserved = [column for column in extras if column in (*columns, *RESERVED)]
-    if reserved:
-        raise DataError(f"--extra {reserved[0]}: the name is taken; rename the column of whole numbers")
-    all_columns = (*columns, *extras)
-    numbers = all(column.isdecimal() for column in all_columns)
-    header = options.get("header", not numbers)
-    if not header and not numbers:
-        raise DataError(f"with --no-header, {option} and --extra must be numbers of columns, counted from 0")
-    places = {column: int(column) if numbers else column for column in all_columns}
+    columns = [*texts, *([] if label is None else [label])]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise DataError(f"column {column!r} is named twice: name different columns")
+    for column in extra:
+        if column in (*columns, *RESERVED):
+            raise DataError(f"--extra {column}: the name is taken; rename the column of whole numbers")
+    numbers = all(column.isdecimal() for column in (*columns, *extra))
+    if header is False and not numbers:
+        raise DataError(f"with --no-header, columns are numbers from 0, not {', '.join((*columns, *extra))}")
+    places: dict[str, Column] = {column: int(column) if numbers else column for column in (*columns, *extra)}
     return RowFormat(
         texts=tuple(places[column] for column in texts),
         label=None if label is None else places[label],
-        extras={column: places[column] for column in extras},
-        header=header,
-        quoting=options.get("quoting"),
+        extras={column: places[column] for column in extra},
+        header=not numbers if header is None else header,
+        quoting=quoting,
     )
+
+
+def labelled_format(texts: Sequence[str] | None, label: str | None, **options: Any) -> RowFormat:
+    """Return the format of labelled tables, as :func:`table_format`; raises DataError if a column is missing."""
+    if texts is None or not 1 <= len(texts) <= 2 or label is None:
+        raise DataError("tables need --text COLUMN (once, or twice for pairs) and --label COLUMN")
+    return table_format(texts, label, **options)
 
 
 class SplitFiles(Section):
@@ -207,27 +190,6 @@ class Url(Section):
     extract: bool = False  # the file is a tar or zip archive
 
 
-class Divide(Section):
-    """Rows of train that become valid or test, for corpora that lack them: row p of every `period` rows."""
-
-    period: Annotated[int, Field(ge=2)]
-    valid: PositiveInt | None = None  # number of the first row, counted from 1
-    test: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _check_first_rows(self) -> Self:
-        numbers = self.first_rows.values()
-        if not numbers or max(numbers) > self.period or len(set(numbers)) < len(numbers):
-            raise ValueError("give 'valid', 'test' or both: different numbers of at most 'period'")
-        return self
-
-    @property
-    def first_rows(self) -> dict[str, int]:
-        """The number of the first row of each split that is taken from train."""
-        numbers = {"valid": self.valid, "test": self.test}
-        return {split: number for split, number in numbers.items() if number is not None}
-
-
 class Cleaning(Section):
     """Changes to a corpus' text before tokenization, and the limits that rows must meet."""
 
@@ -256,7 +218,8 @@ class Card(Section):
     train_text: bool = False  # also store the text of train, for models with their own tokenizers
     labels: tuple[str, ...] = ()  # classes in the order of their numbers; empty: the labels of train, sorted
     sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows per split, if known
-    divide: Divide | None = None
+    # Rows of train that become valid or test if the files lack it: from this number on, counted from 1, each period-th.
+    divide: dict[Literal["period", "valid", "test"], PositiveInt] = Field(default_factory=dict)
     defaults: dict[DefaultKey, str | bool | PositiveInt] = Field(default_factory=dict)  # used without recipe or option
     cleaning: Cleaning = Cleaning()
     local: tuple[Layout, ...] = ()
@@ -269,6 +232,8 @@ class Card(Section):
         for key in ("texts",) if self.labelled else ("source_language", "target_language"):
             if not getattr(self, key):
                 raise ValueError(f"needs {key!r} because of 'task: {self.task}'")
+        if self.divide and "period" not in self.divide:
+            raise ValueError("'divide' needs 'period'")
         formats = {f"layout {layout.name!r}": layout.rows for layout in self.local}
         if self.hub:
             formats["the hub"] = self.hub.row_format
@@ -295,20 +260,6 @@ class Card(Section):
         return sha256_text([json.dumps(content, sort_keys=True)])
 
 
-def corpus_name(card: str) -> str:
-    """Return the name of a corpus: a card's id, or the stem of its file. Raises DataError for an invalid name."""
-    path = Path(card)
-    name = path.stem if path.suffix in {".yaml", ".yml"} else card
-    if not _CORPUS_NAME.fullmatch(name):
-        raise DataError(f"{card!r} cannot name a corpus; use up to 120 letters, digits, dots, hyphens and underscores")
-    return name
-
-
-def is_card(name: str) -> bool:
-    """Return whether a name refers to a card, shipped or a file, rather than to a user's own corpus."""
-    return name in shipped_names("cards") or name != corpus_name(name)
-
-
 def load_card(name_or_path: str) -> Card:
     """Return a shipped card, or the card in a YAML file. Raises DataError."""
     path = Path(name_or_path)
@@ -324,30 +275,3 @@ def load_card(name_or_path: str) -> Card:
             )
         path = shipped("cards") / f"{name_or_path}.yaml"
     return read_document(path, DataError).validate(Card, DataError)
-
-
-def list_cards(root: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """Return a summary of each shipped card, sorted by task and name, or of one card.
-
-    ``origins`` are listed in the order in which they are tried. ``prepared`` lists the card's prepared folders below
-    the data folder `root`, one for each tokenizer setting. ``fetched`` says whether all files of an origin are there.
-    """
-    cards = [load_card(card) for card in ([name] if name else shipped_names("cards"))]
-    summaries = []
-    for card in sorted(cards, key=lambda card: (card.task, card.id)):
-        cache = root / "raw" / card.id
-        from_urls = bool(card.urls) and all(any(cache.glob(f"urls-*/{url.file}")) for url in card.urls)
-        prepared = (root / "prepared" / card.id).glob("[!.]*/manifest.json")  # incomplete folders begin with "."
-        summaries.append(
-            {
-                "name": card.id,
-                **card.model_dump(include={"title", "task", "labels", "sizes", "licence"}),
-                "languages": [] if card.labelled else [card.source_language, card.target_language],
-                "texts": card.texts or 0,
-                "origins": ["built in"] if card.built_in else card.download_origins or ["local"],
-                "divided": list(card.divide.first_rows if card.divide else ()),
-                "fetched": from_urls or any(cache.glob("hub/**/dataset_info.json")),
-                "prepared": sorted(path.parent.name for path in prepared),
-            }
-        )
-    return summaries

@@ -5,33 +5,24 @@ import re
 import shutil
 import tarfile
 import zipfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from phmctl.console import note, warn
+from phmctl.console import note
 from phmctl.data import Location, Row, RowSource, Splits, repeatable
-from phmctl.data.card import Card, Hub, Layout, RowFormat, SplitFiles, Url, check_split, corpus_name
-from phmctl.data.readers import (
-    check_columns,
-    first_record,
-    is_translation_memory,
-    parallel_files,
-    parse_row,
-    tables,
-    translation_memory,
-)
+from phmctl.data.card import Card, Hub, Layout, RowFormat, SplitFiles, Url, check_split, labelled_format, table_format
+from phmctl.data.readers import UNREADABLE, parallel_files, parse_row, records, tables, translation_memory
 from phmctl.data.rows import SPECIAL_CARDS, append_copies, concatenate, divide_train, hold_out, swap_sides
 from phmctl.errors import DataError, DownloadError
+from phmctl.languages import is_code
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
-from phmctl.storage import lock, replacing, seal, sha256, sha256_text, writing
+from phmctl.storage import file_entry, lock, replacing, seal, sha256, sha256_text, writing
 
 EXTRACTED = ".extracted-by-phmctl"  # the manifest of a folder of extracted files
 _TIMEOUT = 20.0  # seconds without data
-_SAMPLE = 1000  # rows of train in which a side must differ
+_SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
@@ -41,6 +32,13 @@ class SourceFile:
     path: Path
     split: str
     side: str
+
+    def entry(self) -> dict[str, Any]:
+        """Return the file's entry in the manifest; split and side are in it, so that exchanged files are noticed."""
+        try:
+            return {**file_entry(self.path.parent, self.path.name), "split": self.split, "side": self.side}
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Corpus:
     files: Sequence[SourceFile] = field(default_factory=list)  # in reading order, for the manifest
     origin: str = ""  # description of the source for the manifest
     held_out: Mapping[str, str] = field(default_factory=dict)  # split made from rows of train → which rows
-    card: str = ""  # digest of the card
+    settings: Mapping[str, object] = field(default_factory=dict)  # how a user's files are read, for the manifest
 
     @property
     def labelled(self) -> bool:
@@ -68,54 +66,61 @@ class Corpus:
         names = dict.fromkeys(("train", "valid", *splits))
         return replace(self, splits={name: splits[name] for name in names if name in splits}, held_out=held_out)
 
-    def with_held_out(self, shares: str) -> "Corpus":
-        """Return the corpus with valid, and test if `shares` has two sizes, taken from train. Raises DataError."""
-        if "train" not in self.splits:
-            return self
-        divided = hold_out(self.splits["train"], shares)
-        names = [name for name in divided if name != "train"]
-        for name in names:
-            if name in self.splits:
-                raise DataError(f"--split {shares} takes {name} from train; leave the option or the {name} files out")
-        rows = f"{shares} of train, by the SHA-256 of the first text"
-        return self.with_splits({**self.splits, **divided}, dict.fromkeys(names, rows))
+    def provenance(self) -> dict[str, Any]:
+        """Return the manifest's keys about the origin of the corpus, with the SHA-256 of the files."""
+        content: dict[str, Any] = {"corpus": self.name}
+        if self.languages:
+            content["source_language"], content["target_language"] = self.languages
+        else:
+            content["texts"] = self.texts
+        content["origin"] = self.origin
+        if self.held_out:
+            content["held_out"] = dict(self.held_out)
+        content["sources"] = [file.entry() for file in self.files]
+        return content
 
-    def reversed(self) -> "Corpus":
-        """Return the corpus with source and target exchanged."""
-        sides = {"source": "target", "target": "source"}
-        languages = self.languages
-        if languages and languages != tuple(sides):  # the placeholders of own files without languages stay
-            languages = languages[::-1]
-        return replace(
-            self,
-            languages=languages,
-            splits={name: swap_sides(pairs) for name, pairs in self.splits.items()},
-            files=[replace(file, side=sides.get(file.side, file.side)) for file in self.files],
-            origin=f"{self.origin}, turned round",
-        )
+    def turned(self, *, reverse: bool, copies: bool) -> "Corpus":
+        """Return the corpus with source and target exchanged, and with each target of train as its own source too.
 
-    def with_copies(self) -> "Corpus":
-        """Return the corpus with each target of train added as a pair with itself."""
-        splits = {**self.splits, "train": append_copies(self.splits["train"])}
-        return replace(self, splits=splits, origin=f"{self.origin}, train with copies of its targets")
+        Raises DataError without train or valid.
+        """
+        if [*self.splits][:2] != ["train", "valid"]:
+            names = ", ".join(self.splits) or "no split"
+            remedy = "; or take valid and test out of train: --split 1000,1000" if "train" in self.splits else ""
+            raise DataError(f"{self.name!r} has {names}; --train and --valid, or --table of both, are needed{remedy}")
+        splits, languages, files, origin = dict(self.splits), self.languages, self.files, self.origin
+        if reverse:
+            if languages and languages != _SIDES:  # the placeholders of own files without languages stay
+                languages = languages[::-1]
+            splits = {name: swap_sides(rows) for name, rows in splits.items()}
+            opposite = dict(zip(_SIDES, _SIDES[::-1], strict=True))
+            files = [replace(file, side=opposite.get(file.side, file.side)) for file in files]
+            origin += ", turned round"
+        if copies:
+            splits["train"] = append_copies(splits["train"])
+            origin += ", train with copies of its targets"
+        return replace(self, splits=splits, languages=languages, files=files, origin=origin)
 
 
-def open_corpus(card: Card, source: Path | None, cache: Path, *, refetch: bool = False) -> Corpus:
+# ------------------------------------------------------------------------------------------------------ a card's text
+
+
+def open_corpus(card: Card, source: Path | None, cache: Path) -> Corpus:
     """Open a card's corpus from a folder (``--source``), or from its URLs or the hub, whose downloads stay in `cache`.
 
-    Only table headers are read.
+    Only the first row of each table is read.
     """
     if source is not None:
         corpus = _from_folder(card, source, f"folder {source.resolve().name}")
     elif card.built_in:
         splits = {name: [Row(pair) for pair in pairs] for name, pairs in read_miniature().items()}
-        files = [SourceFile(MINIATURE, name, "rows") for name in splits]
-        corpus = _corpus_of(card, splits, files, "generated, seed 1")
+        corpus = _corpus_of(card, splits, [SourceFile(MINIATURE, name, "rows") for name in splits], "generated, seed 1")
     else:
-        corpus = _from_network(card, cache, refetch)
-    missing = card.divide.first_rows.keys() - corpus.splits.keys() if card.divide else ()
-    if card.divide and missing and "train" in corpus.splits:
-        corpus = corpus.with_splits(*divide_train(corpus.splits, card.divide))
+        corpus = _from_network(card, cache)
+    missing = [split for split in card.divide if split != "period" and split not in corpus.splits]
+    if missing and "train" in corpus.splits:
+        first_rows = {str(split): card.divide[split] for split in missing}
+        corpus = corpus.with_splits(*divide_train(corpus.splits, first_rows, card.divide["period"]))
     return corpus
 
 
@@ -130,12 +135,8 @@ def _corpus_of(card: Card, splits: Mapping[str, RowSource], files: Sequence[Sour
         train_text=card.train_text,
         files=files,
         origin=origin,
-        card=card.digest,
     )
     return corpus.with_splits(splits, {})
-
-
-# ------------------------------------------------------------------------------------------- a card's files in a folder
 
 
 def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
@@ -161,41 +162,36 @@ def _from_folder(card: Card, folder: Path, origin: str) -> Corpus:
 def find_files(card: Card, folder: Path) -> tuple[Layout, dict[str, Path]]:
     """Return the first layout of a card of which `folder` has all files, and the files that it has, by their names.
 
-    Raises DataError otherwise. The message lists the missing files of the most complete layout.
+    Raises DataError otherwise. The message lists the missing files of each layout.
     """
     if not folder.is_dir():
         raise DataError(f"--source {folder} is not a folder; give the folder with the files of {card.id!r}")
     visible = (path for path in folder.rglob("[!.]*") if not re.search(r"/\.", f"/{path.relative_to(folder)}"))
     below = sorted(visible, key=lambda path: (len(path.parts), str(path)))
-    best: tuple[Layout, dict[str, Path]] | None = None
+    lacking: dict[str, list[str]] = {}
     column_error: DataError | None = None
-    generic = _generic_layouts(card)
-    for layout in [*card.local, *generic]:
+    for layout in [*card.local, *_plain_layouts(card)]:
         paths = _locate(layout, below)
-        if any(name not in paths for name in layout.required):
-            best = max(best or (layout, paths), (layout, paths), key=lambda found: len(found[1]))
+        missing = [name for name in layout.required if name not in paths]
+        if missing:
+            lacking.setdefault(layout.name, missing)
             continue
         try:
             for group in layout.splits.values():
                 for name in group.tables:
                     if name in paths:
-                        check_columns(paths[name], group.rows or layout.rows)
+                        next(iter(tables([paths[name]], group.rows or layout.rows)), None)
         except DataError as error:  # another layout with the same file names
             column_error = column_error or error
         else:
             return layout, paths
     if column_error is not None:
         raise column_error
-    layouts = "\n  ".join(f"{layout.name}: {' '.join(layout.required)}" for layout in [*card.local, *generic[:2]])
-    searched = f"searched {folder} and below for all files of one line (each may also end in .gz):\n  {layouts}"
-    if best is None or not best[1]:
-        raise DataError(f"{folder} holds no files of {card.id!r}\n{searched}")
-    lacking = [name for name in best[0].required if name not in best[1]]
-    for index, name in enumerate(lacking):
-        if any(path.as_posix().removesuffix(".gz").endswith(f"/{name}") for path in below):
-            lacking[index] += " (it is in several folders)"
-    missing = ", ".join(lacking)
-    raise DataError(f"{folder} holds {card.id!r} ({best[0].name}) in part\nmissing: {missing}\n{searched}")
+    lines = "\n  ".join(f"{name}: {' '.join(names)}" for name, names in lacking.items())
+    raise DataError(
+        f"{folder} and the folders below lack files of {card.id!r}. All missing files of one line are needed, each in "
+        f"one folder, plain or .gz:\n  {lines}"
+    )
 
 
 def _locate(layout: Layout, below: Sequence[Path]) -> dict[str, Path]:
@@ -217,7 +213,7 @@ def _locate(layout: Layout, below: Sequence[Path]) -> dict[str, Path]:
     return unique
 
 
-def _generic_layouts(card: Card) -> list[Layout]:
+def _plain_layouts(card: Card) -> list[Layout]:
     """Return layouts that are tried for all parallel text: ``train.de`` and ``train.en``, or ``train.tsv``."""
     if card.labelled:
         return []
@@ -235,7 +231,7 @@ def _generic_layouts(card: Card) -> list[Layout]:
 # ---------------------------------------------------------------------------------------------------------- downloads
 
 
-def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
+def _from_network(card: Card, cache: Path) -> Corpus:
     """Return the corpus from the first of the card's origins, URLs or hub, that has it. Raises DownloadError.
 
     Only one process fetches at a time. Others wait for its files.
@@ -247,25 +243,26 @@ def _from_network(card: Card, cache: Path, refetch: bool) -> Corpus:
         for origin in card.download_origins:
             try:
                 if origin == "hub" and card.hub is not None:
-                    return _corpus_of(card, *load_rows(card.hub, cache / "hub", refetch=refetch))
-                fetch_all(card, folder, refetch=refetch)
+                    return _corpus_of(card, *load_rows(card.hub, cache / "hub"))
+                fetch_all(card, folder)
                 return _from_folder(card, folder, "the card's URLs")
             except DataError as error:  # also if a server answers with a page, or an archive's files have changed
                 reasons.append(str(error).replace("\n", "; "))
     reason = "; ".join(reasons) or "the card has neither a hub nor URLs"
     raise DownloadError(
-        f"cannot fetch {card.id!r}: {reason}\nif you have the files: phmctl prepare-data {card.id} --source DIR"
+        f"cannot fetch {card.id!r}: {reason}\n"
+        f"remove {cache} to fetch again; if you have the files: phmctl prepare-data {card.id} --source DIR"
     )
 
 
-def fetch_all(card: Card, folder: Path, *, refetch: bool = False) -> None:
-    """Download a card's files into a folder and unpack its archives. Raises DownloadError, DataError."""
+def fetch_all(card: Card, folder: Path) -> None:
+    """Download the files of a card that a folder lacks, and unpack archives. Raises DownloadError, DataError."""
     for item in card.urls:
         target = folder / item.file
-        if refetch or not target.is_file() or (item.sha256 and sha256(target) != item.sha256):
+        if not target.is_file() or (item.sha256 and sha256(target) != item.sha256):
             _download(item, target)
         content = folder / f"{item.file}.extracted"
-        if item.extract and (refetch or not content.is_dir()):
+        if item.extract and not content.is_dir():
             extract(target, content)
 
 
@@ -311,13 +308,13 @@ def extract(archive: Path, folder: Path) -> None:
                 with writing(folder):
                     raise
             raise DataError(
-                f"{archive} cannot be unpacked ({_reason(error)}); use --refetch, or unpack it yourself and use "
-                "--source DIR"
+                f"{archive} cannot be unpacked ({_reason(error)}): remove it to fetch it again, or unpack it yourself "
+                "and use --source DIR"
             ) from error
         seal(content, EXTRACTED, {})
 
 
-def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, list[SourceFile], str]:
+def load_rows(hub: Hub, cache: Path) -> tuple[Splits, list[SourceFile], str]:
     """Load a dataset of the hub with the ``datasets`` library, which keeps it in the cache.
 
     Returns the splits by the card's names, their files, and a description of the origin with the commit, which the
@@ -330,12 +327,7 @@ def load_rows(hub: Hub, cache: Path, *, refetch: bool = False) -> tuple[Splits, 
     note(f"loading {hub.id} through datasets ...")
     try:
         dataset: Any = datasets.load_dataset(
-            hub.id,
-            hub.config,
-            data_dir=hub.folder,
-            revision=hub.revision,
-            cache_dir=str(cache),
-            download_mode="force_redownload" if refetch else None,
+            hub.id, hub.config, data_dir=hub.folder, revision=hub.revision, cache_dir=str(cache)
         )
     except Exception as error:  # the library and its dependencies raise dozens of types
         raise DownloadError(f"the hub does not give {hub.id!r}: {_reason(error)}") from error
@@ -370,100 +362,129 @@ def _reason(error: Exception) -> str:
 def own_corpus(
     name: str,
     files: Mapping[str, Sequence[Sequence[Path]]],
-    row_format: RowFormat | None = None,
     *,
-    skip: bool = False,
-    languages: tuple[str, str] = ("source", "target"),
-    columns_given: bool = True,
+    labelled: bool = False,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    columns: tuple[str, str] | None = None,
+    languages: tuple[str, str] | None = None,
+    skip_bad_lines: bool = False,
+    split: str | None = None,
+    train_text: bool = False,
+    **options: Any,
 ) -> Corpus:
-    """Return a corpus of a user's files: labelled text if `row_format` has a label, otherwise parallel text.
+    """Return a corpus of a user's files: sentence pairs, or labelled text.
 
     Args:
         files: for each split a list of tables, or of pairs of a source and a target file, read one after another.
-        row_format: format of the tables, whose file type follows from their names. None: two columns without header.
-        skip: leave malformed rows out and count them.
-        languages: of source and target.
-        columns_given: whether the columns of `row_format` were given by the user.
+        text: columns of labelled text, and `label` that of the labels.
+        columns: of source and target in tables. None: a table has these two columns and no header.
+        languages: codes of source and target.
+        skip_bad_lines: leave malformed rows out and count them.
+        split: sizes of valid and test that are taken from train.
+        train_text: also store the text of train.
+        options: ``extra``, ``header`` and ``quoting`` of tables, as in :func:`phmctl.data.card.table_format`.
     """
-    labelled = row_format is not None and row_format.label is not None
     if name in shipped_names("cards"):
         raise DataError(
             f"{name!r} is a card; choose another name for your files, or use --source with the card's files"
         )
+    if languages and not all(map(is_code, languages)):
+        raise DataError(f"--languages {','.join(languages)}: expected two codes, SOURCE,TARGET, as de,en")
+    row_format = None
+    if labelled:
+        row_format = labelled_format(text, label, **options)
+    elif columns or options:
+        row_format = table_format(columns or ("0", "1"), **options)
+    chosen = labelled or columns is not None
     splits: Splits = {}
     source_files: list[SourceFile] = []
-    for split, groups in files.items():
-        option = f"--table {split}" if labelled else f"--{split}"
-        try:
-            check_split(split)
-        except ValueError as error:
-            raise DataError(f"a split cannot be called {split!r} ({error})") from error
-        parts: list[RowSource] = []
-        for paths in groups:
-            if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
-                named = " ".join(map(str, paths))
-                raise DataError(f"{option} {named}: give a source file and a target file, or one table with both sides")
-            missing = next((path for path in paths if not path.is_file()), None)
-            if missing is not None:
-                raise DataError(f"{option}: {missing} is not a file")
-            sides = ("rows",) if len(paths) == 1 else ("source", "target")
-            source_files += [SourceFile(path, split, side) for path, side in zip(paths, sides, strict=True)]
-            if len(paths) == 1 and is_translation_memory(paths[0]):
-                parts.append(translation_memory(paths[0], languages))
-            elif len(paths) == 1:
-                parts.append(table_rows(paths[0], row_format, skip, columns_given))
-            elif row_format is not None:
-                raise DataError(f"{paths[0]} {paths[1]}: --columns, --header, --quoting and --extra are for tables")
-            else:
-                parts.append(parallel_files(paths[:1], paths[1:], None, skip=skip))
-        splits[split] = concatenate(parts)
-    _warn_of_constant_sides(splits.get("train", ()))
+    for split_name, groups in files.items():
+        source_files += _source_files(split_name, groups, f"--table {split_name}" if labelled else f"--{split_name}")
+        splits[split_name] = concatenate(
+            [_own_rows(paths, row_format, languages or _SIDES, skip=skip_bad_lines, chosen=chosen) for paths in groups]
+        )
+    settings: dict[str, object] = {}
+    held_out: dict[str, str] = {}
+    if split is not None:
+        settings["split"] = split
+        if "train" in splits:
+            splits, held_out = hold_out(splits, split)
+    if row_format:
+        settings["rows"] = row_format.model_dump(mode="json")
+    if skip_bad_lines:
+        settings["skip_bad_lines"] = True
+    if languages:
+        settings["languages"] = list(languages)
     corpus = Corpus(
-        corpus_name(name),
+        name,
         splits,
-        languages=None if labelled else languages,
+        languages=None if labelled else languages or _SIDES,
         texts=len(row_format.texts) if row_format else 2,
+        train_text=train_text,
         files=source_files,
         origin="files given by the user",
+        settings=settings,
     )
-    return corpus.with_splits(splits, {})
+    return corpus.with_splits(splits, held_out)
 
 
-def _warn_of_constant_sides(train: RowSource) -> None:
-    """Warn if a text is the same in most rows, as a column with a licence or a language is."""
-    sample = [row.texts for row in islice(train, _SAMPLE) if row.readable]
-    for side, texts in enumerate(zip(*sample, strict=True)):
-        text, count = Counter(texts).most_common(1)[0]
-        if len(sample) >= 10 and 2 * count > len(sample):
-            warn(f"text {side + 1} is {text[:60]!r} in {count} of the first {len(sample)} rows; check the columns")
+def _source_files(split: str, groups: Sequence[Sequence[Path]], option: str) -> list[SourceFile]:
+    """Return the files of a split. Raises DataError if one is missing, or if they are no tables and pairs of files."""
+    try:
+        check_split(split)
+    except ValueError as error:
+        raise DataError(f"a split cannot be called {split!r} ({error})") from error
+    for paths in groups:
+        if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
+            named = " ".join(map(str, paths))
+            raise DataError(f"{option} {named}: give a source file and a target file, or one table with both sides")
+        for path in paths:
+            if not path.is_file():
+                raise DataError(f"{option}: {path} is not a file")
+    return [
+        SourceFile(path, split, side)
+        for paths in groups
+        for path, side in zip(paths, _SIDES if len(paths) == 2 else ("rows",), strict=True)
+    ]
 
 
-def table_rows(path: Path, row_format: RowFormat | None, skip: bool = False, columns_given: bool = True) -> RowSource:
-    """Return the rows of a user's table after checking its columns. The file type follows from the file's name."""
+def _own_rows(
+    paths: Sequence[Path], row_format: RowFormat | None, languages: tuple[str, str], *, skip: bool, chosen: bool
+) -> RowSource:
+    """Return the rows of a pair of files, a translation memory or a table."""
+    if len(paths) == 1:
+        if paths[0].name.lower().endswith((".tmx", ".tmx.gz")):
+            return translation_memory(paths[0], languages)
+        return table_rows(paths[0], row_format, skip=skip, chosen=chosen)
+    if row_format is not None:
+        raise DataError(f"{paths[0]} {paths[1]}: --columns, --header, --quoting and --extra are for tables")
+    return parallel_files(paths[:1], paths[1:], None, skip=skip)
+
+
+def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, chosen: bool = True) -> RowSource:
+    """Return the rows of a user's table after reading the first one. The file type follows from the file's name.
+
+    Raises DataError, also if the columns were not `chosen` and the table has others.
+    """
     name = path.name.lower().removesuffix(".gz")
-    file_type = "tsv"
+    file_type = "csv" if name.endswith(".csv") else "tsv"
     if name.endswith((".jsonl", ".ndjson", ".json")):
         file_type = "jsonl"
-    elif name.endswith(".csv"):
-        file_type = "csv"
-    if row_format is None:
-        row_format = RowFormat(header=False, texts=(0, 1))
-        columns_given = False
+    row_format = row_format or RowFormat(header=False, texts=(0, 1))
     row_format = row_format.model_copy(update={"format": file_type, "odd_rows": "drop" if skip else "refuse"})
-    if not columns_given:
-        cells = first_record(path, row_format)
-        if cells and (file_type == "jsonl" or len(cells) != 2):  # ids or scores could be learned as text
+    if not chosen:  # ids or scores could be learned as text
+        cells = next((list(cells) for _, cells in records(path, row_format) if cells not in ([UNREADABLE], {})), [])
+        if cells and (file_type == "jsonl" or len(cells) != 2):
             columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
             raise DataError(
                 f"{path} has {len(cells)} columns, but a single file must be a table of both sides; name two files, "
                 f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthe columns are {columns}"
             )
-    check_columns(path, row_format)
     rows = tables([path], row_format)
-    if row_format.label is None:
-        first_row = next((row for row in rows if row.readable), None)
-        if first_row is not None:
-            source, target = (text[:60] for text in first_row.texts)
-            hint = "" if row_format.header else " (if that is a header: --header)"
-            note(f"the first pair of {path.name} is {source!r} → {target!r}{hint}")
+    first_row = next((row for row in rows if row.readable), None)
+    if first_row is not None and row_format.label is None:
+        source, target = (text[:60] for text in first_row.texts)
+        hint = "" if row_format.header else " (if that is a header: --header)"
+        note(f"the first pair of {path.name} is {source!r} → {target!r}{hint}")
     return rows

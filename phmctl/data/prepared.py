@@ -14,65 +14,40 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phmctl.console import Table, note
+from phmctl.console import note
 from phmctl.data import PAD, SPECIAL_TOKENS
-from phmctl.data.card import corpus_name, is_card, load_card
+from phmctl.data.card import load_card
 from phmctl.data.readers import read_lines
-from phmctl.data.rows import describe_counts
 from phmctl.data.tokenizer import JOINT_FILE, SIDE_FILES, TokenizerPair
 from phmctl.errors import DataError, nearest
 from phmctl.recipe.documents import change
-from phmctl.recipe.models import PositiveInt
-from phmctl.recipe.schema import LabelledSection, ParallelSection
+from phmctl.recipe.loading import expect
+from phmctl.recipe.schema import RECIPES, LabelledSection, ParallelSection, Recipe
 from phmctl.shipped import shipped_names
-from phmctl.storage import FORMAT, read_seal, seal, verify, write_atomic, writing
+from phmctl.storage import FORMAT, read_seal, verify, write_atomic, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST = "manifest.json"
+_CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 # A word can end in a space and an integer ("sept 11"); a number of this form belongs to the vector instead.
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 
-class _Manifest(BaseModel):
-    """The keys of a manifest that every task reads."""
-
-    model_config = ConfigDict(strict=True)
-
-    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
-    settings: dict[str, Any]
-    token_types: dict[str, PositiveInt]
-    splits: dict[str, dict[str, Any]]
-    sources: list[dict[str, Any]] = []
-    labels: list[str] = []
-    texts: Annotated[int, Field(ge=1, le=2)] = 1
-    extras: list[str] = []
-    vectors: dict[str, Any] = {}
-
-
-def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a complete folder: the content, and the size and SHA-256 of each file."""
-    with writing(folder):
-        seal(folder, MANIFEST, {"format": FORMAT, **content})
-
-
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a prepared folder's manifest; raises DataError if it is missing or invalid."""
+    """Return a prepared folder's manifest; raises DataError if it is missing, damaged or of another version."""
     path = folder / MANIFEST
-    remedy = f"move {folder} away and prepare the data again"  # --force replaces only a folder whose manifest is whole
+    remedy = f"move {folder} away and prepare the data again"  # phmctl replaces only a folder whose manifest is whole
     manifest = read_seal(path, DataError, remedy)
-    try:
-        _Manifest.model_validate(manifest)
-    except ValidationError as error:
-        keys = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors()}))
-        raise DataError(f"{path} is damaged or from another version of phmctl: invalid {keys}; {remedy}") from error
+    if manifest.get("format") != FORMAT:
+        raise DataError(f"{path} is of another version of phmctl: {remedy}")
     return manifest
 
 
@@ -81,6 +56,20 @@ VECTORS_FILE = "vectors.safetensors"
 
 Section = ParallelSection | LabelledSection
 SectionT = TypeVar("SectionT", bound=ParallelSection | LabelledSection)
+
+
+def corpus_name(card: str) -> str:
+    """Return the name of a corpus: a card's id, or the stem of its file. Raises DataError for an invalid name."""
+    path = Path(card)
+    name = path.stem if path.suffix in {".yaml", ".yml"} else card
+    if not _CORPUS_NAME.fullmatch(name):
+        raise DataError(f"{card!r} cannot name a corpus; use up to 120 letters, digits, dots, hyphens and underscores")
+    return name
+
+
+def is_card(name: str) -> bool:
+    """Return whether a name refers to a card, shipped or a file, rather than to a user's own corpus."""
+    return name in shipped_names("cards") or name != corpus_name(name)
 
 
 def data_root(folder: str | Path | None = None) -> Path:
@@ -107,7 +96,7 @@ def prepared_folder(data: Section, root: Path) -> Path:
 def prepare_command(data: Section, root: Path | None = None) -> str:
     """Return the command that prepares data with these settings in the data folder `root`."""
     parts = ["phmctl prepare-data", shlex.quote(data.card)]
-    if not is_card(data.card) or data != card_section(data.card, type(data)):
+    if not is_card(data.card) or data != choose_section(data.card, type(data)):
         parts.append(f"--tokenizer {data.tokenizer} --vocabulary {data.vocabulary} --max-tokens {data.max_tokens}")
         if isinstance(data, ParallelSection):
             flags = {"--joint": data.joint, "--separate": not data.joint, "--copies": data.copies}
@@ -122,10 +111,25 @@ def prepare_command(data: Section, root: Path | None = None) -> str:
     return " ".join(parts)
 
 
-def card_section(card: str, section: type[SectionT]) -> SectionT:
-    """Return the data section with a card's settings, and the defaults for all others."""
-    defaults = load_card(card).defaults if is_card(card) else {}
-    return change(section(card=card), {str(key): value for key, value in defaults.items()}, DataError)
+def choose_section(
+    card: str,
+    section: type[SectionT],
+    recipe: Recipe | None = None,
+    changes: Mapping[str, object] = MappingProxyType({}),
+) -> SectionT:
+    """Return the data section of a recipe, or else of the card's settings and the defaults, with these changes.
+
+    Raises DataError, and RecipeError if the recipe has another task.
+    """
+    base: Any = section(card=card)
+    if recipe is not None:
+        if not isinstance(recipe.data, section):
+            expect(recipe, next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section))
+        base = recipe.data.model_copy(update={"card": card})
+    elif is_card(card):
+        changes = {**{str(key): value for key, value in load_card(card).defaults.items()}, **changes}
+    chosen: SectionT = change(base, changes, DataError)
+    return chosen
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
@@ -297,8 +301,6 @@ class PreparedData:
         self.folder = folder
         self.manifest = read_manifest(folder)
         self.command = command
-        self._verify(JOINT_FILE, *SIDE_FILES)
-        self.tokenizers = TokenizerPair.load(folder)
         self.labels: list[str] = list(self.manifest.get("labels", ()))  # in the order of their numbers
         self.texts: int = self.manifest.get("texts", 2)
         self._splits: dict[str, Split] = {}
@@ -328,6 +330,11 @@ class PreparedData:
     def _verify(self, *names: str) -> None:
         """Raise DataError if one of these files has changed, or exists although the manifest does not list it."""
         verify(self.folder, self.manifest["files"], DataError, f"run: {self.command} --force", names)
+
+    @cached_property
+    def tokenizers(self) -> TokenizerPair:
+        self._verify(JOINT_FILE, *SIDE_FILES)
+        return TokenizerPair.load(self.folder)
 
     @property
     def splits(self) -> list[str]:
@@ -436,33 +443,3 @@ def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
         if not np.isfinite(values).all():
             raise DataError(f"{path}, line {number}: not all fields after the word are finite numbers")
         yield word, values
-
-
-# ------------------------------------------------------------------------------------- the table of prepare-data
-
-
-def prepared_table(manifest: Mapping[str, Any]) -> Table:
-    """Return a table of each split's counts."""
-    labels = manifest.get("labels", ())
-    sides = ("text",) if labels else PARALLEL
-    titles = ["split", "read", "kept", "dropped", "noted", *(["commonest label"] if labels else [])]
-    titles += [f"{manifest.get(f'{side}_language', '')} tokens".strip() for side in sides]
-    rows = []
-    for name, counts in manifest["splits"].items():
-        row = [name, f"{counts['read']:,}", f"{counts['kept']:,}"]
-        row += [describe_counts(counts[key]) or "–" for key in ("dropped", "noted")]
-        if labels:
-            label = max(counts["labels"], key=counts["labels"].__getitem__)
-            row.append(f"{label} {counts['labels'][label] / counts['kept']:.1%}")
-        for side in sides:
-            tokens = counts[side]["tokens"]
-            unknown = counts[side]["unknown"] / max(tokens, 1)
-            row.append(f"{tokens:,} ({unknown:.1%} unknown)" if unknown else f"{tokens:,}")
-        rows.append(row)
-    classes = f"{', '.join(labels) if len(labels) <= 6 else f'{len(labels)} labels'}; " if labels else ""
-    sizes = [f"{size:,}" for size in manifest["token_types"].values()]
-    vocabulary = f"{manifest['settings']['tokenizer']} vocabulary of"
-    if manifest["settings"].get("joint"):
-        vocabulary, sizes = f"joint {vocabulary}", sizes[:1]
-    title = f"{manifest['corpus']}: {classes}{vocabulary} {' and '.join(sizes)}"
-    return Table(title, titles, rows, text=(3, 4))

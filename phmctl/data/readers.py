@@ -19,12 +19,11 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from phmctl.data import UNKNOWN, Location, Row, repeatable
 from phmctl.data.card import Column, Format, RowFormat
@@ -59,34 +58,32 @@ def read_lines(path: Path, *, skip: bool = False) -> Iterator[str]:
     is not UTF-8 or contains NUL. With `skip`, such a line is read as :data:`UNREADABLE`.
     """
     with reading(path), open_bytes(path) as handle:
-        number = 0
-        continues = False  # whether the next part belongs to the same over-long line
-        for part in raw_lines(handle):
-            if not continues:
-                number += 1
-                if number == 1 and b"\r" in part[:-1] and not part.endswith(b"\n") and len(part) <= LONGEST_LINE:
+        for number, raw in enumerate(raw_lines(handle), start=1):
+            if number == 1 and b"\r" in raw[:-1] and not raw.endswith(b"\n") and len(raw) <= LONGEST_LINE:
+                raise DataError(
+                    f"{path}: its lines end in carriage returns without line feeds\n"
+                    f"convert them: tr '\\r' '\\n' < {shlex.quote(str(path))}"
+                )
+            try:
+                line = decode_line(raw, path, number)
+                if "\0" in line:
                     raise DataError(
-                        f"{path}: its lines end in carriage returns without line feeds\n"
-                        f"convert them: tr '\\r' '\\n' < {shlex.quote(str(path))}"
+                        f"{path}, line {number}: NUL characters; the file is binary, or UTF-16\n"
+                        "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
                     )
-                try:
-                    line = decode_line(part, path, number)
-                    if "\0" in line:
-                        raise DataError(
-                            f"{path}, line {number}: NUL characters; the file is binary, or UTF-16\n"
-                            "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
-                        )
-                    yield line
-                except DataError:
-                    if not skip:
-                        raise
-                    yield UNREADABLE
-            continues = len(part) > LONGEST_LINE and not part.endswith(b"\n")
+            except DataError:
+                if not skip:
+                    raise
+                line = UNREADABLE
+            yield line
 
 
 def raw_lines(handle: BinaryIO) -> Iterator[bytes]:
-    """Yield a file's lines with their line ends, for :func:`decode_line`. An over-long line comes in parts."""
-    return iter(partial(handle.readline, LONGEST_LINE + 1), b"")
+    """Yield the lines of a file with their line ends, and only the beginning of an over-long line."""
+    while line := handle.readline(LONGEST_LINE + 1):
+        yield line
+        while len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            line = handle.readline(LONGEST_LINE + 1)
 
 
 @contextmanager
@@ -199,11 +196,9 @@ def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None
     """Yield the rows of tables or JSON lines. With `part`, only the rows with this value in the column ``split``."""
     split = None if part is None else row_format.split
     for path in paths:
-        records = _records(path, row_format)
-        header = check_columns(path, row_format)
-        if header:
-            next(record for _, record in records if record != [UNREADABLE])
-        for number, record in records:
+        rows = records(path, row_format)
+        header = _header(path, rows, row_format)
+        for number, record in rows:
             location = Location(str(path), number)
             try:
                 if split is None or part == _text(record, header, split, location):
@@ -213,6 +208,27 @@ def tables(paths: Sequence[Path], row_format: RowFormat, part: str | None = None
                     raise
                 unknown = dict.fromkeys(row_format.extras, UNKNOWN)
                 yield Row(("",) * len(row_format.texts), None, unknown, location, readable=False)
+
+
+def _header(path: Path, rows: Iterator[tuple[int, Record]], row_format: RowFormat) -> list[str]:
+    """Read the header of a table, [] of one without header and of JSON lines.
+
+    Raises DataError if the file is empty, or if it does not have each of the format's columns once.
+    """
+    if not row_format.header or row_format.format == "jsonl":
+        return []
+    names = next((list(cells) for _, cells in rows if cells != [UNREADABLE]), [])
+    if not names:
+        raise DataError(f"{path} is empty; check that the download or copy is complete")
+    for column in row_format.columns:
+        count = names.count(str(column))
+        if isinstance(column, int) or count == 1:
+            continue
+        problem = f"has {count} columns {column!r}; rename all but one"
+        if count == 0:
+            problem = f"lacks the column {column!r}{nearest(column, names)}; it has {', '.join(names)}"
+        raise DataError(f"{path} {problem} (without a header, columns are numbers from 0)")
+    return names
 
 
 def parse_row(record: Record, header: list[str], row_format: RowFormat, location: Location) -> Row:
@@ -265,38 +281,6 @@ def _extra(record: Record, header: list[str], column: Column, location: Location
     )
 
 
-def first_record(path: Path, row_format: RowFormat) -> list[str]:
-    """Return the cells of a table's first row, header or not, or the field names of the first JSON object."""
-    for _, record in _records(path, row_format):
-        if isinstance(record, list) and record != [UNREADABLE]:
-            return record
-        if isinstance(record, dict) and record:
-            columns = dict.fromkeys(map(str, row_format.columns))
-            return [*record, *(name for name in columns if name not in record and field_of(record, name) is not None)]
-    return []
-
-
-def check_columns(path: Path, row_format: RowFormat) -> list[str]:
-    """Return the header of a table, or [] for a table without one and for JSON lines.
-
-    Raises DataError if the file is empty, if a column is missing, or if a name is not unique.
-    """
-    is_json = row_format.format == "jsonl"
-    if not row_format.header and not is_json:
-        return []
-    names = first_record(path, row_format)
-    if not names:
-        raise DataError(f"{path} is empty; check that the download or copy is complete")
-    for column in row_format.columns:
-        if isinstance(column, str) and names.count(column) != 1:
-            count = names.count(column)
-            problem = f"has {count} columns {column!r}; rename all but one"
-            if count == 0:
-                problem = f"lacks the column {column!r}{nearest(column, names)}; it has {', '.join(names)}"
-            raise DataError(f"{path} {problem} (without a header, columns are numbers from 0)")
-    return [] if is_json else names
-
-
 def field_of(record: dict[str, Any], name: str) -> Any:
     """Return a field of a JSON object or None. ``translation.de`` is the field `de` of the field `translation`."""
     if name in record:
@@ -307,23 +291,22 @@ def field_of(record: dict[str, Any], name: str) -> Any:
     return value
 
 
-def _records(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Record]]:
+def records(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Record]]:
     """Yield the number of each record's first line, and its cells or its JSON object.
 
     Empty lines of tables are skipped, except in pairs without a header, where they are an error.
     """
     skip = row_format.odd_rows == "drop"
+    separator = "," if row_format.format == "csv" else "\t"
     if row_format.format == "jsonl":
         yield from _json_records(path, skip)
-        return
-    separator = "," if row_format.format == "csv" else "\t"
-    if row_format.quoted:
+    elif row_format.quoted:
         yield from _quoted_records(path, separator, skip)
-        return
-    only_pairs = row_format.label is None and not row_format.header
-    for number, line in enumerate(read_lines(path, skip=skip), start=1):
-        if line or only_pairs:
-            yield number, line.split(separator)
+    else:
+        only_pairs = row_format.label is None and not row_format.header
+        for number, line in enumerate(read_lines(path, skip=skip), start=1):
+            if line or only_pairs:
+                yield number, line.split(separator)
 
 
 def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[str]]]:
@@ -368,19 +351,7 @@ def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]
 # ------------------------------------------------------------------------------------------------- translation memories
 
 _CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements of a segment that hold a tool's codes instead of text
-_CHUNK = 1 << 20  # bytes that the parser gets at a time
-_LONGEST_UNIT = 1 << 24  # characters of a unit's text, and bytes of a tag, a comment or an attribute
-
-
-def is_translation_memory(path: Path) -> bool:
-    """Return whether a file's name says TMX; raises DataError for a format that has to be converted first."""
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix in {".po", ".xlf", ".xliff"}:
-        raise DataError(
-            f"{path}: phmctl does not read {suffix[1:].upper()}; convert it with the Translate Toolkit (xliff2po, "
-            "po2tmx --language TARGET), then: --train FILE.tmx --languages SOURCE,TARGET"
-        )
-    return suffix == ".tmx"
+_XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 @repeatable
@@ -410,6 +381,39 @@ def translation_memory(path: Path, languages: tuple[str, str]) -> Iterator[Row]:
         )
 
 
+def _units(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the text of each unit's first segment in each language. Memory holds one unit."""
+    segments: dict[str, str] = {}
+    parents: list[ElementTree.Element] = []
+    with reading(path), open_bytes(path) as handle:
+        misspelt = re.search(rb"encoding\s*=\s*[\"']utf_?8[\"']", handle.peek(200)[:200], re.IGNORECASE)
+        parser = ElementTree.XMLParser(encoding="utf-8" if misspelt else None)
+        try:
+            for event, element in ElementTree.iterparse(handle, ["start", "end"], parser):
+                if event == "start":
+                    parents.append(element)
+                    continue
+                parents.pop()
+                name = element.tag.rpartition("}")[2]
+                if name == "seg":
+                    tuv = parents[-1]  # the attribute of TMX 1.4, or of older versions
+                    tag = _tag(tuv.get(_XML_LANGUAGE) or tuv.get("lang") or "")
+                    segments.setdefault(tag, join_lines("".join(element.itertext())).strip())
+                elif name == "tu":
+                    yield segments
+                    segments = {}
+                    parents[-1].clear()
+                elif name in _CODES:
+                    element.text = None  # the text behind the element stays
+                    del element[:]
+        except ElementTree.ParseError as error:
+            raise DataError(f"{path}: invalid XML ({error})") from error
+        except (ValueError, LookupError) as error:  # an encoding that the parser lacks
+            raise DataError(
+                f"{path}: {error}; convert it, iconv -f ENCODING -t UTF-8, and remove encoding=... from line 1"
+            ) from error
+
+
 def _variety(code: str, tags: Iterable[str]) -> str | None:
     """Return the tag that a code means: the same tag, or else the first variety of it, or else its language alone."""
     wanted = _tag(code)
@@ -424,73 +428,3 @@ def _tag(code: str) -> str:
     """Return a language's tag in lower case: ``zh-hant`` for ``zho_Hant``."""
     main, *further = re.split("[-_]", code.lower())
     return "-".join([language(main), *further])
-
-
-def _units(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the text of each unit's first segment in each language. Memory holds one unit."""
-    with reading(path), open_bytes(path) as handle:
-        beginning = handle.peek(200)[:200]
-        misspelt = re.search(rb"encoding\s*=\s*[\"']utf_?8[\"']", beginning, re.IGNORECASE)
-        memory = _Memory("utf-8" if misspelt else None)
-        size = 0
-        while True:
-            chunk = handle.read(_CHUNK)
-            size += len(chunk)
-            try:
-                memory.parser.Parse(chunk, not chunk)
-            except expat.ExpatError as error:
-                raise DataError(f"{path}, line {error.lineno}: invalid XML ({error})") from error
-            except (ValueError, LookupError) as error:  # an encoding that the parser lacks
-                raise DataError(
-                    f"{path}: {error}; convert it, iconv -f ENCODING -t UTF-8, and remove encoding=... from line 1"
-                ) from error
-            if memory.characters > _LONGEST_UNIT or size - memory.parser.CurrentByteIndex > _LONGEST_UNIT + _CHUNK:
-                line = memory.parser.CurrentLineNumber
-                raise DataError(f"{path}, line {line}: a unit or a tag is longer than {_LONGEST_UNIT:,} bytes")
-            yield from memory.units
-            memory.units.clear()
-            if not chunk:
-                return
-
-
-class _Memory:
-    """A parser of TMX that collects the segments of complete units."""
-
-    def __init__(self, encoding: str | None) -> None:
-        self.units: list[dict[str, str]] = []  # complete ones: text by language
-        self.characters = 0  # in the text of the present unit
-        self._segments: dict[str, str] = {}  # the texts of the present unit
-        self._tag = ""
-        self._text: list[str] | None = None  # the parts of the present segment
-        self._codes = 0  # elements of tools' codes that are open
-        self.parser = expat.ParserCreate(encoding)
-        self.parser.buffer_text = True
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._add
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        element = name.rpartition(":")[2]
-        if element == "tu":
-            self._segments, self.characters = {}, 0
-        elif element == "tuv":  # the attribute of TMX 1.4, or of older versions
-            self._tag = _tag(attributes.get("xml:lang") or attributes.get("lang") or "")
-        elif element == "seg":
-            self._text = []
-        elif element in _CODES:
-            self._codes += 1
-
-    def _end(self, name: str) -> None:
-        element = name.rpartition(":")[2]
-        if element == "tu":
-            self.units.append(self._segments)
-        elif element == "seg" and self._text is not None:
-            self._segments.setdefault(self._tag, join_lines("".join(self._text)).strip())
-            self._text = None
-        elif element in _CODES:
-            self._codes -= 1
-
-    def _add(self, text: str) -> None:
-        if self._text is not None and not self._codes:
-            self._text.append(text)
-            self.characters += len(text)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data import UNKNOWN, Row, RowSource, Splits, repeatable
-from phmctl.data.card import Cleaning, Divide
+from phmctl.data.card import Cleaning
 from phmctl.data.readers import BLANKS
 from phmctl.errors import DataError, nearest
 
@@ -76,11 +76,10 @@ def select_periodic(
             yield row
 
 
-def divide_train(splits: Mapping[str, RowSource], divide: Divide) -> Division:
-    """Take the splits that are missing from train: from a first row on, one row in each period."""
-    first_rows = {split: row for split, row in divide.first_rows.items() if split not in splits}
-    train, period = splits["train"], divide.period
-    divided = {"train": select_periodic(train, period, [*first_rows.values()], complement=True)}
+def divide_train(splits: Mapping[str, RowSource], first_rows: Mapping[str, int], period: int) -> Division:
+    """Take splits from train: from a first row on, one row in each period."""
+    train = splits["train"]
+    divided = {"train": select_periodic(train, period, first_rows.values(), complement=True)}
     divided |= {split: select_periodic(train, period, [row]) for split, row in first_rows.items()}
     held_out = {
         split: f"rows {row:,}, {row + period:,}, {row + 2 * period:,}, ..." for split, row in first_rows.items()
@@ -88,8 +87,8 @@ def divide_train(splits: Mapping[str, RowSource], divide: Divide) -> Division:
     return {**splits, **divided}, held_out
 
 
-def hold_out(rows: RowSource, text: str) -> Splits:
-    """Divide train into train, valid and, with two sizes, test. `text` is ``1000,1000`` rows or ``5%,5%`` of them.
+def hold_out(splits: Mapping[str, RowSource], text: str) -> Division:
+    """Take valid and, with two sizes, test from train. `text` is ``1000,1000`` rows or ``5%,5%`` of them.
 
     The rows are chosen by a digest of their first text, so that the same corpus is always divided in the same way. Rows
     with equal sources stay in one split, as do two sources that the rows pair in both orders, and the last source of a
@@ -101,6 +100,10 @@ def hold_out(rows: RowSource, text: str) -> Splits:
     if not numbers or min(numbers) <= 0 or (percent and sum(numbers) >= 100):
         raise DataError(f"--split {text}: expected rows of valid and test, 1000,1000, or shares of train, 5%,5%")
     names = ("valid", "test")[: len(numbers)]
+    for name in names:
+        if name in splits:
+            raise DataError(f"--split {text} takes {name} from train; leave the option or the {name} files out")
+    rows = splits.get("train", ())
 
     @cache  # counting the sources takes passes over the files
     def split_of() -> dict[bytes, str]:
@@ -141,7 +144,8 @@ def hold_out(rows: RowSource, text: str) -> Splits:
             if split_of().get(_digest(row.texts[0]), "train") == split:
                 yield row
 
-    return {name: rows_of(name) for name in ("train", *names)}
+    held_out = dict.fromkeys(names, f"{text} of train, by the SHA-256 of the first text")
+    return {**splits, **{name: rows_of(name) for name in ("train", *names)}}, held_out
 
 
 def _sources_paired_in_both_orders(rows: RowSource) -> dict[bytes, bytes]:
@@ -408,3 +412,33 @@ class CleanRows:
         """Count a row as kept with a remark or as dropped. Return `keep`."""
         (self.noted if keep else self.dropped)[reason] += 1
         return keep
+
+
+def clean_splits(
+    splits: Mapping[str, RowSource],
+    cleaning: Cleaning,
+    max_tokens: int,
+    labels: Sequence[str] | None,
+    *,
+    symmetric: bool,
+    corpus: str,
+) -> dict[str, CleanRows]:
+    """Return the splits as cleaned rows, train without the texts of the others. Raises DataError for an empty split."""
+    held_out = HeldOut(symmetric=symmetric, sides=labels is None)
+    for name, rows in splits.items():
+        empty = True
+        for row in rows:
+            labelled = row.label is not None
+            empty = empty and not (labelled or (labels is None and all(map(str.strip, row.texts))))
+            if name != "train" and (labelled or labels is None):
+                held_out.add([clean_line(text, cleaning) for text in row.texts])
+            elif not empty:
+                break
+        if empty:
+            lacks = "pair with text on both sides" if labels is None else "example with a label"
+            advice = "" if name in ("train", "valid") else ", or leave a test set out"
+            raise DataError(f"{name} of {corpus!r} has no {lacks}; check the files{advice}")
+    return {
+        name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
+        for name, rows in splits.items()
+    }

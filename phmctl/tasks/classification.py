@@ -200,7 +200,7 @@ def evaluate(
     labels = load_labels(run)
     columns = {name: value for name, value in (("text", text), ("label", label)) if value is not None}
     if table is not None:
-        examples, name = read_table(run, Path(table), labelled_format(columns)), Path(table).name
+        examples, name = read_table(run, Path(table), labelled_format(text, label)), Path(table).name
     elif columns:
         raise UserError("--text and --label are columns of a table: give it with --table FILE")
     else:

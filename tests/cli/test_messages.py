@@ -16,7 +16,6 @@ MISTAKES = [
     ("prepare-data ../mine --train t.tsv --valid t.tsv", "../mine"),
     ("prepare-data mine --train t.tsv --valid t.tsv --vocabulary 3", "--vocabulary 3"),
     ("prepare-data mine --train t.tsv --valid t.tsv --tokenizer x", "--tokenizer x"),
-    ("prepare-data mine --train t.tsv --valid t.tsv --refetch", "--refetch"),
     ("prepare-data mine --train t.tsv --valid t.tsv --columns 0", "--columns 0"),
     ("prepare-data mine --train t.tsv --valid t.tsv --columns de,en", "'de'"),
     ("prepare-data mine --train t.tsv --valid t.tsv --columns a,b --no-header", "--no-header"),

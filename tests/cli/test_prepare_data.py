@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.card import load_card
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
 from phmctl.shipped import shipped_names
@@ -45,15 +44,11 @@ def test_json_is_the_manifest_and_nothing_else(tmp_path, files):
     assert "up to date" in again.stderr
 
 
-def test_the_list_shows_every_card_and_its_local_state(tmp_path):
+def test_the_list_shows_every_card_and_which_are_prepared(tmp_path):
     for folder in ("wmt18-en-et/bpe-32000-joint-256", "wmt18-en-et/word-100-20", "wmt18-en-et/.bpe-8-8.new"):
         (tmp_path / "data" / "prepared" / folder).mkdir(parents=True)
         (tmp_path / "data" / "prepared" / folder / "manifest.json").write_text("{}")
     (tmp_path / "data" / "prepared" / "wmt14-en-de" / "bpe-9-9").mkdir(parents=True)  # empty
-    for name in ("shakespeare", "multi30k-de-en"):
-        (tmp_path / "data" / "raw" / name / "urls-0123").mkdir(parents=True)
-    for url in load_card("multi30k-de-en").urls:
-        (tmp_path / "data" / "raw" / "multi30k-de-en" / "urls-0123" / url.file).touch()
     document = json.loads(prepare(tmp_path, "--list", "--json").stdout)
     cards = {card["name"]: card for card in document["cards"]}
     assert set(cards) == set(shipped_names("cards"))
@@ -65,10 +60,9 @@ def test_the_list_shows_every_card_and_its_local_state(tmp_path):
     assert cards["iwslt14-de-en"]["origins"] == ["hub", "urls"]
     result = prepare(tmp_path, "--list")
     rows = rows_of(result.stdout)
-    cells = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "not fetched"]
+    cells = ["en → mk", "203,622 / 2,077* / 2,078*", "CC BY-SA 4.0", "hub, urls", "no"]
     assert rows["setimes-en-mk"] == cells
-    names = ("wmt18-en-et", "multi30k-de-en", "miniature", "shakespeare")  # the last one's folder is empty
-    assert [rows[name][-1] for name in names] == ["prepared", "fetched", "–", "not fetched"]
+    assert [rows[name][-1] for name in ("wmt18-en-et", "wmt14-en-de")] == ["yes", "no"]
     assert rows["snli"][:2] == ["pair → 3", "550,152 / 10,000 / 10,000"]
     assert "* held out of train" in result.stderr
     assert "held out" not in prepare(tmp_path, "miniature", "--list").stderr

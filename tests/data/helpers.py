@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.data import Row
-from phmctl.data.card import RowFormat
 from phmctl.data.corpus import Corpus, own_corpus
 from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
@@ -55,7 +54,7 @@ def parallel(splits: Mapping[str, Iterable[tuple[str, str]]], **more: Any) -> Co
 
 
 def prepare_files(data: ParallelSection, *, files: Mapping[str, Sequence[Path]], **more: Any) -> PreparedData:
-    return prepare(data, corpus=own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
+    return prepare(data, own_corpus(data.card, {split: [pair] for split, pair in files.items()}), **more)
 
 
 def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
@@ -63,6 +62,9 @@ def as_given(tables: Mapping[str, Path]) -> dict[str, list[list[Path]]]:
     return {split: [[table]] for split, table in tables.items()}
 
 
-def prepare_tables(data: LabelledSection, *, tables: Mapping[str, Path], rows: RowFormat, **more: Any) -> PreparedData:
-    settings = {"rows": rows.model_dump(mode="json")}
-    return prepare(data, own_corpus(data.card, as_given(tables), rows), settings=settings, **more)
+def prepare_tables(
+    data: LabelledSection, *, tables: Mapping[str, Path], text: Sequence[str], extra: Sequence[str] = (), **more: Any
+) -> PreparedData:
+    """Prepare tables with a column ``label``."""
+    corpus = own_corpus(data.card, as_given(tables), labelled=True, text=text, label="label", extra=extra)
+    return prepare(data, corpus, **more)

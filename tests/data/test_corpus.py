@@ -40,7 +40,7 @@ def test_fairseq_folder_is_joined(tmp_path):
     corpus = open_corpus(load_card("iwslt14-de-en"), tmp_path, tmp_path)
     assert texts(corpus.splits["train"]) == [("pyramide", "pyramid")]
     (tmp_path / "valid.de").unlink()  # the other files are no plain text: their marks would stay
-    with pytest.raises(DataError, match=r"\(fairseq-tokenised folder\).*\nmissing: valid\.de\n"):
+    with pytest.raises(DataError, match=r"fairseq-tokenised folder: valid\.de\n"):
         open_corpus(load_card("iwslt14-de-en"), tmp_path, tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_real_dev_and_test_sets_of_wmt(real_data, tmp_path, name, folder, missin
     for path in source.glob("news*"):
         (with_train / path.name).symlink_to(path)
     if name != "wmt14-en-de":  # there the toy set below is a whole corpus
-        with pytest.raises(DataError, match=rf"\nmissing: {missing}"):
+        with pytest.raises(DataError, match=missing.replace(", ", " ")):
             open_corpus(card, source, tmp_path)
     for file in missing.split(", "):
         put(with_train / file, "one")
@@ -244,7 +244,8 @@ def test_every_card_reads_plain_text_and_tsv(tmp_path, valid):
     write(tmp_path, "train.modern", "train.original.gz", *(f"{valid}.{side}" for side in ("modern", "original")))
     write(tmp_path, "test.modern", "test.original")
     assert find_files(load_card("shakespeare"), tmp_path)[0].name == "plain text"
-    write(tmp_path / "other", "train.tsv.gz", f"{valid}.tsv", "test.tsv")
+    for name in ("train.tsv.gz", f"{valid}.tsv", "test.tsv"):
+        put(tmp_path / "other" / name, "x\ty")
     assert find_files(load_card("shakespeare"), tmp_path / "other")[0].name == "tab-separated"
 
 
@@ -253,13 +254,13 @@ def test_missing_files_are_named(tmp_path):
     write(tmp_path / "apart", *(f"{name.partition('.')[0]}/{name}" for name in NAMES))
     assert len(find_files(load_card("multi30k-de-en"), tmp_path / "apart")[1]) == 6
     write(tmp_path / "apart" / "more", "train.de")
-    with pytest.raises(DataError, match=r"missing: train\.de \(it is in several folders\)"):
+    with pytest.raises(DataError, match=r"plain text: train\.de\n"):
         find_files(load_card("multi30k-de-en"), tmp_path / "apart")
     write(tmp_path / "raw", *RAW[1:], "train.de.zip")
-    with pytest.raises(DataError, match=r"'multi30k-de-en' \(raw captions\).*\nmissing: train\.de\n"):
+    with pytest.raises(DataError, match=r"'multi30k-de-en'.*\n  raw captions: train\.de\n"):
         find_files(load_card("multi30k-de-en"), tmp_path / "raw")
     write(tmp_path / "id", "train.en", "train.id")
-    with pytest.raises(DataError, match=r"\nmissing: valid\.en, valid\.id, test\.en, test\.id\n"):
+    with pytest.raises(DataError, match=r"plain text: valid\.en valid\.id test\.en test\.id\n"):
         find_files(load_card("iwslt17-en-id"), tmp_path / "id")  # its test set is not taken from train
 
 

@@ -109,34 +109,27 @@ def test_files_are_fetched_once_and_checked(server, tmp_path):
     (folder / "a.de").write_bytes(b"zwei")
     fetch_all(card_of(item), cache)  # it is there
     assert (cache / "a.de").read_bytes() == b"eins"
-    with pytest.raises(DownloadError, match=digest[:12]):
-        fetch_all(card_of(item, sha256=digest), cache, refetch=True)
+    with pytest.raises(DownloadError, match=hashlib.sha256(b"zwei").hexdigest()[:12]):
+        fetch_all(card_of(item, sha256=hashlib.sha256(b"drei").hexdigest()), cache)
     assert (cache / "a.de").read_bytes() == b"eins"
-    fetch_all(card_of(item), cache, refetch=True)
+    fetch_all(card_of(item, sha256=hashlib.sha256(b"zwei").hexdigest()), cache)
     assert (cache / "a.de").read_bytes() == b"zwei"
     with pytest.raises(DownloadError, match=r"b\.de"):
         fetch_all(card_of({"url": f"{address}/b.de", "file": "b.de"}), cache)
     assert not (cache / "b.de").exists()
 
 
-def test_refetch_replaces_a_damaged_or_earlier_archive(tmp_path):
+def test_an_archive_that_cannot_be_unpacked_is_named(tmp_path):
     served, cache = tmp_path / "a.tgz", tmp_path / "cache"
     item = Url.model_construct(url=served.as_uri(), file="a.tgz", extract=True)
     card = load_card("multi30k-de-en").model_copy(update={"urls": (item,)})
     served.write_bytes(b"<html>busy</html>")
-    with pytest.raises(DataError, match="--refetch"):
+    with pytest.raises(DataError, match=str(cache / "a.tgz")):
         fetch_all(card, cache)
-    tar(served, {"old": b"x"})
-    fetch_all(card, cache, refetch=True)
-    tar(served, {"new": b"x"})
+    tar(served, {"train.de": b"x"})
+    (cache / "a.tgz").unlink()
     fetch_all(card, cache)
-    assert files_below(cache / "a.tgz.extracted").keys() == {"old", EXTRACTED}
-    fetch_all(card, cache, refetch=True)
-    assert files_below(cache / "a.tgz.extracted").keys() == {"new", EXTRACTED}
-    (cache / "a.tgz.extracted" / "notes").write_bytes(b"mine")
-    with pytest.raises(OutputError, match="notes"):
-        fetch_all(card, cache, refetch=True)
-    assert files_below(cache / "a.tgz.extracted").keys() == {"new", "notes", EXTRACTED}
+    assert files_below(cache / "a.tgz.extracted").keys() == {"train.de", EXTRACTED}
 
 
 COMMIT = "0123456789" * 4
@@ -176,16 +169,14 @@ def test_the_library_is_asked_for_the_cards_dataset(tmp_path, monkeypatch, addre
     asked = []
 
     def load(*names, **options):
-        asked.append((names, options["revision"], options["data_dir"], options["download_mode"]))
+        asked.append((names, options["revision"], options["data_dir"]))
         return datasets.DatasetDict({"train": rows, "other": rows})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     hub = Hub(id="a/b", config="c", revision="refs/x", folder="f", splits={"train": "train"}, texts=("de", "en"))
-    for refetch in (False, True):
-        splits, _, origin = load_rows(hub, tmp_path / "cache", refetch=refetch)
-        assert (origin, texts(splits["train"])) == (f"hub a/b at {version}", PAIRS)
-    modes = (None, "force_redownload")
-    assert asked == [(("a/b", "c"), "refs/x", "f", mode) for mode in modes]
+    splits, _, origin = load_rows(hub, tmp_path / "cache")
+    assert (origin, texts(splits["train"])) == (f"hub a/b at {version}", PAIRS)
+    assert asked == [(("a/b", "c"), "refs/x", "f")]
 
 
 def test_errors_of_the_hub(tmp_path, monkeypatch):

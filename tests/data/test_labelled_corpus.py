@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from phmctl.data.card import RowFormat, load_card
+from phmctl.data.card import load_card
 from phmctl.data.corpus import hub_rows, open_corpus, own_corpus
 from phmctl.errors import DataError
 from tests.data.helpers import as_given, put, sizes, texts
@@ -156,17 +156,9 @@ def test_own_tables(tmp_path):
     valid = put(tmp_path / "b.tsv", "label\ttext", 'y\t"three')
     extra = put(tmp_path / "c.jsonl", '{"text": "four", "label": "x"}')
     files = {"valid": valid, "train": train, "test_hard": extra}
-    corpus = own_corpus("own", as_given(files), RowFormat(texts=("text",), label="label"))
+    corpus = own_corpus("own", as_given(files), labelled=True, text=["text"], label="label")
     assert list(corpus.splits) == ["train", "valid", "test_hard"]
     assert [texts(rows) for rows in corpus.splits.values()] == [[("one, two",)], [('"three',)], [("four",)]]
-
-
-def test_a_side_that_is_one_value_in_most_rows_is_named(tmp_path, capsys):
-    """As a column of licences is, if columns are counted from 1."""
-    table = put(tmp_path / "t.tsv", *(f"Satz {row}\tsentence {row}\tCC BY" for row in range(20)))
-    for columns, warned in (((0, 1), False), ((1, 2), True)):
-        own_corpus("own", {"train": [[table]]}, RowFormat(header=False, texts=columns))
-        assert ("warning: text 2 is 'CC BY' in 20 of" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.parametrize(
@@ -181,7 +173,7 @@ def test_invalid_own_tables(tmp_path, files, place):
     put(tmp_path / "a.tsv", "label\ttext", "x\ty")
     paths = {split: tmp_path / name for split, name in files.items()}
     with pytest.raises(DataError, match=place):
-        own_corpus("own", as_given(paths), RowFormat(texts=("text",), label="lable"))
+        own_corpus("own", as_given(paths), labelled=True, text=["text"], label="lable")
 
 
 def test_labels_of_the_hub():

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from phmctl.cli.preparing import prepared_table
 from phmctl.data import Location, Row
 from phmctl.data.batches import collate, lengths_of, plan_by_count
+from phmctl.data.card import load_card
 from phmctl.data.corpus import Corpus
-from phmctl.data.prepare import choose_section, prepare
-from phmctl.data.prepared import PreparedData, prepared_folder, prepared_table, trained_sizes
+from phmctl.data.prepare import prepare
+from phmctl.data.prepared import PreparedData, choose_section, prepared_folder, trained_sizes
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import LabelledSection
@@ -22,7 +24,7 @@ SECTION = LabelledSection(card="own", vocabulary=60, max_tokens=5)
 
 
 def choose(name, recipe, given):
-    return choose_section(name, recipe and load_recipe(recipe), given, LabelledSection)
+    return choose_section(name, LabelledSection, recipe and load_recipe(recipe), given)
 
 
 def examples(*rows, name="file.tsv"):
@@ -141,12 +143,12 @@ def quora(folder, odd="3\t1\tcut short"):
 
 def test_quora_drops_rows_that_are_cut_short_and_counts_them(tmp_path, capsys):
     section = choose("quora", None, {})
-    data = prepare(section, root=tmp_path / "data", source=quora(tmp_path / "raw"))
+    data = prepare(section, load_card("quora"), root=tmp_path / "data", source=quora(tmp_path / "raw"))
     train = data.manifest["splits"]["train"]
     assert train["dropped"] == {"odd_row": 1, "in_valid_or_test": 1}
     assert "test of quora has 2 rows, but 10,000" in capsys.readouterr().err
     assert "1 odd row, 1 in valid or test" in prepared_table(data.manifest).drawn()
-    again = prepare(section, root=tmp_path / "data")  # up to date, so neither a source nor the network is needed
+    again = prepare(section, load_card("quora"), root=tmp_path / "data")  # without a source, and without the network
     assert again.manifest == data.manifest
     assert "is up to date" in capsys.readouterr().err
 
@@ -195,7 +197,7 @@ def test_vectors(tmp_path, capsys):
     put(file, "the 5 6")
     assert prepared(tmp_path, vectors=file).vectors[row].tolist() == [5, 6]  # all others are the mean
     assert prepared(tmp_path, force=True).vectors is None
-    assert "v.txt" in capsys.readouterr().err
+    assert "--vectors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("tokenizer", "place"), [("word", "nowhere"), ("bpe", "--vectors: .*bpe")])

@@ -110,29 +110,15 @@ def test_the_command_that_prepares_missing_data(tmp_path, monkeypatch, section, 
 
 FILES = [{"name": "train.arrow", "bytes": 1, "sha256": "0"}]
 GOOD = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": FILES}
-WRONG = {
-    "format": [FORMAT + 1],
-    "files": [[], [5], [{}], FILES * 2],
-    "splits": [[], {"train": 7}],
-    "settings": [None],
-    "token_types": [{"source": "many"}, {"source": 10**30}],
-    "labels": ["abc"],
-    "texts": [3],
-}
+WRONG = [{"format": FORMAT + 1}, {"files": []}, {"files": [5]}, {"files": FILES * 2}]
 
 
-@pytest.mark.parametrize(
-    ("content", "key"),
-    [
-        *((content, "") for content in ("{", "[]", "{}", "\xff", "5", '{"format": 3}')),
-        *((json.dumps(GOOD | {key: value}), key) for key, values in WRONG.items() for value in values),
-    ],
-)
-def test_a_damaged_manifest_is_a_users_error(tmp_path, content, key):
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "\xff", *(json.dumps(GOOD | wrong) for wrong in WRONG)])
+def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / MANIFEST).write_text(json.dumps(GOOD))
     assert read_manifest(tmp_path) == GOOD
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
-    with pytest.raises(DataError, match=rf"manifest\.json.*{key}.*move .* away"):
+    with pytest.raises(DataError, match=r"manifest\.json.*move .* away"):
         PreparedData(tmp_path)
 
 

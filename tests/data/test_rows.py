@@ -84,7 +84,7 @@ def test_valid_and_test_keep_every_line():
 def test_the_last_source_of_a_label_stays_in_train(seed):
     """Half of the labels have one source, the others two."""
     rows = [Row((f"text {seed} {number}",), f"label {number % 67}") for number in range(100)]
-    divided = hold_out(rows, "10%,10%")
+    divided = hold_out({"train": rows}, "10%,10%")[0]
     assert {row.label for row in divided["train"]} == {row.label for row in rows}
     assert [len([*divided[name]]) for name in ("train", "valid", "test")] == [80, 10, 10]
 
@@ -92,7 +92,7 @@ def test_the_last_source_of_a_label_stays_in_train(seed):
 def test_a_pair_and_its_swap_are_held_out_together():
     pairs = [(f"sentence {number}", f"other {number}") for number in range(100)]
     rows = as_rows([*pairs, *(pair[::-1] for pair in pairs), ("sentence 1", "a third")])
-    divided = hold_out(rows, "40,40")
+    divided = hold_out({"train": rows}, "40,40")[0]
     kept = {frozenset(row.texts) for row in divided["train"]}
     for name in ("valid", "test"):
         held = [row.texts for row in divided[name]]

@@ -6,7 +6,7 @@ import pytest
 
 from phmctl.data.card import RowFormat
 from phmctl.data.corpus import table_rows
-from phmctl.data.readers import check_columns, tables
+from phmctl.data.readers import tables
 from phmctl.errors import DataError
 from tests.data.helpers import put
 
@@ -107,17 +107,12 @@ def test_bad_lines_are_skipped_anywhere(tmp_path, name, bad):
     assert len(rows) == 4 + 2 * bad.count(b"\n")
 
 
-@pytest.mark.parametrize("rows", [PAIR, {"format": "jsonl", **PAIR}, {"texts": (0, 1)}, {"texts": (0,), "label": 1}])
-def test_an_empty_file(tmp_path, rows):
+def test_an_empty_file_or_a_column_name_that_is_not_unique(tmp_path):
     with pytest.raises(DataError, match=r"a\.tsv"):
-        check_columns(put(tmp_path / "a.tsv"), RowFormat(**rows))
-
-
-def test_a_column_name_that_is_not_unique(tmp_path):
+        read(put(tmp_path / "a.tsv"), **PAIR)
     path = put(tmp_path / "a.tsv", "premise\tlabel\thypothesis\tlabel\tother\tother", "a\t0\tb\t1\tx\ty")
-    for attempt in (check_columns, lambda path, rows: list(tables([path], rows))):
-        with pytest.raises(DataError, match=r"a\.tsv .*'label'"):
-            attempt(path, RowFormat(**PAIR))
+    with pytest.raises(DataError, match=r"a\.tsv .*'label'"):
+        read(path, **PAIR)
     assert read(path, texts=("premise",), label="hypothesis")[0].label == "b"  # other columns do not matter
 
 

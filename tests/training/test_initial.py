@@ -143,10 +143,11 @@ def test_a_run_of_another_width_or_vocabulary_is_refused(
 ) -> None:
     recipe = changed(tiny_run.folder, setting)
     if setting.startswith("data"):
+        from phmctl.data.card import load_card
         from phmctl.data.prepare import prepare
 
         miniature_data = tmp_path / "data"
-        prepare(recipe.data, root=miniature_data)
+        prepare(recipe.data, load_card(recipe.data.card), root=miniature_data)
     with pytest.raises(RunError, match=re.escape(place)):
         train(recipe, data=miniature_data, runs=tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()  # nothing was begun

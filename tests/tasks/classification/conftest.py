@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from phmctl.data.card import RowFormat
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
@@ -60,14 +59,12 @@ def labelled_data(tmp_path_factory: pytest.TempPathFactory, small: Callable[...,
     root = tmp_path_factory.mktemp("labelled")
     counts = {"train": (600, 1), "valid": (60, 2), "test": (90, 3)}
     texts = {name: prefixes(*count) for name, count in counts.items()} | {"test_other": prefixes(40, 4)}
-    rows = RowFormat(texts=("text",), label="label", extras={"distractors": "distractors"})
     folder = tmp_path_factory.mktemp("texts")
     tables = write_tables(folder, "label\ttext\tdistractors", texts)
-    prepare_tables(small("encoder").data, root=root, tables=tables, rows=rows)
+    prepare_tables(small("encoder").data, root=root, tables=tables, text=["text"], extra=["distractors"])
     folder = tmp_path_factory.mktemp("pairs")
     tables = write_tables(folder, "label\tone\ttwo", {name: pairs(*count) for name, count in counts.items()})
-    rows = RowFormat(texts=("one", "two"), label="label")
-    prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows)
+    prepare_tables(small("lstm-pair").data, root=root, tables=tables, text=["one", "two"])
     return root
 
 

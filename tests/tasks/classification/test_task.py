@@ -10,7 +10,6 @@ from torch.nn import functional as F
 import phmctl
 from phmctl.data import PAD
 from phmctl.data.batches import collate
-from phmctl.data.card import RowFormat
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, DimensionError, RunError
 from phmctl.recipe.schema import ClassificationRecipe
@@ -94,9 +93,10 @@ def with_vectors(tmp_path_factory: pytest.TempPathFactory, small: Small) -> Path
     ]
     (folder / "vectors.txt").write_text("".join(f"{line}\n" for line in lines))
     tables = write_tables(folder, "label\tone\ttwo", {"train": pairs(80, 1), "valid": pairs(20, 2)})
-    rows = RowFormat(texts=("one", "two"), label="label")
     root = folder / "data"
-    prepare_tables(small("lstm-pair").data, root=root, tables=tables, rows=rows, vectors=folder / "vectors.txt")
+    prepare_tables(
+        small("lstm-pair").data, root=root, tables=tables, text=["one", "two"], vectors=folder / "vectors.txt"
+    )
     return root
 
 
