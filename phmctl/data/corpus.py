@@ -239,13 +239,14 @@ def _from_network(card: Card, cache: Path) -> Corpus:
     urls = [url.model_dump(mode="json") for url in card.urls]
     folder = cache / f"urls-{sha256_text([json.dumps(urls, sort_keys=True)])[:12]}"
     reasons = []
-    with lock(cache / ".lock"):
+    with lock(cache / ".lock"), writing(cache):
         for origin in card.download_origins:
             try:
-                if origin == "hub" and card.hub is not None:
+                if origin == "urls":
+                    fetch_all(card, folder)
+                    return _from_folder(card, folder, "the card's URLs")
+                if card.hub is not None:
                     return _corpus_of(card, *load_rows(card.hub, cache / "hub"))
-                fetch_all(card, folder)
-                return _from_folder(card, folder, "the card's URLs")
             except DataError as error:  # also if a server answers with a page, or an archive's files have changed
                 reasons.append(str(error).replace("\n", "; "))
     reason = "; ".join(reasons) or "the card has neither a hub nor URLs"
@@ -273,22 +274,21 @@ def _download(item: Url, target: Path) -> None:
 
     part = target.with_name(f".{target.name}.part")
     note(f"fetching {item.url} ...")
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with urllib.request.urlopen(item.url, timeout=_TIMEOUT) as response, part.open("wb") as file:
-                shutil.copyfileobj(response, file)
-                expected = int(response.headers.get("Content-Length") or file.tell())
-                if file.tell() < expected:
-                    raise ConnectionError(f"the connection ended after {file.tell():,} of {expected:,} bytes")
-        except (http.client.HTTPException, urllib.error.URLError, ConnectionError, TimeoutError, ValueError) as error:
-            raise DownloadError(f"cannot fetch {item.url}: {_reason(error)}") from error
-        if item.sha256 and (actual := sha256(part)) != item.sha256:
-            raise DownloadError(
-                f"{item.url} has SHA-256 {actual[:12]}..., but {item.sha256[:12]}... was expected: the publisher has "
-                "changed it, or the transfer damaged it"
-            )
-        part.replace(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(item.url, timeout=_TIMEOUT) as response, part.open("wb") as file:
+            shutil.copyfileobj(response, file)
+            expected = int(response.headers.get("Content-Length") or file.tell())
+            if file.tell() < expected:
+                raise ConnectionError(f"the connection ended after {file.tell():,} of {expected:,} bytes")
+    except (http.client.HTTPException, urllib.error.URLError, ConnectionError, TimeoutError, ValueError) as error:
+        raise DownloadError(f"cannot fetch {item.url}: {_reason(error)}") from error
+    if item.sha256 and (actual := sha256(part)) != item.sha256:
+        raise DownloadError(
+            f"{item.url} has SHA-256 {actual[:12]}..., but {item.sha256[:12]}... was expected: the publisher has "
+            "changed it, or the transfer damaged it"
+        )
+    part.replace(target)
 
 
 def extract(archive: Path, folder: Path) -> None:
@@ -305,8 +305,7 @@ def extract(archive: Path, folder: Path) -> None:
                         pass  # to the end, so that the compressed stream's checksum is verified
         except Exception as error:  # tarfile, zipfile and the decompressors raise a dozen types
             if isinstance(error, OSError) and error.errno is not None:  # raised by the operating system
-                with writing(folder):
-                    raise
+                raise
             raise DataError(
                 f"{archive} cannot be unpacked ({_reason(error)}): remove it to fetch it again, or unpack it yourself "
                 "and use --source DIR"

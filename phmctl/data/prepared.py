@@ -122,12 +122,12 @@ def choose_section(
     Raises DataError, and RecipeError if the recipe has another task.
     """
     base: Any = section(card=card)
-    if recipe is not None:
+    if recipe is None and is_card(card):
+        changes = {**{str(key): value for key, value in load_card(card).defaults.items()}, **changes}
+    elif recipe is not None:
         if not isinstance(recipe.data, section):
             expect(recipe, next(cls for cls in RECIPES.values() if cls.model_fields["data"].annotation is section))
         base = recipe.data.model_copy(update={"card": card})
-    elif is_card(card):
-        changes = {**{str(key): value for key, value in load_card(card).defaults.items()}, **changes}
     chosen: SectionT = change(base, changes, DataError)
     return chosen
 
