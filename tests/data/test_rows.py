@@ -2,17 +2,14 @@ import pytest
 
 from phmctl.data import Row
 from phmctl.data.card import Cleaning
-from phmctl.data.rows import CleanRows, HeldOut, clean_line, hold_out
+from phmctl.data.rows import CleanRows, clean_line, hold_out, row_digests
 from tests.data.helpers import as_rows, texts
 
 PLAIN = Cleaning()
 
 
 def held_out(*pairs):
-    texts = HeldOut(sides=True)
-    for pair in pairs:
-        texts.add(pair)
-    return texts
+    return {digest for pair in pairs for digest in row_digests(pair, symmetric=False, sides=True)}
 
 
 def cleaned(pairs, settings, max_tokens, held_out=None):
