@@ -54,20 +54,6 @@ def test_mnli_has_two_test_sets(tmp_path):
     assert list(corpus.splits)[:2] == ["train", "valid"]
 
 
-def test_scitails_tables(tmp_path):
-    for name in ("train", "dev", "test"):
-        put(tmp_path / "tsv_format" / f"scitail_1.0_{name}.tsv", 'a "b\tc\tentails', "d\te\tneutral")
-    corpus = opened("scitail", tmp_path)
-    assert [example.label for example in corpus.splits["train"]] == ["entailment", "neutral"]
-    assert texts(corpus.splits["test"])[0] == ('a "b', "c")
-
-
-def test_dialogue_nli_with_the_verified_test(tmp_path):
-    for name in ("train", "dev", "test", "verified_test"):
-        put(tmp_path / f"dialogue_nli_{name}.jsonl", '{"sentence1": "a", "sentence2": "b", "label": "negative"}')
-    assert sizes(opened("dialogue-nli", tmp_path)) == {"train": 1, "valid": 1, "test": 1, "test_verified": 1}
-
-
 def test_probing_splits_are_in_one_file(tmp_path):
     put(tmp_path / "sent_len.txt", 'tr\t0\t"Hm .', "te\t1\tb", "tr\t1\tc", "va\t0\td")
     splits = opened("probing-sentence-length", tmp_path).splits
@@ -142,13 +128,6 @@ def test_snlis_test_set_is_found_below_the_folder(tmp_path):
     assert [example.label for example in corpus.splits["test_snli"]] == ["entailment", None]
     assert [file.split for file in corpus.files if file.path.parent.name == "snli"] == ["test_snli"]
     assert "test_snli" not in opened("snli-counterfactual", tmp_path / "all" / "cf").splits
-
-
-def test_a_missing_column(tmp_path):
-    for name in ("train", "dev", "test"):
-        put(tmp_path / "all_combined" / f"{name}.tsv", "sentence1\tsentence2\tlabel", "a\tb\tneutral")
-    with pytest.raises(DataError, match="'gold_label'"):
-        opened("snli-counterfactual", tmp_path)
 
 
 def test_own_tables(tmp_path):

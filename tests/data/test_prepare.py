@@ -170,13 +170,6 @@ def test_damage_is_found_when_the_data_is_used(tmp_path, name, damage):
         data.split(path.stem) if path.suffix == ".arrow" else data.tokenizers
 
 
-def test_line_ends_that_git_has_changed_are_named(tmp_path):
-    path = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder / "tokenizer.json"
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    with pytest.raises(DataError, match=r"tokenizer\.json .*autocrlf"):
-        PreparedData.find(SECTION, tmp_path).tokenizers  # noqa: B018
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError("line 3 is not UTF-8"), OSError(28, "No space left")])
 @pytest.mark.parametrize("where", ["_encoded", "seal"])
 def test_an_interrupted_preparation_leaves_nothing_or_the_earlier_data(tmp_path, monkeypatch, error, where):
@@ -196,16 +189,6 @@ def test_an_interrupted_preparation_leaves_nothing_or_the_earlier_data(tmp_path,
     before = content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder)
     interrupted()
     assert content(PreparedData.find(SECTION, tmp_path).folder) == before
-
-
-def test_the_lock_of_a_killed_preparation_is_removed(tmp_path):
-    """Also by a preparation that has nothing to do."""
-    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
-    lock = folder.with_name(f".{folder.name}.lock")
-    lock.touch()
-    before = content(folder)
-    assert content(prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder) == before
-    assert not lock.exists()
 
 
 def test_data_linked_to_another_disk_stays_there(tmp_path):

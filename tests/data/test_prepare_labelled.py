@@ -171,14 +171,6 @@ def test_a_class_that_loses_all_its_train_rows(tmp_path, capsys):
     assert counts in error_output
 
 
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
-@pytest.mark.parametrize("rows", [[], [("text", None)]])
-def test_an_empty_split(tmp_path, split, rows):
-    for labels in ((), ("yes", "no")):  # the labels of train, or a card's
-        with pytest.raises(DataError, match=f"{split} of 'own'"):
-            prepared(tmp_path, corpus(**{split: rows}, labels=labels))
-
-
 def test_vectors(tmp_path, capsys):
     file = put(tmp_path / "v.txt", "the 1 2", "dog 3 4", "unseen 9 9")
     data = prepared(tmp_path, vectors=file)
