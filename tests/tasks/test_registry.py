@@ -140,7 +140,7 @@ def test_commands_and_options_that_it_lacks_are_refused_by_name(recipe: str) -> 
     run = call("train", recipe, "--steps", "1").strip()
     for arguments, name in (
         (("bench", "decode", recipe), "'digit'"),
-        (("prepare-data", "mine", "--recipe", recipe), "'digit'"),
+        (("prepare-data", "miniature", "--recipe", recipe), "'digit'"),
         (("decode", run, "--beam", "4", "--n-best", "2"), "--beam, --n-best"),
         (("eval", run, "--lowercase"), "--lowercase"),
     ):
