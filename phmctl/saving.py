@@ -104,7 +104,7 @@ def _rules(model: nn.Module) -> set[Tensor]:
         if isinstance(module, StructuredWeight):
             names = module.structure.rule_names
         elif isinstance(module, ParametrizationList) and isinstance(kronecker := module[0], Kronecker):
-            names = ["original0"] if kronecker.structure.rule_names else []
+            names = [f"original{kronecker.names.index(rule)}" for rule in kronecker.rule_names]
         rules.update(parameter for name in names for parameter in parameters_behind(module, name))
     return rules
 
@@ -261,8 +261,8 @@ def _checked_record(record: Mapping[str, Any]) -> dict[str, Any]:
     Raises AttributeError, KeyError, PhmctlError, TypeError or ValueError if it is damaged.
     """
     arguments = {name: value for name, value in record.items() if name != "weights"}
-    sizes = [arguments[name] for name in ("n", "parts", "groups")]
-    sizes += [arguments.get(name) or 1 for name in ("zero_row", "rows")]
+    sizes = [arguments["n"] or arguments["rank"], *(arguments[name] for name in ("parts", "groups"))]
+    sizes += [arguments.get(name) or 1 for name in ("zero_row", "rows", "rank")] + arguments.get("blocks", [])
     sizes_are_valid = all(type(size) is int and 0 < size < _LARGEST_SIZE for size in sizes)
     if not sizes_are_valid or type(arguments["transposed"]) is not bool:
         raise ValueError(f"arguments {arguments}")
@@ -307,7 +307,7 @@ def _parametrize(
     for record in records:
         places = [weight.rpartition(".")[::2] for weight in record["weights"]]  # names of a module and an attribute
         names = [f"{module}.parametrizations.{key}.original".removeprefix(".") for module, key in places]
-        originals = [stored[name + i] for i in "01" for name in names if name + i in stored]
+        originals = [stored[name + i] for i in "0123" for name in names if name + i in stored]
         for module, key in places:
             with suppress(AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 owner = model.get_submodule(wrapped[module])

@@ -1,7 +1,7 @@
-"""Convert a dense model to PHM weights (:func:`convert`) and back (:func:`to_dense`).
+"""Convert a dense model to weights of few numbers (:func:`convert`) and back (:func:`to_dense`).
 
-Each weight becomes the nearest sum of Kronecker products, as a parametrization of ``torch.nn.utils.parametrize``: the
-module keeps its class, hooks and forward, and the attribute ``weight`` is H.
+Each weight becomes the nearest sum of Kronecker products, the nearest product of low rank or both, as a parametrization
+of ``torch.nn.utils.parametrize``: the module keeps its class and hooks, and the attribute ``weight`` is H.
 """
 
 import copy
@@ -22,15 +22,18 @@ from torch.nn.utils import parametrize
 from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.errors import PhmctlError, UserError
+from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
-from phmctl.nn.parametrization import Kronecker, attach, is_computed, restore
+from phmctl.nn.parametrization import STRUCTURES, Kronecker, attach, is_computed, numbers_of_share, restore
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVERTIBLE = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, *_TABLES)
 _COUNTED = _NOT_SELECTED, _VECTOR = "not selected", "its weight is a vector"  # reasons whose modules are counted only
+
+STRUCTURE = "low-rank"  # the default of convert with a share
+_BLOCKS = 8  # blocks of a weight in each direction, in a Kronecker sum of a share
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
 
@@ -43,7 +46,7 @@ class Converted:
     kind: str  # class of the module
     shape: tuple[int, ...]  # shape of the first weight with the most axes
     before: int  # parameters of the weights
-    after: int  # parameters of A and S, or `before` if it was skipped
+    after: int  # parameters that compute the weights, or `before` if it was skipped
     error: float | None  # ‖W − H‖ / ‖W‖, Frobenius norms, over all weights, or None if it was skipped
     skipped: str | None = None  # the reason
 
@@ -83,9 +86,19 @@ def _counted(kinds: Iterable[str]) -> str:
 
 @torch.no_grad()
 def convert(
-    model: nn.Module, n: int | None = None, *, select: Selection = None, algebra: str = LEARNED, inplace: bool = False
+    model: nn.Module,
+    n: int | None = None,
+    *,
+    share: float | None = None,
+    structure: str | None = None,
+    select: Selection = None,
+    algebra: str = LEARNED,
+    inplace: bool = False,
 ) -> tuple[nn.Module, Conversion]:
-    """Replace the weights of any model by the nearest sums of Kronecker products. :func:`phmctl.to_dense` goes back.
+    """Replace the weights of any model by the nearest ones of few numbers. :func:`phmctl.to_dense` goes back.
+
+    ``convert(model, share=0.25)`` gives each weight a quarter of the numbers, which suits trained weights.
+    ``convert(model, n=4)`` makes sums of n Kronecker products, which suit training from scratch.
 
     The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
     each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization. Classes, hooks and forwards stay.
@@ -95,7 +108,12 @@ def convert(
 
     Args:
         model: any module, also a single layer.
-        n: the PHM hyperparameter, which a fixed algebra implies.
+        n: the PHM hyperparameter, which a fixed algebra implies. With a `share`, the blocks of a Kronecker sum in each
+            direction (8), or the largest divisor of n that divides the weight.
+        share: the numbers of each weight as a share of the dense weight's, between 0 and 1.
+        structure: how a share is used. ``low-rank`` is a product L R, ``kronecker`` a sum of Kronecker products, and
+            ``mixture`` a product with half of the numbers and the sum nearest to the rest. Tables in a mixture are of
+            low rank.
         select: the modules to convert: a glob over names (``"encoder.*.fc?"``), a compiled regular expression
             that is searched in names, a function of name and module, or a sequence of these. None selects all.
         algebra: ``phm``, or a fixed algebra, whose S is found by least squares.
@@ -106,19 +124,29 @@ def convert(
 
     Raises:
         DimensionError: n is not the algebra's dimension.
-        UserError: neither n of at least 2 nor a fixed algebra; no module that is selected can be converted; the model
-            cannot be copied.
+        UserError: neither n of at least 2, nor a fixed algebra, nor a share; no module that is selected can be
+            converted; the model cannot be copied.
     """
-    order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if n is None else n)
-    if order == 1:
-        raise UserError(f"n = {n}: convert needs n of at least 2, or a fixed algebra that implies it")
+    order = _BLOCKS if n is None and share is not None else n
+    order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if order is None else order)
+    if share is None and (order == 1 or structure is not None):
+        raise UserError(f"n = {n}: convert needs a share, n of at least 2, or a fixed algebra that implies it")
+    if share is not None:
+        structure = STRUCTURE if structure is None else structure
+        check_known("structure", structure, STRUCTURES)
+        is_number = isinstance(share, (int, float)) and 0 < share < 1
+        if not is_number or algebra != LEARNED or (structure == "low-rank" and n is not None):
+            raise UserError(
+                f"share = {share!r}: expected a number between 0 and 1, algebra 'phm', and n only with a Kronecker sum"
+            )
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
     selected = {
         name: module for name, module in found.items() if _is_convertible(module) and _matches(select, name, module)
     }
     before = _parameter_count(model)
-    converter = _Converter(model, list(selected.values()), order, algebra, takes_frozen=select is not None)
+    size = {"n": order, "algebra": algebra, "share": share, "structure": structure}
+    converter = _Converter(model, list(selected.values()), size, takes_frozen=select is not None)
     # Tables come first, those with a padding row before the others: maps with the same weight keep the table's rows.
     ranks = {
         name: (not isinstance(part, _TABLES), getattr(part, "padding_idx", None) is None)
@@ -239,9 +267,9 @@ class _Converter:
     """Converts the modules of one model; modules that share a weight share the parametrization."""
 
     def __init__(
-        self, model: nn.Module, modules: Sequence[nn.Module], n: int, algebra: str, *, takes_frozen: bool
+        self, model: nn.Module, modules: Sequence[nn.Module], size: Mapping[str, Any], *, takes_frozen: bool
     ) -> None:
-        self.n, self.algebra, self.takes_frozen = n, algebra, takes_frozen
+        self.size, self.takes_frozen = size, takes_frozen
         self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
         converting = {owner for module in modules for owner, _ in _weight_attributes(module)}
         others = [(name, module) for name, module in model.named_modules() if module not in converting]
@@ -281,8 +309,7 @@ class _Converter:
         """Register a parametrization for each weight. If one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                kronecker = Kronecker(self.n, algebra=self.algebra, **_layout(owner, key, weight, self.n))
-                attach(owner, key, kronecker, self.chains)
+                attach(owner, key, _kronecker(owner, key, weight, **self.size), self.chains)
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
                 if parametrize.is_parametrized(owner, key):
@@ -291,7 +318,18 @@ class _Converter:
         return None
 
 
-def _layout(module: nn.Module, key: str, weight: Tensor, n: int) -> dict[str, Any]:
+def _kronecker(
+    module: nn.Module, key: str, weight: Tensor, n: int, algebra: str, share: float | None, structure: str
+) -> Kronecker:
+    """Return the parametrization of a module's weight. Raises DimensionError if nothing would be saved."""
+    layout, is_table = _layout(module, key, weight), isinstance(module, _TABLES)
+    if share is None:
+        return Kronecker(n, algebra=algebra, rows=len(weight) if is_table and len(weight) % n else None, **layout)
+    structure = "low-rank" if is_table and structure == "mixture" else structure
+    return Kronecker(**numbers_of_share(weight, share, structure, n, **layout), **layout)
+
+
+def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
     """Return the arguments of :class:`Kronecker` for the axes of a module's weight."""
     if isinstance(module, _ConvNd):
         return {"groups": module.groups, "transposed": module.transposed}
@@ -302,7 +340,7 @@ def _layout(module: nn.Module, key: str, weight: Tensor, n: int) -> dict[str, An
     padding = module.padding_idx
     if padding is not None and (weight.is_meta or weight[padding].any()):
         padding = None
-    return {"zero_row": padding, "rows": len(weight) if len(weight) % n else None}
+    return {"zero_row": padding}
 
 
 def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -1,5 +1,6 @@
-"""A and S as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
+"""Weights of A and S or of low rank, as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -9,15 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from phmctl.algebra.dimension import LEARNED
+from phmctl.algebra.dimension import LEARNED, check_count
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
 from phmctl.errors import DimensionError, UserError
-from phmctl.nn.structures import KroneckerSum, Tensors, computed, leaf_of
+from phmctl.nn.structures import KroneckerSum, LowRank, Structure, Tensors, computed, leaf_of
+
+STRUCTURES = ("low-rank", "mixture", "kronecker")  # of weights that get a share of the numbers
+SUM_PART = 0.5  # of the parameters of a mixture, which the Kronecker sum gets
 
 
 class Kronecker(nn.Module):
-    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``.
+    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``, a product ``L R`` of low rank, or their sum.
 
     ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d), or (k, d,
     *kernel), by the nearest A (n, n, n) and S (n, k/n, d/n, *kernel). Under a fixed algebra S is the only parameter.
@@ -25,14 +29,20 @@ class Kronecker(nn.Module):
     k/(parts·n), d/n).
     ``parametrize.cached()`` keeps H within a scope.
 
+    ``Kronecker(0, rank=m)`` makes the nearest L (k, m) and R (m, d, *kernel). ``nn.Linear`` and ``nn.Embedding`` then
+    multiply by R and L without building H. ``Kronecker(8, rank=m, blocks=(16, 16))`` adds the 8 Kronecker products
+    nearest to the rest, with A (8, 16, 16) and S (8, k/16, d/16). Its tensors are in the order R, L, A, S.
+
     Args:
-        n: the PHM hyperparameter.
+        n: the PHM hyperparameter; with `blocks` the number of terms only. 0 with a `rank` leaves the sum out.
         algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
         parts: number of maps that the weight stacks: 4 for an LSTM, 3 for a GRU.
         groups: the groups of a convolution. They share the rule, and n divides the channels of each.
         transposed: the weight is (d, k, ...), as in ``nn.ConvTranspose2d``.
         zero_row: a row of H that is zero, such as the padding row of a table.
         rows: k, if n does not divide it. A and S then make a weight with more rows, and H is the first k of them.
+        rank: m, the rank of the product L R.
+        blocks: the rows and columns of each A[i], if these are not n.
 
     Raises:
         DimensionError: n is not the algebra's dimension or, at registration, does not divide the weight.
@@ -52,21 +62,32 @@ class Kronecker(nn.Module):
         transposed: bool = False,
         zero_row: int | None = None,
         rows: int | None = None,
+        rank: int = 0,
+        blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        n = check_algebra(algebra, n)
+        n = check_algebra(algebra, n) if n or not rank else 0
         parts, groups = operator.index(parts), operator.index(groups)  # of numpy, JSON stores no integers
         zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
-        self.structure = KroneckerSum(n, algebra, groups=groups)
-        self.parts, self.transposed, self.zero_row, self.rows = parts, transposed, zero_row, rows
+        p, q = (n, n) if blocks is None else blocks
+        self.sum = KroneckerSum(n, algebra, groups=groups, blocks=None if blocks is None else (p, q))
+        self.structures: list[Structure] = (
+            [LowRank(check_count("rank", rank))] if rank else []
+        )  # H is the sum of theirs
+        self.structures += [self.sum] if n else []
+        self.names = [name for structure in self.structures for name in structure.shapes(p, q)]  # of the tensors
+        self.rule_names = self.sum.rule_names if n else ()
+        self.groups, self.parts, self.transposed, self.zero_row, self.rows = groups, parts, transposed, zero_row, rows
         layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row, "rows": rows}
-        self.arguments = {"n": n, "algebra": algebra, **layout}
+        self.arguments: dict[str, Any] = {"n": n, "algebra": algebra, **layout}
+        self.arguments |= {"rank": rank} if rank else {}
+        self.arguments |= {"blocks": [p, q]} if blocks is not None else {}
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return H (k, d, ...), from A and S, or from S alone under a fixed algebra."""
+        """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, from R and L, or from all."""
         with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
-            named = dict(zip((*self.structure.rule_names, "S"), tensors, strict=True))
-            leaf = leaf_of(named)
+            named = dict(zip(self.names, tensors, strict=True))
+            leaf = leaf_of(named) if "S" in named else None
             H = self.compute(named) if leaf is None else leaf
         if self.transposed:
             H = self._swapped(H)
@@ -77,19 +98,26 @@ class Kronecker(nn.Module):
         return computed(H)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return the A and S nearest to a weight (k, d, ...), or the nearest S under a fixed rule."""
+        """Return the tensors whose H is nearest to a weight (k, d, ...). A and S approximate what L R leaves."""
         # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
         weight = self._swapped(weight) if self.transposed else weight
         if self.rows is not None:
-            weight = F.pad(weight, (0, 0, 0, -self.rows % self.structure.n))
-        nearest = [self.structure.nearest(part) or {} for part in weight.chunk(self.parts)]
-        if self.parts == 1:
-            return tuple(nearest[0].values())
-        return tuple(torch.stack([tensors[name] for tensors in nearest]) for name in nearest[0])
+            weight = F.pad(weight, (0, 0, 0, -self.rows % self.sum.n))
+        nearest: list[dict[str, Tensor]] = []
+        for part in weight.chunk(self.parts):
+            nearest.append({})
+            rest = part
+            for structure in self.structures:
+                nearest[-1] |= structure.nearest(rest) or {}
+                rest = part - structure.dense(nearest[-1])
+        return tuple(
+            nearest[0][name] if self.parts == 1 else torch.stack([tensors[name] for tensors in nearest])
+            for name in self.names
+        )
 
     def _refuse_qconfig(self, qconfig: object) -> None:
         if qconfig is not None:
-            raise UserError("torch.ao cannot quantise a weight that is computed from A and S; quantise to_dense(model)")
+            raise UserError("torch.ao cannot quantise a weight that is computed from others; quantise to_dense(model)")
 
     qconfig = property(fset=_refuse_qconfig)  # torch.ao sets it in each module that it quantises
 
@@ -99,14 +127,61 @@ class Kronecker(nn.Module):
 
     def compute(self, tensors: Tensors) -> Tensor:
         """Return the H of all parts, (k, d, ...), with outputs first."""
+        summands = [self.summand(structure, tensors) for structure in self.structures]
+        return summands[0] if len(summands) == 1 else summands[0] + summands[1]
+
+    def summand(self, structure: Structure, tensors: Tensors) -> Tensor:
+        """Return what a structure adds to H, (k, d, ...)."""
+        compute = structure.compute if isinstance(structure, KroneckerSum) else structure.dense
         if self.parts == 1:
-            return self.structure.compute(tensors)
+            return compute(tensors)
         parts = zip(*tensors.values(), strict=True)
-        return torch.cat([self.structure.compute(dict(zip(tensors, part, strict=True))) for part in parts])
+        return torch.cat([compute(dict(zip(tensors, part, strict=True))) for part in parts])
 
     def _swapped(self, weight: Tensor) -> Tensor:
         """Swap inputs and outputs of each group. (k, d/groups, ...) -> (d, k/groups, ...), and back."""
-        return weight.reshape(self.structure.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
+        return weight.reshape(self.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
+
+
+def numbers_of_share(
+    weight: Tensor,
+    share: float,
+    structure: str,
+    n: int,
+    *,
+    parts: int = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    zero_row: int | None = None,
+) -> dict[str, Any]:
+    """Return the n, rank and blocks of a :class:`Kronecker` that has a share of the numbers of a weight.
+
+    Args:
+        weight: the weight.
+        share: the largest number of parameters as a share of the weight's. A rank is at least 1.
+        structure: one of :data:`STRUCTURES`.
+        n: blocks in each direction, or the largest divisor of n that divides the weight.
+        parts, groups, transposed, zero_row: the layout, as in :class:`Kronecker`.
+
+    Raises:
+        DimensionError: not even the smallest weight of the structure has fewer parameters.
+    """
+    rows, columns, *kernel = weight.shape
+    rows, columns = (columns * groups, rows // groups) if transposed else (rows // parts, columns)
+    size = rows * columns * math.prod(kernel)  # of one part
+    p, q = math.gcd(n, rows // groups), math.gcd(n, columns)
+    of_rank, of_term = rows + size // rows, p * q + size // (p * q)  # parameters of each
+    terms, rank = 0, 0
+    if structure == "kronecker":
+        terms = max(1, int(share * size / of_term))
+    elif structure == "mixture":
+        terms = int(SUM_PART * share * size / of_term)
+    terms = min(terms, p * q, size // (p * q))  # more are not independent
+    if structure != "kronecker":
+        rank = max(1, min(int((share * size - terms * of_term) / of_rank), rows, size // rows))
+    if rank * of_rank + terms * of_term >= size:
+        raise DimensionError(f"the smallest {structure} weight {tuple(weight.shape)} has no fewer parameters")
+    return {"n": terms, "rank": rank, "blocks": (p, q) if terms else None}
 
 
 def attach(
@@ -140,6 +215,43 @@ def attach(
     parametrizations[key] = chains.setdefault(id(weight), parametrizations[key])
     if isinstance(module, nn.RNNBase):
         _compute_flat_weights(module)
+    parametrized: Any = type(module)  # the class that torch made for this module alone
+    for base, forward in ((nn.Linear, _linear), (nn.Embedding, _lookup)):
+        if parametrized.forward is base.forward:
+            parametrized.forward = forward
+
+
+def _low_rank(module: nn.Module) -> tuple[Tensor, Tensor, int | None] | None:
+    """Return R, L and the zero row, if R and L alone make the weight of a map or a table. Otherwise return None."""
+    if not parametrize.is_parametrized(module, "weight"):
+        return None
+    chain: Any = module.parametrizations["weight"]  # type: ignore[index]
+    if len(chain) != 1 or not isinstance(chain[0], Kronecker) or chain[0].names != ["R", "L"]:
+        return None
+    return chain.original0, chain.original1, chain[0].zero_row
+
+
+def _linear(self: nn.Linear, input: Tensor) -> Tensor:
+    """The forward of a converted ``nn.Linear``: multiply by R and then by L."""
+    match _low_rank(self):
+        case R, L, None:
+            return F.linear(F.linear(input, R), L, self.bias)
+    return F.linear(input, self.weight, self.bias)
+
+
+def _lookup(self: nn.Embedding, input: Tensor) -> Tensor:
+    """The forward of a converted ``nn.Embedding``: look up the rows of L and multiply them by R."""
+    factors = _low_rank(self)
+    if factors is None or self.scale_grad_by_freq:
+        return nn.Embedding.forward(self, input)
+    R, L, zero_row = factors
+    with without_autocast(R.device.type):
+        rows = F.embedding(input, L, self.padding_idx) @ R  # (..., d)
+    if zero_row is not None:
+        rows = rows.masked_fill((input == zero_row).unsqueeze(-1), 0.0)
+    elif self.padding_idx is not None:  # no gradient from there, as in torch
+        rows = torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+    return rows
 
 
 def is_computed(module: nn.Module, key: str) -> bool:

@@ -34,7 +34,7 @@ from phmctl.algebra.initialisation import (
     initialise_factors_,
     initialise_rule_,
 )
-from phmctl.algebra.kronecker import fixed_rule, kronecker_sum, nearest_sum
+from phmctl.algebra.kronecker import check_values, fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import needs_plain_operations
 from phmctl.algebra.rank_product import Factors, block_sums, rank_linear, recompose
 from phmctl.errors import UserError
@@ -106,23 +106,26 @@ class KroneckerSum(Structure):
     """``H = Σᵢ kron(A[i], S[i])`` with a rule A that is a parameter, or the constant of a fixed algebra.
 
     Further axes of S, the kernel of a convolution, are further axes of H. The `groups` of a convolution share the rule.
+    With `blocks` p and q, A is (n, p, q) and S is (n, k/p, d/q).
     """
 
     gain = 2.0
     n: int
     algebra: str
     groups: int = field(default=1, kw_only=True)
+    blocks: tuple[int, int] | None = field(default=None, kw_only=True)
 
     @property
     def rule_names(self) -> tuple[str, ...]:
         return ("A",) if self.algebra == LEARNED else ()
 
     def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
-        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (self.n, self.n, self.n))
-        return rule | {"S": (self.n, rows // self.n, columns // self.n, *kernel)}
+        p, q = self.blocks or (self.n, self.n)
+        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (self.n, p, q))
+        return rule | {"S": (self.n, rows // p, columns // q, *kernel)}
 
     def rule(self, tensors: Tensors) -> Tensor:
-        """Return A, (n, n, n)."""
+        """Return A, (n, n, n) or (n, p, q)."""
         return tensors["A"] if self.algebra == LEARNED else _constant(self.algebra, tensors["S"])
 
     def dense(self, tensors: Tensors) -> Tensor:
@@ -148,7 +151,7 @@ class KroneckerSum(Structure):
         return dict.fromkeys(self.rule_names, 1 / math.sqrt(self.n * variance)) | {"S": 1.0}
 
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
-        A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups)
+        A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups, self.blocks)
         return dict.fromkeys(self.rule_names, A) | {"S": S}
 
 
@@ -186,16 +189,17 @@ class FactorSum(KroneckerSum):
 
 @dataclass(frozen=True)
 class LowRank(Structure):
-    """``H = L R`` with R (m, d) and L (k, m)."""
+    """``H = L R`` with R (m, d, *kernel) and L (k, m)."""
 
     gain = 0.5
     rank: int
 
     def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
-        return {"R": (self.rank, columns), "L": (rows, self.rank)}
+        return {"R": (self.rank, columns, *kernel), "L": (rows, self.rank)}
 
     def dense(self, tensors: Tensors) -> Tensor:
-        return (tensors["R"].t() @ tensors["L"].t()).t()
+        L, R = tensors["L"], tensors["R"]
+        return (R.flatten(1).t() @ L.t()).t().reshape(len(L), *R.shape[1:])
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
         return F.linear(F.linear(x, tensors["R"]), tensors["L"], bias)
@@ -211,6 +215,16 @@ class LowRank(Structure):
     def initial_scales(self, variance: float, shapes: Mapping[str, torch.Size]) -> dict[str, float]:
         inputs = shapes["R"][1]
         return {"R": 1 / math.sqrt(inputs * variance), "L": math.sqrt(inputs / self.rank)}
+
+    @torch.no_grad()
+    def nearest(self, weight: Tensor) -> dict[str, Tensor]:
+        """Return the truncated singular value decomposition, with L and R of the same norm."""
+        check_values(weight)
+        left, singular, right = torch.linalg.svd(weight.double().flatten(1), full_matrices=False)
+        scale = singular[: self.rank].sqrt()
+        R = (torch.where(scale > 0, scale, 1.0)[:, None] * right[: self.rank]).contiguous()  # L = R = 0 never learn
+        L = (left[:, : self.rank] * scale).contiguous()
+        return {"R": R.reshape(-1, *weight.shape[1:]).to(weight.dtype), "L": L.to(weight.dtype)}
 
 
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
@@ -296,7 +310,7 @@ class ComputedWeight(Tensor):
 def refuse_write(*_: object, **__: object) -> NoReturn:
     """Raise UserError."""
     raise UserError(
-        "this weight is computed from A and S at every use, so that a change of it would be lost; change A and S, or"
+        "this weight is computed from others at every use, so that a change of it would be lost; change these, or"
         " call phmctl.to_dense(model) first, for example before LoRA is merged"
     )
 
