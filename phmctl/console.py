@@ -159,18 +159,17 @@ class Shown:
     remarks: Iterable[str] = ()  # lines on stderr in every form
     code: int = 0
 
-    def show(self, form: str = "table") -> None:
-        """Print the output as ``table`` or ``json``. Raises as :func:`emit` does."""
-        if form == "json":
+    def show(self, as_json: bool = False) -> None:
+        """Print the output. Raises as :func:`emit` does."""
+        if as_json:
             emit(json_text(self.json, indent=2) + "\n")
         else:
             for table in self.tables:
                 emit(table.drawn())
-        if form != "json":
             for line in self.notes:
                 note(line)
-        if self.text and form != "json":
-            emit(self.text)
+            if self.text:
+                emit(self.text)
         for line in self.remarks:
             note(line)
 

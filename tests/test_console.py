@@ -60,14 +60,13 @@ def refusing(reason: int) -> io.TextIOWrapper:
 def test_a_full_stdout_is_an_error_and_a_closed_pipe_ends_as_a_shell_reports_it(
     monkeypatch: pytest.MonkeyPatch, shown: Shown
 ) -> None:
-    form = "table" if shown.json is None else "json"
     monkeypatch.setattr("sys.stdout", refusing(errno.ENOSPC))
     with pytest.raises(WriteFailedError, match="No space left on device") as caught:
-        shown.show(form)
+        shown.show(shown.json is not None)
     assert caught.value.exit_code == 1
     monkeypatch.setattr("sys.stdout", refusing(errno.EPIPE))
     with pytest.raises(SystemExit) as ended:
-        shown.show(form)
+        shown.show(shown.json is not None)
     assert ended.value.code == 141
 
 
@@ -170,7 +169,7 @@ def test_a_terminal_gets_escapes_and_a_pipe_the_exact_text(monkeypatch: pytest.M
 
 def test_json_escapes_unprintable_characters(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     value = {"a": "\x1b[2J\u202e\x7f\x9bä\ud800"}
-    Shown(value).show("json")
+    Shown(value).show(as_json=True)
     output = capfdbinary.readouterr().out.decode()
     assert json.loads(output) == value
     assert printable(output) == output

@@ -165,7 +165,7 @@ def serve(
         url = url_of(sock)
         note(f"serving {model.name}; Ctrl-C stops")
         document = {"url": url, "model": model.name, "task": model.task}
-        Shown(document, text=f"{url}\n").show("json" if json else "table")
+        Shown(document, text=f"{url}\n").show(json)
         run_server(service, sock, allow_hosts=allow_host or (), connections=max_connections, grace=grace)
 
 

@@ -52,7 +52,7 @@ COMMANDS: dict[str, Callable[..., Shown | None]] = {
 def _print(result: Shown | None, **_: object) -> None:
     """Print the result of a command as a table, or as JSON. Exit with the result's code."""
     if result is not None:
-        result.show("json" if as_json.get() else "table")
+        result.show(as_json.get())
         if result.code:
             raise typer.Exit(result.code)
 
