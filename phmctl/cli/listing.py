@@ -16,8 +16,6 @@ from phmctl.storage import write_atomic
 if TYPE_CHECKING:
     from phmctl.results.compare import Comparison
 
-_COMMANDS = 20  # commands that are printed
-
 Names = Annotated[list[str] | None, Argument(metavar="NAME", help="Recipes, variants, runs or tags.")]
 ResultsOf = Annotated[str | None, Option(help="Use only results of this checkpoint: best, last, average or step-N.")]
 Baseline = Annotated[
@@ -117,9 +115,7 @@ def compare(
         notes += [f"· {line}" for line in (*comparison.differences(), *comparison.notes())]
         commands += comparison.missing()
     if commands:
-        notes += ["without a result yet (or add --eval):", *commands[:_COMMANDS]]
-    if len(commands) > _COMMANDS:
-        notes.append(f"... and {len(commands) - _COMMANDS:,} more commands; --json lists all")
+        notes += ["without a result yet (or add --eval):", *commands]
     return Shown(_document(comparisons), tables, notes=notes)
 
 

@@ -1,5 +1,6 @@
 """Compare variants of a model: scores over seeds, significance tests, sizes, speeds and other differences."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -82,12 +83,17 @@ class Comparison:
             places = {f"{label} on {machine}" for label, member in members for machine in member.machines}
             yield "speeds are not comparable: " + "; ".join(sorted(places))
 
-    def missing(self) -> Iterator[str]:
-        """Yield the commands that score the runs without a result."""
-        for variant in self.variants:
-            for member in variant.runs:
-                if member.lacks_result(self.split):
-                    yield member.eval_command(self.split)
+    def missing(self) -> list[str]:
+        """Return the command that scores the runs without a result, if there are such runs."""
+        members = [member for variant in self.variants for member in variant.runs if member.lacks_result(self.split)]
+        if not members:
+            return []
+        command = ["phmctl", "eval", *(str(member.run.folder) for member in members)]
+        if self.split != "test":
+            command += ["--split", self.split]
+        if members[0].checkpoint_option is not None:
+            command += ["--checkpoint", members[0].checkpoint_option]
+        return [shlex.join(command)]
 
     def conditions(self) -> list[str]:
         """Return the conditions of the scores: metric signatures, then decoding, checkpoints, seeds and dates."""
@@ -178,7 +184,7 @@ class Comparison:
             "conditions": self.conditions(),
             "differences": list(self.differences()),
             "notes": list(self.notes()),
-            "missing": list(self.missing()),
+            "missing": self.missing(),
         }
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
@@ -89,15 +88,6 @@ class ComparedRun:
             changes |= differences(self.result.settings, other.result.settings)
             changes["checkpoint"] = (self.checkpoint, other.checkpoint)
         return {key: (value, other_value) for key, (value, other_value) in changes.items() if value != other_value}
-
-    def eval_command(self, split: str) -> str:
-        """Return the command that scores the run on a split at the selected checkpoint."""
-        arguments = ["phmctl", "eval", str(self.run.folder)]
-        if split != "test":
-            arguments += ["--split", split]
-        if self.checkpoint_option is not None:
-            arguments += ["--checkpoint", self.checkpoint_option]
-        return shlex.join(arguments)
 
     def lacks_result(self, split: str) -> bool:
         """Return whether the run is not scored yet but has the checkpoint and the text for it."""

@@ -135,7 +135,7 @@ def test_many_runs_of_one_kind_are_one_note(tmp_path: Path) -> None:
     for seed in range(2, 26):
         make_run(tmp_path, settings=REAL, seed=seed, hypotheses=None)
     shown = call("compare", "miniature", "--runs", tmp_path).stderr
-    assert shown.count("phmctl eval") == 20
+    assert shown.count("phmctl eval") == 1
     assert len(shown.splitlines()) < 30
 
 
@@ -147,7 +147,7 @@ def test_runs_without_a_result_are_listed_with_their_command(tmp_path: Path) -> 
     assert "–" in next(line for line in result.stdout.split("\n") if "phm-n4" in line)
     assert json.loads(call("compare", tmp_path, "--json").stdout)["missing"] == [f"phmctl eval {unscored.folder}"]
     (unscored.text_folder / "valid.source").touch()
-    commands = list(compare_runs(["miniature"], runs=tmp_path, split="valid", checkpoint="last").missing())
+    commands = compare_runs(["miniature"], runs=tmp_path, split="valid", checkpoint="last").missing()
     assert commands == [f"phmctl eval {unscored.folder} --split valid --checkpoint last"]
 
 
@@ -165,7 +165,7 @@ def test_scoring_first_uses_the_requested_checkpoint(tmp_path: Path, monkeypatch
     compare_runs(["miniature"], runs=tmp_path, score=True, checkpoint="last")
     assert checkpoints == ["auto", "last"]
     shutil.rmtree(unscored.checkpoints_folder)
-    assert not list(compare_runs(["miniature"], runs=tmp_path).missing())
+    assert not compare_runs(["miniature"], runs=tmp_path).missing()
 
 
 def test_a_result_is_found_by_each_name_of_its_checkpoint_until_training_continues(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_result_is_found_by_each_name_of_its_checkpoint_until_training_continu
     for name in ("best", "last", "auto", str(run.recipe.training.steps)):
         comparison = compare_runs(["miniature"], runs=tmp_path, checkpoint=name)
         assert [len(variant.scored) for variant in comparison.variants] == [1]
-        assert list(comparison.missing()) == []
+        assert comparison.missing() == []
     steps = run.recipe.training.steps
     place = f"step-{steps:06d}"
     assert place not in "\n".join(compare_runs(["miniature"], runs=tmp_path).notes())
@@ -285,7 +285,7 @@ def test_best_and_average_checkpoints_are_not_averaged_into_one_mean(tmp_path: P
     with (third.checkpoint("average") / "manifest.json").open("a") as file:  # an average of other checkpoints
         file.write(" ")
     comparison = compare_runs([str(tmp_path)], checkpoint="average")
-    assert list(comparison.missing()) == [f"phmctl eval {third.folder} --checkpoint average"]
+    assert comparison.missing() == [f"phmctl eval {third.folder} --checkpoint average"]
 
 
 def test_results_with_the_same_settings_are_preferred(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_named_test_sets_are_compared_without_a_plain_one(tmp_path: Path) -> Non
     missing = [(comparison["split"], len(comparison["missing"])) for comparison in comparisons]
     assert missing == [("test_a", 0), ("test_b", 1)]
     assert call("eval", run.folder, "--device", "cpu").exit_code == 0
-    assert not list(compare_runs([str(run.folder)], split="test_b").missing())
+    assert not compare_runs([str(run.folder)], split="test_b").missing()
 
 
 def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> None:
@@ -342,5 +342,5 @@ def test_a_run_without_the_test_set_has_no_command_for_it(tmp_path: Path) -> Non
     for path in [*run.text_folder.glob("test.*")]:
         path.rename(path.with_name(path.name.replace("test", "test_a")))
     comparison = compare_runs(["miniature"], runs=tmp_path, score=True)
-    assert list(comparison.missing()) == []
+    assert comparison.missing() == []
     assert any("test_a" in line for line in comparison.notes())
