@@ -1,12 +1,13 @@
 """phmctl: sequence models whose linear layers are parameterized hypercomplex multiplications.
 
 :class:`PHMLinear`, :class:`PHMEmbedding`, :class:`PHMLSTM` and :class:`PHMConv2d` (1d, 3d) replace torch's layers.
-:func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`to_dense` computes dense weights,
-:func:`parameter_groups` sets learning rates for the factors, and :func:`step` builds each H once for an optimiser
-step. :func:`save` and :func:`load_into` store converted models, :func:`from_pretrained` reads those of `transformers`.
-:func:`load` returns the :class:`Translator` or :class:`Classifier` of a run or an export. :func:`prepare`,
-:func:`train`, :func:`distil`, :func:`evaluate`, :func:`compare` and :func:`count_parameters` are the commands of the
-same names. All names are imported on first use, so that ``import phmctl`` does not load torch.
+:func:`convert` parametrizes the weights of any model with :class:`Kronecker`, :func:`heal` trains it to answer as
+before, :func:`to_dense` computes dense weights, :func:`parameter_groups` sets learning rates for the factors, and
+:func:`step` builds each H once for an optimiser step. :func:`save` and :func:`load_into` store converted models,
+:func:`from_pretrained` reads those of `transformers`. :func:`load` returns the :class:`Translator` or
+:class:`Classifier` of a run or an export. :func:`prepare`, :func:`train`, :func:`distil`, :func:`evaluate`,
+:func:`compare` and :func:`count_parameters` are the commands of the same names. All names are imported on first use, so
+that ``import phmctl`` does not load torch.
 """
 
 from importlib import import_module
@@ -33,6 +34,7 @@ __all__ = [
     "distil",
     "evaluate",
     "from_pretrained",
+    "heal",
     "load",
     "load_into",
     "parameter_groups",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from phmctl.answering.classifier import Classified, Classifier
     from phmctl.answering.translator import Translation, Translator
     from phmctl.distillation import distil
+    from phmctl.healing import heal
     from phmctl.nn.convert import convert, to_dense
     from phmctl.nn.convolution import PHMConv1d, PHMConv2d, PHMConv3d
     from phmctl.nn.embedding import PHMEmbedding
@@ -78,6 +81,7 @@ _MODULES = {
     "distil": "distillation",
     "evaluate": "verbs",
     "from_pretrained": "saving",
+    "heal": "healing",
     "load": "verbs",
     "load_into": "saving",
     "parameter_groups": "nn.rates",

@@ -20,7 +20,7 @@ LAYERS = (  # from the lowest: a module imports from its own layer and from thos
     {"nn", "data"},
     {"runs"},
     {"models", "saving"},
-    {"answering"},
+    {"answering", "healing"},
     {"tasks"},
     {"training", "results", "benchmarks", "export"},
     {"sweeps"},

@@ -1,0 +1,259 @@
+"""Train a converted model to answer as the dense model does (:func:`heal`)."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phmctl.algebra.dimension import check_count
+from phmctl.console import progress
+from phmctl.errors import NonFiniteError, RunError, UserError, check_known
+from phmctl.nn.convert import conversions
+from phmctl.nn.linear import StructuredWeight
+from phmctl.nn.rates import parameter_groups
+from phmctl.saving import copy_tensors, model_tensors
+from phmctl.storage import MODEL, MOMENTS, read_checkpoint, sole_writer, write_checkpoint
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_WARMUP = 50  # steps until the full rate, at most a tenth of all
+_CLIP = 1.0  # largest norm of the gradients
+_SIMILARITIES = 5.0  # weight of the similarities within a batch, beside 1 − cosine
+
+
+def cosine_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return 1 − cosine, and five times the squared difference of the similarities within the batch (B, d)."""
+    student, teacher = F.normalize(student, dim=-1), F.normalize(teacher, dim=-1)
+    similarities = student @ student.mT - teacher @ teacher.mT
+    return (1 - (student * teacher).sum(-1)).mean() + _SIMILARITIES * similarities.square().mean()
+
+
+def probability_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the cross-entropy of the student's logits (..., C) to the teacher's probabilities."""
+    classes = student.shape[-1]
+    return F.cross_entropy(student.reshape(-1, classes), teacher.reshape(-1, classes).softmax(-1))
+
+
+TARGETS: Mapping[str, Loss] = {"cosine": cosine_loss, "probabilities": probability_loss}
+
+
+def answer(model: nn.Module, batch: Any) -> Tensor:
+    """Return the output of a model for a tensor, a tuple of arguments or a dict of them. Logits come from `logits`."""
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    else:
+        output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    output = getattr(output, "logits", output)
+    if not isinstance(output, Tensor):
+        raise UserError(f"the model returns a {type(output).__name__}; pass output=, which returns a tensor of it")
+    return output
+
+
+def heal(
+    student: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    lr: float,
+    target: str | Loss = "cosine",
+    layers: Sequence[str] = (),
+    output: Callable[[nn.Module, Any], Tensor] = answer,
+    weight_decay: float = 0.0,
+    folder: Path | str | None = None,
+    every: int = 100,
+    report: Callable[[int, float], object] | None = None,
+) -> list[float]:
+    """Train a converted model to answer as the dense model does. Labels are not needed.
+
+    ::
+
+        small, _ = phmctl.convert(model, share=0.25)
+        phmctl.heal(small, model, batches, steps=3000, lr=1e-3, target="probabilities")
+
+    For the embeddings of sentences, `output` pools the states::
+
+        def embed(model, batch):
+            states = model(**batch).last_hidden_state
+            mask = batch["attention_mask"].unsqueeze(-1)
+            return (states * mask).sum(1) / mask.sum(1)
+
+        phmctl.heal(small, bert, batches, steps=3000, lr=1e-3, output=embed, folder="healing")
+
+    The optimiser is AdamW with :func:`phmctl.parameter_groups`, a warm-up of 50 steps, a linear decay to zero, and
+    gradients of norm 1 at most. The teacher is in evaluation mode.
+
+    Args:
+        student: a converted model, or one with PHM layers. It is changed in place.
+        teacher: the dense model.
+        batches: the inputs of each step: a tensor, a tuple of arguments or a dict of keyword arguments. A list or a
+            ``DataLoader`` begins again when it ends.
+        steps: number of steps.
+        lr: the rate of tables, norms and biases. That of a converted weight follows from it.
+        target: ``cosine`` for embeddings (B, d), ``probabilities`` for logits, or a function that returns the loss from
+            the student's output and the teacher's.
+        layers: names of modules, in both models, whose outputs the student learns too, as relative squared errors.
+        output: returns the tensor to learn from a model and a batch. By default it is what the model returns, or the
+            `logits` of it.
+        weight_decay: weight decay of AdamW.
+        folder: a folder for the state of the training, from which a later call continues. The batches must come in the
+            same order again.
+        every: steps between two writes of the state.
+        report: is called with the number of each step and the loss.
+
+    Returns:
+        the loss of each step.
+
+    Raises:
+        UserError: the student is not converted, the batches end too early, a batch is empty, an output is no tensor or
+            differs in shape from the teacher's, or an argument is invalid.
+        RunError: the state in `folder` is damaged, or of another model or number of steps.
+        NonFiniteError: a loss or a gradient is NaN or infinite. The weights are those before the step.
+    """
+    steps, every = check_count("steps", steps), check_count("every", every)
+    if isinstance(target, str):
+        check_known("target", target, TARGETS)
+        target = TARGETS[target]
+    if not conversions(student) and not any(isinstance(module, StructuredWeight) for module in student.modules()):
+        raise UserError("the student has no converted weight; make it with phmctl.convert(model, share=0.25)")
+    optimiser = torch.optim.AdamW(parameter_groups(student, lr, weight_decay))
+    rates = [group["lr"] for group in optimiser.param_groups]  # a later call reads them from the state
+    losses: list[float] = []
+    stream = _repeated(batches)
+    with ExitStack() as stack:
+        checkpoint = None if folder is None else Path(folder) / "state"
+        if checkpoint is not None:
+            stack.enter_context(sole_writer(checkpoint))
+            if checkpoint.exists():
+                rates, losses = _restore(checkpoint, student, optimiser, {"steps": steps, "lr": lr}, stream)
+        for module in (*student.modules(), *teacher.modules()):
+            stack.callback(setattr, module, "training", module.training)
+        student.train(), teacher.eval()
+        outputs = [stack.enter_context(_Outputs(model, layers)) for model in (student, teacher)]
+        advance = stack.enter_context(progress("healing", steps - len(losses)))
+        for step in range(len(losses), steps):
+            batch = next(stream)
+            with torch.no_grad():
+                expected = _checked(output(teacher, batch), step)
+            found = _checked(output(student, batch), step)
+            if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
+                raise UserError(
+                    f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal"
+                    " shapes, for cosine (batch, width)"
+                )
+            loss = target(found, expected) + outputs[0].loss(outputs[1])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
+            if not (loss.isfinite() and norm.isfinite()):
+                raise NonFiniteError(f"healing became NaN or infinite in step {step + 1}; use a smaller lr than {lr:g}")
+            warmup = min(_WARMUP, math.ceil(steps / 10))
+            factor = min((step + 1) / warmup, (steps - step) / steps)
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            optimiser.step()
+            losses.append(loss.item())
+            if report is not None:
+                report(step + 1, losses[-1])
+            advance(1)
+            if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == steps):
+                _store(checkpoint, student, optimiser, {"steps": steps, "lr": lr, "rates": rates, "losses": losses})
+    return losses
+
+
+def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches again and again. Raises UserError if there are none, or an iterator is exhausted."""
+    while True:
+        count = 0
+        for batch in batches:
+            count += 1
+            yield batch
+        if not count:
+            raise UserError("the batches are empty or exhausted; pass a list, a DataLoader, or an iterator with enough")
+
+
+def _checked(tensor: Tensor, step: int) -> Tensor:
+    """Return an output in at least float32. Raises UserError if it is not a tensor or has no rows."""
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"output= must return a tensor, not a {type(tensor).__name__}")
+    if not tensor.numel():
+        raise UserError(f"the batch of step {step + 1} is empty")
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class _Outputs:
+    """The outputs of named layers in the last pass of a model, which hooks keep."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        modules = dict(model.named_modules())
+        for name in names:
+            check_known("layer", name, modules)
+        self.modules, self.kept = {name: modules[name] for name in names}, dict[str, Tensor]()
+
+    def __enter__(self) -> "_Outputs":
+        self.handles = [module.register_forward_hook(self._hook(name)) for name, module in self.modules.items()]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.kept[name] = output[0] if isinstance(output, tuple) else output
+
+        return keep
+
+    def loss(self, teacher: "_Outputs") -> Tensor | float:
+        """Return the mean of the relative squared errors to the teacher's outputs."""
+        errors = []
+        for name, expected in teacher.kept.items():
+            found = self.kept[name]
+            if found.shape != expected.shape:
+                raise UserError(f"layer {name}: the student's output has another shape than the teacher's")
+            errors.append((found - expected).square().sum() / expected.square().sum().clamp(min=1e-12))
+        return torch.stack(errors).mean() if errors else 0.0
+
+
+def _store(folder: Path, student: nn.Module, optimiser: torch.optim.Optimizer, state: Mapping[str, object]) -> None:
+    """Write the weights, the optimiser's state and that of the random numbers. Raises OutputError."""
+    moments = {
+        f"{index}.{key}": value
+        for index, values in optimiser.state_dict()["state"].items()
+        for key, value in values.items()
+    }
+    moments["random"] = torch.get_rng_state()
+    write_checkpoint(folder, {MODEL: model_tensors(student), MOMENTS: moments}, state)
+
+
+@torch.no_grad()
+def _restore(
+    folder: Path,
+    student: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    expected: Mapping[str, object],
+    stream: Iterator[Any],
+) -> tuple[list[float], list[float]]:
+    """Continue from a state, past the batches that it has seen. Return the initial rates and the losses."""
+    stored = read_checkpoint(folder, (MODEL, MOMENTS))
+    for name, value in expected.items():
+        if stored.state.get(name) != value:
+            raise RunError(f"{folder} was made with {name} = {stored.state.get(name)}, not {value}; use another folder")
+    copy_tensors(model_tensors(student), stored.tensors[MODEL], folder)
+    moments, description = dict(stored.tensors[MOMENTS]), optimiser.state_dict()
+    random = moments.pop("random")
+    for name, tensor in moments.items():
+        index, _, key = name.partition(".")
+        description["state"].setdefault(int(index), {})[key] = tensor
+    optimiser.load_state_dict(description)
+    losses = list(stored.state["losses"])
+    for _ in islice(stream, len(losses)):
+        pass
+    torch.set_rng_state(random)
+    return list(stored.state["rates"]), losses
