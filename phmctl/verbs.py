@@ -219,11 +219,11 @@ def train(
     from phmctl.training.train import train as run_training
 
     if checkpoint is not None and not resume:
-        raise UserError(f"--checkpoint {checkpoint} says where to continue from; add --resume, or leave it out")
+        raise UserError(f"--checkpoint {checkpoint} says where to continue from. Add --resume, or leave it out")
     check_tag(tag)
     written, run = recipe_and_run(recipe, resume=resume, runs=runs)
     if tag is not None and run is not None:
-        raise UserError(f"--tag {tag} names a new run; leave it out to continue {run.folder}")
+        raise UserError(f"--tag {tag} names a new run. Leave it out to continue {run.folder}")
     overrides = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
     )
@@ -251,7 +251,7 @@ def recipe_and_run(
         run = Run.open(recipe, runs)
         return run.recipe, run
     if Path(recipe).is_dir():
-        raise UserError(f"{recipe} is a folder, not a recipe; add --resume to continue a run")
+        raise UserError(f"{recipe} is a folder, not a recipe. Add --resume to continue a run")
     return recipe, None
 
 

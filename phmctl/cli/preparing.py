@@ -21,33 +21,33 @@ TABLES = (".tsv", ".csv", ".jsonl", ".tmx")  # ends of the names of files that h
 def prepare_data(
     name: Annotated[Text, Argument(metavar="NAME", help="Dataset card, or a name for your own corpus.")] = None,
     data: Data = None,
-    source: Annotated[File, Option(help="Folder with the card's files; without it they are downloaded.")] = None,
+    source: Annotated[File, Option(help="Folder with the card's files. Without it they are downloaded.")] = None,
     recipe: Annotated[Text, Option(help="Read tokenizer, vocabulary and lengths from this recipe.")] = None,
-    train: Annotated[Texts, Option(metavar="FILE", help="Training text: source, then target; or a table.")] = None,
+    train: Annotated[Texts, Option(metavar="FILE", help="Training text: source, then target, or a table.")] = None,
     valid: Annotated[Texts, Option(metavar="FILE", help="Validation text, as --train.")] = None,
-    test: Annotated[Texts, Option(metavar="[NAME=]FILE", help="Test text, as --train; NAME: a further set.")] = None,
+    test: Annotated[Texts, Option(metavar="[NAME=]FILE", help="Test text, as --train. NAME is a further set.")] = None,
     table: Annotated[Texts, Option(metavar="SPLIT=FILE", help="Labelled text: TSV, CSV or JSON lines.")] = None,
     columns: Annotated[Text, Option(metavar="SRC,TGT", help="Columns of a table: names, or numbers from 0.")] = None,
     languages: Annotated[Text, Option(metavar="SRC,TGT", help="Languages of your files, by codes: de,en.")] = None,
-    text: Annotated[Texts, Option(metavar="COLUMN", help="Column of the text in --table; twice for pairs.")] = None,
+    text: Annotated[Texts, Option(metavar="COLUMN", help="Column of the text in --table, twice for pairs.")] = None,
     label: Annotated[Text, Option(metavar="COLUMN", help="Column of the label in --table.")] = None,
     quoting: Annotated[Flag, Option(help="Whether table cells may be quoted (default: only in CSV).")] = None,
-    header: Annotated[Flag, Option(help="Whether tables have a header; without one, columns are numbers.")] = None,
-    extra: Annotated[Texts, Option(metavar="COLUMN", help="Whole numbers; eval scores each value by itself.")] = None,
+    header: Annotated[Flag, Option(help="Whether tables have a header. Without one, columns are numbers.")] = None,
+    extra: Annotated[Texts, Option(metavar="COLUMN", help="Whole numbers, each value of which eval scores.")] = None,
     vectors: Annotated[File, Option(metavar="FILE", help="Word vectors of labelled text, in GloVe's format.")] = None,
     skip_bad_lines: Annotated[bool, Option("--skip-bad-lines", help="Skip and count unreadable lines.")] = False,
     split: Annotated[Text, Option(metavar="VALID[,TEST]", help="Take rows (1000) or a part (5%) of train.")] = None,
     vocabulary_of: Annotated[File, Option(metavar="RUN", help="Use the vocabulary of a run or a folder.")] = None,
     tokenizer: Annotated[Text, Option(help="bpe or word.")] = None,
-    vocabulary: Annotated[Number, Option(help="Number of token types; of each side with --separate.")] = None,
+    vocabulary: Annotated[Number, Option(help="Number of token types, with --separate of each side.")] = None,
     joint: Annotated[Flag, Option("--joint/--separate", help="One vocabulary for both sides, or one for each.")] = None,
     reverse: Annotated[bool, Option("--reverse", help="Translate from the corpus' target to its source.")] = False,
     copies: Annotated[bool, Option("--copies", help="Train on each target as its own source too.")] = False,
     max_tokens: Annotated[Number, Option(help="Length of the longest text kept in train, in tokens.")] = None,
     lowercase: Annotated[Flag, Option(help="Lower-case the text to tokenize (default: the card's).")] = None,
-    normalise: Annotated[Flag, Option(help="Apply Unicode NFC; all kinds of white space become a blank.")] = None,
-    entities: Annotated[Text, Option(help="decode: turn entities of Moses (&apos;) into characters; or keep.")] = None,
-    max_ratio: Annotated[float | None, Option(help="Largest ratio of a pair's lengths in tokens; 0: all.")] = None,
+    normalise: Annotated[Flag, Option(help="Apply Unicode NFC, and turn all white space into blanks.")] = None,
+    entities: Annotated[Text, Option(help="decode: turn entities of Moses (&apos;) into characters, or keep.")] = None,
+    max_ratio: Annotated[float | None, Option(help="Largest ratio of a pair's lengths in tokens, 0 for all.")] = None,
     min_count: Annotated[Number, Option(min=1, help="Least occurrences of a word, or of a pair of BPE.")] = None,
     force: Annotated[bool, Option("--force", help="Prepare again even if nothing has changed.")] = False,
     list_: Annotated[bool, Option("--list", help="List the dataset cards, or show the card NAME.")] = False,
@@ -185,7 +185,7 @@ def card_list(name: str | None, data: Path | None) -> Shown:
     ]
     note = f"prepared data is in {root}"
     if any(card["divided"] for card in cards):
-        note = f"* held out of train, because the publishers have no such split; {note}"
+        note = f"* held out of train, because the publishers have no such split. {note}"
     return Shown({"data": str(root), "cards": cards}, tables, notes=[note])
 
 

@@ -75,7 +75,7 @@ class Batch:
     """One batch, padded.
 
     Of parallel text the source is tokens, EOS, then PAD, and the target (B, T+1) BOS, tokens, EOS, then PAD: input of
-    the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens, then PAD; an empty one is a single EOS, so
+    the decoder ``[:, :-1]``, labels ``[:, 1:]``. A labelled text is tokens, then PAD. An empty one is a single EOS, so
     that every row has a token.
     """
 
@@ -83,7 +83,7 @@ class Batch:
     # Divisor of the loss: target tokens that are not PAD (EOS counts), or the number of labels. An integer, because
     # reading a tensor would wait for the device.
     target_tokens: int
-    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))  # (B,); none for parallel text
+    labels: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int64))  # (B,), none for parallel text
 
     @property
     def source(self) -> Tensor:
@@ -94,7 +94,7 @@ class Batch:
         return self.sides[1]
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Return the batch on a device; on a GPU padded, through pinned memory, without waiting for the copy."""
+        """Return the batch on a device, on a GPU padded, through pinned memory, without waiting for the copy."""
         place = torch.device(device)
         if place.type == "cpu":
             return self
@@ -117,7 +117,7 @@ def _moved(tensor: Tensor, place: torch.device) -> Tensor:
 
 
 def lengths_of(split: TokenRows) -> tuple[Ints, ...]:
-    """Return the length of each row on each side, (N,), as :func:`collate` pads it: with EOS; at least 1."""
+    """Return the length of each row on each side, (N,), as :func:`collate` pads it: with EOS, at least 1."""
     if split.labels is None:
         return tuple(side.lengths + 1 for side in split.sides)
     return tuple(np.maximum(side.lengths, 1) for side in split.sides)
@@ -129,14 +129,14 @@ def plan_by_tokens(
     """Divide the rows of a split into batches of similar lengths: row numbers, each in exactly one batch.
 
     The number of rows times the longest row of a batch is at most `batch_tokens`. Seed and epoch determine the rows of
-    each batch and the order of batches; without `shuffle` the shortest come first. Equal arguments give equal plans.
+    each batch and the order of batches. Without `shuffle` the shortest come first. Equal arguments give equal plans.
     """
     cost: Ints = np.max([np.asarray(side, np.int64) for side in lengths], axis=0)  # (N,): the longer side of each row
     if cost.max(initial=0) > batch_tokens:
         row = int(cost.argmax())
         raise DataError(
-            f"row {row + 1} has {int(cost[row])} tokens, but a batch has at most {batch_tokens}; "
-            f"raise training.batch_tokens or prepare with a smaller --max-tokens"
+            f"row {row + 1} has {int(cost[row])} tokens, but a batch has at most {batch_tokens}. "
+            f"Raise training.batch_tokens or prepare with a smaller --max-tokens"
         )
     numbers = RandomNumbers(seed, epoch) if shuffle else None
     order = _by_length(cost, np.asarray(lengths[0], np.int64) - np.asarray(lengths[-1], np.int64), numbers)
@@ -155,7 +155,7 @@ def plan_by_tokens(
 def plan_by_count(
     lengths: Sequence[npt.ArrayLike], batch_size: int, *, seed: int, epoch: int, shuffle: bool = True
 ) -> list[Ints]:
-    """Divide the rows of a split into batches of `batch_size`, the last one smaller; see :func:`plan_by_tokens`."""
+    """Divide the rows of a split into batches of `batch_size`, the last one smaller. See :func:`plan_by_tokens`."""
     total = np.sum(np.stack([np.asarray(side, np.int64) for side in lengths]), axis=0)  # (N,)
     if not shuffle:
         return _cut_by_count(np.argsort(total, kind="stable"), batch_size)

@@ -23,7 +23,7 @@ Format = Literal["text", "bpe", "iwslt-xml", "iwslt-tags"]
 
 
 def check_split(name: str) -> str:
-    """Return the name of a split; raises ValueError unless it is train, valid, test, or valid_… or test_…."""
+    """Return the name of a split. Raises ValueError unless it is train, valid, test, or valid_… or test_…."""
     if re.fullmatch(r"train|(?:valid|test)(?:_[a-z0-9_]{1,50})?", name):
         return name
     guess = "" if name.startswith(("valid_", "test_")) else nearest(name, ("train", "valid", "test")).strip(" ()")
@@ -46,7 +46,7 @@ class RowFormat(Section):
     """The format of a table or of JSON lines: which columns or fields hold the texts, the label and the extras."""
 
     format: Literal["tsv", "csv", "jsonl"] = "tsv"
-    quoting: bool | None = None  # whether quotes enclose cells; None: in CSV only
+    quoting: bool | None = None  # whether quotes enclose cells (None: in CSV only)
     header: bool = True  # the first line names the columns
     texts: Annotated[tuple[Column, ...], Field(min_length=1, max_length=2)]
     label: Column | None = None  # None for parallel text
@@ -93,7 +93,7 @@ def table_format(
             raise DataError(f"column {column!r} is named twice: name different columns")
     for column in extra:
         if column in (*columns, *RESERVED):
-            raise DataError(f"--extra {column}: the name is taken; rename the column of whole numbers")
+            raise DataError(f"--extra {column}: the name is taken. Rename the column of whole numbers")
     numbers = all(column.isdecimal() for column in (*columns, *extra))
     if header is False and not numbers:
         raise DataError(f"with --no-header, columns are numbers from 0, not {', '.join((*columns, *extra))}")
@@ -108,7 +108,7 @@ def table_format(
 
 
 def labelled_format(texts: Sequence[str] | None, label: str | None, **options: Any) -> RowFormat:
-    """Return the format of labelled tables, as :func:`table_format`; raises DataError if a column is missing."""
+    """Return the format of labelled tables, as :func:`table_format`. Raises DataError if a column is missing."""
     if texts is None or not 1 <= len(texts) <= 2 or label is None:
         raise DataError("tables need --text COLUMN (once, or twice for pairs) and --label COLUMN")
     return table_format(texts, label, **options)
@@ -124,7 +124,7 @@ class SplitFiles(Section):
     source: FileNames = ()  # read one after another, in this order
     target: FileNames = ()
     tables: FileNames = ()
-    rows: RowFormat | None = None  # the format of these tables; None: the layout's
+    rows: RowFormat | None = None  # the format of these tables (None: the layout's)
 
     @model_validator(mode="before")
     @classmethod
@@ -163,7 +163,7 @@ class Hub(Section):
     folder: Annotated[str, Field(pattern=r"^[^/.]")] | None = None  # folder in the repository with the files
     revision: str | None = None
     splits: dict[SplitName, str]
-    texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]  # columns; `translation.de` is a nested field
+    texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]  # columns, `translation.de` for a nested field
     label: str | None = None
     names: dict[str, str] = Field(default_factory=dict)
     unlabelled: tuple[str, ...] = ("-1",)
@@ -208,7 +208,7 @@ class Card(Section):
     texts: Annotated[int, Field(ge=1, le=2)] | None = None  # texts of a labelled example
     symmetric: bool = False  # the order of a pair's texts does not matter
     train_text: bool = False  # also store the text of train, for models with their own tokenizers
-    labels: tuple[str, ...] = ()  # classes in the order of their numbers; empty: the labels of train, sorted
+    labels: tuple[str, ...] = ()  # classes in the order of their numbers (empty: the labels of train, sorted)
     sizes: dict[SplitName, int] = Field(default_factory=dict)  # published rows per split, if known
     # Rows of train that become valid or test if the files lack it: from this number on, counted from 1, each period-th.
     divide: dict[Literal["period", "valid", "test"], PositiveInt] = Field(default_factory=dict)
@@ -259,7 +259,7 @@ def load_card(name_or_path: str) -> Card:
         names = shipped_names("cards")
         if name_or_path not in names:
             raise DataError(
-                f"no dataset card {name_or_path!r}{nearest(name_or_path, names)}; "
+                f"no dataset card {name_or_path!r}{nearest(name_or_path, names)}: "
                 "phmctl prepare-data --list shows all\n"
                 "for your own parallel text: phmctl prepare-data NAME --train SRC --train TGT --valid SRC --valid TGT\n"
                 "for labelled text: phmctl prepare-data NAME --table train=FILE --table valid=FILE --text COLUMN "

@@ -34,7 +34,7 @@ class SourceFile:
     side: str
 
     def entry(self) -> dict[str, Any]:
-        """Return the file's entry in the manifest; split and side are in it, so that exchanged files are noticed."""
+        """Return the file's entry in the manifest. Split and side are in it, so that exchanged files are noticed."""
         try:
             return {**file_entry(self.path.parent, self.path.name), "split": self.split, "side": self.side}
         except OSError as error:
@@ -49,7 +49,7 @@ class Corpus:
     splits: Mapping[str, RowSource]
     languages: tuple[str, str] | None = None  # source and target, or None for labelled text
     texts: int = 2  # texts of a row
-    labels: Sequence[str] = ()  # classes in the order of their numbers; empty: the labels of train
+    labels: Sequence[str] = ()  # classes in the order of their numbers (empty: the labels of train)
     symmetric: bool = False  # a row with swapped texts is the same row
     train_text: bool = False  # also store the text of train
     files: Sequence[SourceFile] = field(default_factory=list)  # in reading order, for the manifest
@@ -86,8 +86,8 @@ class Corpus:
         """
         if [*self.splits][:2] != ["train", "valid"]:
             names = ", ".join(self.splits) or "no split"
-            remedy = "; or take valid and test out of train: --split 1000,1000" if "train" in self.splits else ""
-            raise DataError(f"{self.name!r} has {names}; --train and --valid, or --table of both, are needed{remedy}")
+            remedy = ", or take valid and test out of train: --split 1000,1000" if "train" in self.splits else ""
+            raise DataError(f"{self.name!r} has {names}. --train and --valid, or --table of both, are needed{remedy}")
         splits, languages, files, origin = dict(self.splits), self.languages, self.files, self.origin
         if reverse:
             if languages and languages != _SIDES:  # the placeholders of own files without languages stay
@@ -165,7 +165,7 @@ def find_files(card: Card, folder: Path) -> tuple[Layout, dict[str, Path]]:
     Raises DataError otherwise. The message lists the missing files of each layout.
     """
     if not folder.is_dir():
-        raise DataError(f"--source {folder} is not a folder; give the folder with the files of {card.id!r}")
+        raise DataError(f"--source {folder} is not a folder. Give the folder with the files of {card.id!r}")
     visible = (path for path in folder.rglob("[!.]*") if not re.search(r"/\.", f"/{path.relative_to(folder)}"))
     below = sorted(visible, key=lambda path: (len(path.parts), str(path)))
     lacking: dict[str, list[str]] = {}
@@ -252,7 +252,7 @@ def _from_network(card: Card, cache: Path) -> Corpus:
     reason = "; ".join(reasons) or "the card has neither a hub nor URLs"
     raise DownloadError(
         f"cannot fetch {card.id!r}: {reason}\n"
-        f"remove {cache} to fetch again; if you have the files: phmctl prepare-data {card.id} --source DIR"
+        f"remove {cache} to fetch again. If you have the files: phmctl prepare-data {card.id} --source DIR"
     )
 
 
@@ -322,7 +322,7 @@ def load_rows(hub: Hub, cache: Path) -> tuple[Splits, list[SourceFile], str]:
     import datasets
 
     if Path(hub.id).exists():  # `datasets` would read it instead of the hub's dataset
-        raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset; read it with --source DIR")
+        raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset. Read it with --source DIR")
     note(f"loading {hub.id} through datasets ...")
     try:
         dataset: Any = datasets.load_dataset(
@@ -334,7 +334,7 @@ def load_rows(hub: Hub, cache: Path) -> tuple[Splits, list[SourceFile], str]:
     files: list[SourceFile] = []
     for split, name in hub.splits.items():
         if name not in dataset:
-            raise DataError(f"{hub.id} lacks the split {name!r}; it has {', '.join(sorted(dataset))}")
+            raise DataError(f"{hub.id} lacks the split {name!r}. It has {', '.join(sorted(dataset))}")
         splits[split] = hub_rows(dataset[name], hub, f"{hub.id} ({name})")
         files += [SourceFile(Path(file["filename"]), split, "rows") for file in dataset[name].cache_files]
     addresses = " ".join(next(iter(dataset.values())).info.download_checksums or {})
@@ -386,7 +386,7 @@ def own_corpus(
     """
     if name in shipped_names("cards"):
         raise DataError(
-            f"{name!r} is a card; choose another name for your files, or use --source with the card's files"
+            f"{name!r} is a card. Choose another name for your files, or use --source with the card's files"
         )
     if languages and not all(map(is_code, languages)):
         raise DataError(f"--languages {','.join(languages)}: expected two codes, SOURCE,TARGET, as de,en")
@@ -477,7 +477,7 @@ def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, 
         if cells and (file_type == "jsonl" or len(cells) != 2):
             columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
             raise DataError(
-                f"{path} has {len(cells)} columns, but a single file must be a table of both sides; name two files, "
+                f"{path} has {len(cells)} columns, but a single file must be a table of both sides. Name two files, "
                 f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthe columns are {columns}"
             )
     rows = tables([path], row_format)

@@ -85,12 +85,12 @@ def prepare_named(
     if wrong:
         named = ", ".join(_FLAGS.get(key, f"--{key}") for key in wrong)
         own_type, other_type = ("labelled", "parallel") if labelled else ("parallel", "labelled")
-        raise DataError(f"{named} is for {other_type} text; {name} is {own_type} text: {_OWN_FILES[labelled]}")
+        raise DataError(f"{named} is for {other_type} text, but {name} is {own_type} text: {_OWN_FILES[labelled]}")
     if card and options:
         named = ", ".join(f"--{key.replace('_', '-')}" for key in options)
         raise DataError(f"{named} is for your own files: give those with {_OWN_FILES[labelled]}")
     if source is not None and not card:
-        raise DataError("--source is for a card's files; with files of your own leave it out")
+        raise DataError("--source is for a card's files. With files of your own leave it out")
     base_recipe = None if recipe is None else load_recipe(recipe)
     section_type = LabelledSection if labelled else ParallelSection
     if vocabulary and not base_recipe:
@@ -143,7 +143,7 @@ def prepare(
                 if place.exists():
                     note(f"{place} is out of date: preparing again")
                 if vectors is None and (place / VECTORS_FILE).exists():
-                    warn(f"{place} loses its word vectors; give --vectors to keep them")
+                    warn(f"{place} loses its word vectors. Give --vectors to keep them")
                 with replacing(place, MANIFEST, "settings") as temporary:
                     manifest = _write(temporary, data, corpus, cleaned, vocabulary, vectors)
                     with writing(temporary):
@@ -243,9 +243,9 @@ def _write(
         counts[name] = {**rows.counts(), **tokens}
     train = counts["train"]
     if not train["kept"]:
-        hint = "; was the same file given for train and for another split?" if HELD_OUT in train["dropped"] else ""
+        hint = ". Was the same file given for train and for another split?" if HELD_OUT in train["dropped"] else ""
         dropped = describe_counts(train["dropped"])
-        raise DataError(f"all {train['read']:,} train rows were dropped ({dropped}); check the files{hint}")
+        raise DataError(f"all {train['read']:,} train rows were dropped ({dropped}). Check the files{hint}")
     if labels is not None:
         _check_classes(corpus, labels, counts)
     if vectors is not None:
@@ -279,13 +279,13 @@ def _encoded(
 
 
 def labels_of(train: RowSource) -> list[str]:
-    """Return train's labels, sorted; integers by value. Raises DataError for a label with a tab or line end."""
+    """Return train's labels, sorted, integers by value. Raises DataError for a label with a tab or line end."""
     labels: set[str] = set()
     for row in train:
         if row.label is None or row.label in labels:
             continue
         if any(mark in row.label for mark in "\t\n\r"):
-            raise DataError(f"{row.location}: the label {row.label!r} contains a tab or a line end; replace it")
+            raise DataError(f"{row.location}: the label {row.label!r} contains a tab or a line end. Replace it")
         labels.add(row.label)
     if all(re.fullmatch(r"-?\d{1,18}", label) for label in labels):
         return sorted(labels, key=lambda label: (int(label), label))
@@ -293,7 +293,7 @@ def labels_of(train: RowSource) -> list[str]:
 
 
 def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise DataError for a class without train examples; only warn if the card declares it and no split has it."""
+    """Raise DataError for a class without train examples, or warn if the card declares it and no split has it."""
     for label in labels:
         if label in counts["train"]["labels"]:
             continue
@@ -303,7 +303,7 @@ def _check_classes(corpus: Corpus, labels: Sequence[str], counts: Mapping[str, M
         if splits:
             problem += f", but {splits} has examples"
         if splits or not corpus.labels:
-            raise DataError(f"{problem}; remove the label's rows, or add examples to train")
+            raise DataError(f"{problem}. Remove the label's rows, or add examples to train")
         warn(f"{problem}: it is not learned")
 
 
@@ -312,11 +312,11 @@ def _report_differences(manifest: Mapping[str, Any], card: Card) -> None:
     held_out = manifest.get("held_out", {})
     if held_out:  # scores on these splits cannot be compared with published scores
         parts = "; ".join(f"{split} is {rows}" for split, rows in held_out.items())
-        note(f"{card.id} lacks {' and '.join(held_out)}: {parts}; train is the remaining rows")
+        note(f"{card.id} lacks {' and '.join(held_out)}: {parts}, and train is the remaining rows")
     for split, counts in manifest["splits"].items():
         published = card.sizes.get(split, 0)
         if counts["read"] < _MIN_SHARE * published:
             warn(
-                f"{split} of {card.id} has {counts['read']:,} rows, but {published:,} were published; "
-                "check that the source is complete"
+                f"{split} of {card.id} has {counts['read']:,} rows, but {published:,} were published. "
+                "Check that the source is complete"
             )

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _CORPUS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
-# A word can end in a space and an integer ("sept 11"); a number of this form belongs to the vector instead.
+# A word can end in a space and an integer ("sept 11"). A number of this form belongs to the vector instead.
 _REAL = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a prepared folder's manifest; raises DataError if it is missing, damaged or of another version."""
+    """Return a prepared folder's manifest. Raises DataError if it is missing, damaged or of another version."""
     path = folder / MANIFEST
     remedy = f"move {folder} away and prepare the data again"  # phmctl replaces only a folder whose manifest is whole
     manifest = read_seal(path, DataError, remedy)
@@ -63,7 +63,7 @@ def corpus_name(card: str) -> str:
     path = Path(card)
     name = path.stem if path.suffix in {".yaml", ".yml"} else card
     if not _CORPUS_NAME.fullmatch(name):
-        raise DataError(f"{card!r} cannot name a corpus; use up to 120 letters, digits, dots, hyphens and underscores")
+        raise DataError(f"{card!r} cannot name a corpus. Use up to 120 letters, digits, dots, hyphens and underscores")
     return name
 
 
@@ -78,7 +78,7 @@ def data_root(folder: str | Path | None = None) -> Path:
 
 
 def prepared_folder(data: Section, root: Path) -> Path:
-    """Return the folder in which data with these settings is prepared; raises DataError for an invalid corpus name."""
+    """Return the folder in which data with these settings is prepared. Raises DataError for an invalid corpus name."""
     parts = [data.tokenizer, str(data.vocabulary)]
     if isinstance(data, LabelledSection):
         parts = ["labelled", *parts, str(data.max_tokens)]
@@ -133,7 +133,7 @@ def choose_section(
 
 
 def trained_sizes(data: Section, root: Path) -> tuple[int, int] | None:
-    """Return the vocabulary sizes of source and target, or of the text and the label set; None if not prepared."""
+    """Return the vocabulary sizes of source and target, or of the text and the label set, or None if not prepared."""
     folder = prepared_folder(data, root)
     if not (folder / MANIFEST).exists():
         return None
@@ -201,7 +201,7 @@ def reading_arrow(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"cannot read {path}: {error}; prepare the data again with --force") from error
+        raise DataError(f"cannot read {path}: {error}. Prepare the data again with --force") from error
 
 
 def write_split(
@@ -273,7 +273,7 @@ class Split:
     def texts(self) -> tuple[list[str], ...]:
         """The cleaned lines of each side of valid or test. Raises DataError for train, whose text is not stored."""
         if f"{self._columns[0]}_text" not in self._table.column_names:
-            raise DataError(f"{self.path.name} contains only tokens; text is stored for valid and test")
+            raise DataError(f"{self.path.name} contains only tokens. Text is stored for valid and test")
         with reading_arrow(self.path):
             columns = [self._table.column(f"{name}_text") for name in self._columns]
             for column in columns:
@@ -307,7 +307,7 @@ class PreparedData:
 
     @classmethod
     def find(cls, data: Section, root: Path) -> "PreparedData":
-        """Open the data of a recipe's section; raises DataError if it is not prepared, damaged, or of another task."""
+        """Open the data of a recipe's section. Raises DataError if it is not prepared, damaged, or of another task."""
         folder = prepared_folder(data, root)
         command = prepare_command(data, root)
         if not (folder / MANIFEST).exists():
@@ -319,7 +319,7 @@ class PreparedData:
                 hint = nearest(
                     data.card, [*(path.name for path in (root / "prepared").glob("[!.]*")), *shipped_names("cards")]
                 )
-            raise DataError(f"{data.card} is not prepared in {folder}{hint}; run: {command}")
+            raise DataError(f"{data.card} is not prepared in {folder}{hint}. Run: {command}")
         prepared = cls(folder, command)
         labelled = isinstance(data, LabelledSection)
         if labelled != (prepared.manifest.get("task") == TASK):
@@ -342,7 +342,7 @@ class PreparedData:
 
     def split(self, name: str) -> Split:
         if name not in self.splits:
-            raise DataError(f"no split {name!r}{nearest(name, self.splits)}; there are {', '.join(self.splits)}")
+            raise DataError(f"no split {name!r}{nearest(name, self.splits)}. There are {', '.join(self.splits)}")
         if name not in self._splits:
             self._verify(f"{name}.arrow")
             self._splits[name] = Split(self.folder / f"{name}.arrow", self.manifest.get("extras"))
@@ -350,7 +350,7 @@ class PreparedData:
 
     @cached_property
     def vectors(self) -> "Tensor | None":
-        """The word vectors, (vocabulary, width) float32; None if the data was prepared without."""
+        """The word vectors, (vocabulary, width) float32, or None if the data was prepared without."""
         if not self.manifest.get("vectors"):
             return None
         from safetensors.torch import load_file
@@ -361,13 +361,13 @@ class PreparedData:
 
     @property
     def coverage(self) -> str:
-        """A description of the share of the text with word vectors; empty if the data was prepared without."""
+        """A description of the share of the text with word vectors, empty if the data was prepared without."""
         if not (vectors := self.manifest.get("vectors")):
             return ""
         tokens = ", ".join(f"{share:.1%} of {split}" for split, share in vectors["tokens"].items())
         return (
             f"{vectors['width']}-dimensional vectors of {vectors['file']} for {vectors['covered']:,} of "
-            f"{vectors['types']:,} token types; of the tokens {tokens}"
+            f"{vectors['types']:,} token types, and for {tokens}"
         )
 
 
@@ -411,7 +411,7 @@ def read_vectors(path: Path, vocabulary: Sequence[str]) -> tuple[Floats, npt.NDA
     vectors += [by_word.get(word, by_word.get(word.lower())) for word in words]
     known = [vector for vector in vectors if vector is not None]
     if not known:
-        raise DataError(f"{path} lacks all {len(vocabulary):,} words of the vocabulary; is it a file of word vectors?")
+        raise DataError(f"{path} lacks all {len(vocabulary):,} words of the vocabulary. Is it a file of word vectors?")
     mean = np.stack(known).mean(axis=0, dtype=np.float64).astype(np.float32)
     table = np.stack([mean if vector is None else vector for vector in vectors])  # (V, d)
     table[PAD] = 0
@@ -430,8 +430,8 @@ def _rows_of_words(path: Path, words: set[str]) -> Iterator[tuple[str, Floats]]:
         word, *numbers = text.rsplit(" ", width)  # words of GloVe's 840B release contain spaces
         if len(numbers) < max(width, 1) or (" " in word and _REAL.fullmatch(word.rpartition(" ")[2])):
             raise DataError(
-                f"{path}, line {number}: {text.count(' ')} numbers after the word, but the first row has {width}; "
-                "check that the file is complete and all vectors have one width"
+                f"{path}, line {number}: {text.count(' ')} numbers after the word, but the first row has {width}. "
+                "Check that the file is complete and all vectors have one width"
             )
         if word not in words:
             continue

@@ -68,7 +68,7 @@ def read_lines(path: Path, *, skip: bool = False) -> Iterator[str]:
                 line = decode_line(raw, path, number)
                 if "\0" in line:
                     raise DataError(
-                        f"{path}, line {number}: NUL characters; the file is binary, or UTF-16\n"
+                        f"{path}, line {number}: NUL characters. The file is binary, or UTF-16\n"
                         "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
                     )
             except DataError:
@@ -93,7 +93,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"cannot read {path}: {reason}; check that the file exists and is complete") from error
+        raise DataError(f"cannot read {path}: {reason}. Check that the file exists and is complete") from error
 
 
 def open_bytes(path: Path) -> BufferedReader:
@@ -103,9 +103,9 @@ def open_bytes(path: Path) -> BufferedReader:
 
 
 def decode_line(raw: bytes, name: Path | str, number: int) -> str:
-    """Return a line's text without its line end; raises DataError if it is too long or not UTF-8."""
+    """Return a line's text without its line end. Raises DataError if it is too long or not UTF-8."""
     if len(raw) > LONGEST_LINE:
-        raise DataError(f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes; is it a text file with line ends?")
+        raise DataError(f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes. Is it a text file with line ends?")
     if number == 1:
         raw = raw.removeprefix(BOM_UTF8)
     line = raw.removesuffix(b"\n").removesuffix(b"\r")
@@ -128,7 +128,7 @@ def join_lines(text: str) -> str:
 
 
 def read_sentences(path: Path, form: Format = "text", *, skip: bool = False) -> Iterator[str]:
-    """Yield the sentences of one side of a corpus. With `skip`, see :func:`read_lines`; for plain text only."""
+    """Yield the sentences of one side of a corpus. `skip` is for plain text, see :func:`read_lines`."""
     if form == "iwslt-xml":
         return _segments(path)
     lines = read_lines(path, skip=skip and form == "text")
@@ -147,7 +147,7 @@ def _segments(path: Path) -> Iterator[str]:
     for part in parts:
         segment, end_tag, _ = part.partition(">")[2].partition("</seg>")
         if not end_tag:
-            raise DataError(f"{path}, line {number}: <seg> without </seg>; is the file complete?")
+            raise DataError(f"{path}, line {number}: <seg> without </seg>. Is the file complete?")
         number += part.count("\n")
         decoded = _ENTITY.sub(lambda entity: html.unescape(entity[0]), segment)
         yield decoded.replace("\n", " ").strip(BLANKS)  # &#10; is a line feed, too
@@ -180,7 +180,7 @@ def parallel_files(
                 counts[texts.index(None)] -= 1
                 raise DataError(
                     f"{source} has {counts[0]:,} sentences, but {target} has {counts[1]:,}\n"
-                    "parallel files need one line for each pair; are both from the same release?"
+                    "parallel files need one line for each pair. Are both from the same release?"
                 )
             if UNREADABLE in texts:
                 yield Row(("", ""), location=Location(str(source), number), readable=False)
@@ -219,25 +219,25 @@ def _header(path: Path, rows: Iterator[tuple[int, Record]], row_format: RowForma
         return []
     names = next((list(cells) for _, cells in rows if cells != [UNREADABLE]), [])
     if not names:
-        raise DataError(f"{path} is empty; check that the download or copy is complete")
+        raise DataError(f"{path} is empty. Check that the download or copy is complete")
     for column in row_format.columns:
         count = names.count(str(column))
         if isinstance(column, int) or count == 1:
             continue
-        problem = f"has {count} columns {column!r}; rename all but one"
+        problem = f"has {count} columns {column!r}. Rename all but one"
         if count == 0:
-            problem = f"lacks the column {column!r}{nearest(column, names)}; it has {', '.join(names)}"
+            problem = f"lacks the column {column!r}{nearest(column, names)}. It has {', '.join(names)}"
         raise DataError(f"{path} {problem} (without a header, columns are numbers from 0)")
     return names
 
 
 def parse_row(record: Record, header: list[str], row_format: RowFormat, location: Location) -> Row:
-    """Return the row of a table's cells or of a JSON object; raises DataError if a text, label or extra is invalid."""
+    """Return the row of a table's cells or of a JSON object. Raises DataError if a text, label or extra is invalid."""
     if header and len(record) != len(header):
         quoting = "on" if row_format.quoted else "off"
         raise DataError(
-            f"{location}: {len(record)} columns, but the header has {len(header)}; check that quoting should "
-            f"be {quoting}; --skip-bad-lines leaves these rows out"
+            f"{location}: {len(record)} columns, but the header has {len(header)}. Check that quoting should "
+            f"be {quoting}. --skip-bad-lines leaves these rows out"
         )
     texts = tuple(join_lines(_text(record, header, column, location)) for column in row_format.texts)
     extras = {name: _extra(record, header, column, location) for name, column in row_format.extras.items()}
@@ -255,14 +255,14 @@ def _text(record: Record, header: list[str], column: Column, location: Location)
         value = field_of(record, name)
         if value is None and name not in record:
             guess = nearest(name, map(str, record))
-            raise DataError(f"{location}: no key {name!r}{guess}; there are {', '.join(record)}")
+            raise DataError(f"{location}: no key {name!r}{guess}. There are {', '.join(record)}")
         if not isinstance(value, (str, int)):
             raise DataError(f"{location}: {name!r} holds {value!r}, but texts and integers are expected")
         text = str(value)
     else:
         index = column if isinstance(column, int) else header.index(column)
         if record == [""]:
-            raise DataError(f"{location} is empty; remove the empty lines")
+            raise DataError(f"{location} is empty. Remove the empty lines")
         if index >= len(record):
             raise DataError(f"{location}: {len(record)} columns, but column {index} (counted from 0) is needed")
         text = record[index]
@@ -317,9 +317,9 @@ def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[in
             cells = next(reader, None)
         except csv.Error as error:
             if not skip or "unexpected end" in str(error):  # an unclosed quote contains the remaining file
-                problem = f"invalid quotes ({error}); read it with quoting off"
+                problem = f"invalid quotes ({error}). Read it with quoting off"
                 if "new-line character" in str(error):
-                    problem = "a carriage return outside quotes; replace it by a line feed, or by a blank"
+                    problem = "a carriage return outside quotes. Replace it by a line feed, or by a blank"
                 raise DataError(f"{path}, line {number}: {problem}") from error
             for line in range(number, reader.line_num + 1):  # a quoted cell can contain several lines
                 yield line, [UNREADABLE]
@@ -356,7 +356,7 @@ _XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 @repeatable
 def translation_memory(path: Path, languages: tuple[str, str]) -> Iterator[Row]:
-    """Yield the units of a translation memory that have a segment in both languages; of several, the first.
+    """Yield the units of a translation memory that have a segment in both languages, the first of several.
 
     Raises DataError if the file is not XML, if no unit has both languages, or if one segment would be both sides.
     """
@@ -369,7 +369,7 @@ def translation_memory(path: Path, languages: tuple[str, str]) -> Iterator[Row]:
             continue
         if source == target:
             raise DataError(
-                f"{path}: {' and '.join(languages)} are both the segment of {source!r}; it has {', '.join(available)}: "
+                f"{path}: {' and '.join(languages)} are both the segment of {source!r}. It has {', '.join(available)}: "
                 "name the varieties with --languages SOURCE,TARGET"
             )
         empty = False
@@ -377,7 +377,7 @@ def translation_memory(path: Path, languages: tuple[str, str]) -> Iterator[Row]:
     if empty:
         found = ", ".join(available) or "no language"
         raise DataError(
-            f"{path} has no unit in both {' and '.join(languages)}; it has {found}: --languages SOURCE,TARGET"
+            f"{path} has no unit in both {' and '.join(languages)}. It has {found}: --languages SOURCE,TARGET"
         )
 
 
@@ -410,7 +410,7 @@ def _units(path: Path) -> Iterator[dict[str, str]]:
             raise DataError(f"{path}: invalid XML ({error})") from error
         except (ValueError, LookupError) as error:  # an encoding that the parser lacks
             raise DataError(
-                f"{path}: {error}; convert it, iconv -f ENCODING -t UTF-8, and remove encoding=... from line 1"
+                f"{path}: {error}. Convert it, iconv -f ENCODING -t UTF-8, and remove encoding=... from line 1"
             ) from error
 
 

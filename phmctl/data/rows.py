@@ -69,7 +69,7 @@ def append_copies(rows: RowSource) -> Iterator[Row]:
 def select_periodic(
     rows: RowSource, period: int, numbers: Collection[int], *, complement: bool = False
 ) -> Iterator[Row]:
-    """Yield rows p, p + period, p + 2 period, … for each p in `numbers`, counted from 1; or all other rows."""
+    """Yield rows p, p + period, p + 2 period, … for each p in `numbers`, counted from 1, or all other rows."""
     remainders = {number % period for number in numbers}
     for number, row in enumerate(rows, start=1):
         if (number % period in remainders) != complement:
@@ -102,7 +102,7 @@ def hold_out(splits: Mapping[str, RowSource], text: str) -> Division:
     names = ("valid", "test")[: len(numbers)]
     for name in names:
         if name in splits:
-            raise DataError(f"--split {text} takes {name} from train; leave the option or the {name} files out")
+            raise DataError(f"--split {text} takes {name} from train. Leave the option or the {name} files out")
     rows = splits.get("train", ())
 
     @cache  # counting the sources takes passes over the files
@@ -135,7 +135,7 @@ def hold_out(splits: Mapping[str, RowSource], text: str) -> Division:
                 wanted -= counts[group]
                 left -= 1
         if not left:
-            raise DataError(f"--split {text} leaves none of the {total:,} rows for train; take fewer")
+            raise DataError(f"--split {text} leaves none of the {total:,} rows for train. Take fewer")
         return chosen
 
     @repeatable
@@ -303,7 +303,7 @@ class CleanRows:
     settings: Cleaning
     max_tokens: int
     labels: Sequence[str] | None = None  # None for parallel text
-    held_out: Collection[bytes] | None = None  # digests of the rows of valid and test; None for these
+    held_out: Collection[bytes] | None = None  # digests of the rows of valid and test, or None for these splits
     symmetric: bool = False  # a row with swapped texts is the same row
 
     def __post_init__(self) -> None:
@@ -381,7 +381,7 @@ class CleanRows:
         known = ", ".join(self.labels[:8])
         if len(self.labels) > 8:
             known += f", ... ({len(self.labels)} in all)"
-        raise DataError(f"{row.location}: unknown label {row.label!r}{guess}; known: {known}")
+        raise DataError(f"{row.location}: unknown label {row.label!r}{guess}. Known: {known}")
 
     def _is_kept(self, row: Row) -> bool:
         if not self.labelled and row.texts[0] == row.texts[1] != "":
@@ -427,7 +427,7 @@ def clean_splits(
         if empty:
             lacks = "pair with text on both sides" if labels is None else "example with a label"
             advice = "" if name in ("train", "valid") else ", or leave a test set out"
-            raise DataError(f"{name} of {corpus!r} has no {lacks}; check the files{advice}")
+            raise DataError(f"{name} of {corpus!r} has no {lacks}. Check the files{advice}")
     return {
         name: CleanRows(rows, cleaning, max_tokens, labels, held_out if name == "train" else None, symmetric)
         for name, rows in splits.items()

@@ -32,7 +32,7 @@ _MIN_PAIRS = 2  # least occurrences of a pair that is merged, as in subword-nmt.
 _WORD = r"[\p{L}\p{M}\p{N}_]+"
 _PIECES = rf" ?(?:{_WORD}(?:['’]{_WORD})*|['’]{_WORD}|([^\p{{L}}\p{{M}}\p{{N}}_\s])\1*|[^\S ])| "
 
-_LONGEST_WORD = 1000  # characters; BPE training takes quadratic time in the length of a word
+_LONGEST_WORD = 1000  # characters, because BPE training takes quadratic time in the length of a word
 _LONG_WORD = re.compile(rf"(\S{{{_LONGEST_WORD}}})(?=\S)")
 
 JOINT_FILE = "tokenizer.json"
@@ -85,7 +85,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer's file; raises DataError unless :meth:`save` can have written it."""
+        """Read a tokenizer's file. Raises DataError unless :meth:`save` can have written it."""
         content = read_json_object(path, DataError, "restore it or prepare the data again")
         try:
             model = content["model"]
@@ -97,7 +97,7 @@ class Tokenizer:
             return cls(algorithm, vocabulary, _merges(model), lowercase=lowercase)
         except Exception as error:  # the library raises bare Exceptions
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise DataError(f"{path} is damaged: {reason}; restore it or prepare the data again") from error
+            raise DataError(f"{path} is damaged: {reason}. Restore it or prepare the data again") from error
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
@@ -121,7 +121,7 @@ def train_tokenizer(
     if algorithm == "bpe" and vocabulary < SMALLEST_BPE:
         raise DataError(
             f"a BPE vocabulary of {vocabulary} is too small for {BYTES} bytes and {len(SPECIAL_TOKENS)} special "
-            f"tokens; set the vocabulary to {SMALLEST_BPE} or more"
+            f"tokens. Set the vocabulary to {SMALLEST_BPE} or more"
         )
     engine = Tokenizer(algorithm, SPECIAL_TOKENS, lowercase=lowercase).engine
     size = vocabulary - len(SPECIAL_TOKENS)
@@ -144,7 +144,7 @@ def train_tokenizer(
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """The tokenizers of source and target; the same object if the vocabulary is joint."""
+    """The tokenizers of source and target, the same object if the vocabulary is joint."""
 
     source: Tokenizer
     target: Tokenizer
@@ -226,5 +226,5 @@ class Vocabulary:
             if key != "max_tokens" and chosen[key] != expected:
                 raise DataError(
                     f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was learned with {expected!r}, not "
-                    f"{chosen[key]!r}; leave the option out, or set this value in the recipe"
+                    f"{chosen[key]!r}. Leave the option out, or set this value in the recipe"
                 )

@@ -102,7 +102,7 @@ def test_the_command_that_prepares_missing_data(tmp_path, monkeypatch, section, 
     for data in (f" --data {tmp_path}", ""):
         with pytest.raises(DataError) as caught:
             PreparedData.find(section, tmp_path)
-        assert str(caught.value).endswith(f"run: {command}{data}")
+        assert str(caught.value).endswith(f": {command}{data}")
         monkeypatch.setenv("PHMCTL_DATA", str(tmp_path))  # the default needs no option
     with pytest.raises(DataError, match=r"manifest\.json"):
         PreparedData(tmp_path)
