@@ -13,6 +13,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.models import TransformerSection
 from phmctl.results.counting import agrees, published_tables, table_names, value_of
 from phmctl.results.ledger import Ledger, ModuleCounts, ledger_for_recipe
+from phmctl.tasks import task_of
 from phmctl.tasks.base import Sizes
 from tests.references import ledger_for_settings
 
@@ -38,8 +39,11 @@ def base(layers: int = 6, **changes: Any) -> Ledger:
 
 def of_recipe(name: str, settings: Sequence[str], vocabulary: int = 8) -> Ledger:
     """The ledger of a recipe's model for a vocabulary size."""
-    sizes = dict.fromkeys(("source", "target", "vocabulary"), vocabulary) | {"classes": 2}
-    return ledger_for_recipe(load_recipe(name, settings), Sizes(sizes))
+    recipe = load_recipe(name, settings)
+    sizes = dict.fromkeys(task_of(recipe).sizes(recipe, None).values, vocabulary)
+    if "classes" in sizes:
+        sizes["classes"] = 2
+    return ledger_for_recipe(recipe, Sizes(sizes))
 
 
 @cache
