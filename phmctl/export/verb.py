@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phmctl import plain
-from phmctl.answering.classifier import Classifier, load_classifier, open_classifier
+from phmctl.answering.classifier import Classifier, open_classifier
 from phmctl.answering.opening import (
     COMPACT,
     CTRANSLATE2,
@@ -19,7 +19,6 @@ from phmctl.answering.opening import (
     MODEL,
     ONNX,
     Export,
-    load_translator,
     open_engine,
 )
 from phmctl.answering.translator import Translator
@@ -170,13 +169,11 @@ class _Source:
 
 def _load(run: Run, checkpoint: str) -> _Source:
     """Load a checkpoint twice: as the command decode does, without bfloat16, and as it was trained."""
-    predictor: Translator | Classifier
-    if isinstance(run.recipe, TranslationRecipe):
-        decoding = run.recipe.decoding.model_copy(update={"precision": None})
-        predictor = load_translator(run, checkpoint, "cpu", decoding, cleaned=True)
+    options = {"precision": "float32"} if isinstance(run.recipe, TranslationRecipe) else {}
+    predictor = answers(run.recipe, "export").load(run, checkpoint, "cpu", **options)
+    if isinstance(predictor, Translator):
         sizes = {"source": predictor.tokenizers.source.size, "target": predictor.tokenizers.target.size}
     else:
-        predictor = load_classifier(run, checkpoint, "cpu", cleaned=True)
         sizes = {"vocabulary": predictor.tokenizer.size, "classes": len(predictor.labels)}
     path, tensors = run.read_model(checkpoint)
     model = load(run.recipe.model, sizes, tensors, path, torch.device("cpu"))
