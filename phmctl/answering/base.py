@@ -14,7 +14,8 @@ TORCH = "torch"
 
 Texts = Sequence[str | Sequence[str]]
 Advance = Callable[[int], None]  # called with the number of lines that were answered since the last call
-Line = tuple[str, dict[str, Any]]  # an answer of ``decode``: text and JSON object
+Document = dict[str, Any]  # a JSON object
+Line = tuple[str, Document]  # an answer of ``decode``
 
 
 def ignore(count: int) -> None:

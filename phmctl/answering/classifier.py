@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import plain
-from phmctl.answering.base import Advance, Line, Texts, check_texts, ignore
+from phmctl.answering.base import Advance, Document, Line, Texts, check_texts, ignore
 from phmctl.answering.onnx import OnnxClassifier
 from phmctl.answering.opening import ONNX, Export, Source, about, check_options, engine_of
 from phmctl.console import silence
@@ -63,7 +63,7 @@ class Classifier:
         tokenizer: Tokenizer,
         labels: Sequence[str],
         cleaning: Cleaning,
-        about: Mapping[str, Any],
+        about: Document,
     ) -> None:
         self.model: Any = model
         self.device = device
@@ -80,7 +80,7 @@ class Classifier:
     def __repr__(self) -> str:
         return f"<phmctl classifier {self.name}: {', '.join(self.methods)}>"
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Document:
         """Return a description as JSON values: name, task, folder, checkpoint, engine, device, labels, methods."""
         about = {
             **self._about,

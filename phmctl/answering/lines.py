@@ -14,7 +14,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from phmctl.answering.base import Advance, ignore
+from phmctl.answering.base import Advance, Document, ignore
 from phmctl.console import emit, json_text, warn
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.errors import DataError, OutputError
@@ -117,7 +117,7 @@ def answer(
         warn(remark)
 
 
-def _best_text(text: str, document: dict[str, Any]) -> str:
+def _best_text(text: str, document: Document) -> str:
     return str(document["translations"][0]["text"]) if "translations" in document else text
 
 

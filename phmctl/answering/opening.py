@@ -16,9 +16,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from phmctl.answering.base import TORCH, export_errors
+from phmctl.answering.base import TORCH, Document, export_errors
 from phmctl.answering.ctranslate2 import CTranslate2Engine
 from phmctl.answering.translator import Translator
 from phmctl.data.card import Cleaning
@@ -47,7 +47,7 @@ _ADVICE = "copy the export again, or export the run again"
 class Export(Trained):
     """The folder, the recipe and the manifest of an export."""
 
-    manifest: dict[str, Any]
+    manifest: Document
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -218,7 +218,7 @@ def check_options(source: Source, device: str, threads: int, precision: str | No
             raise UserError(f"--device {device}: an export to {source.to} runs on the CPU. Leave it out")
 
 
-def about(source: Source, checkpoint: str) -> dict[str, Any]:
+def about(source: Source, checkpoint: str) -> Document:
     """Return the part of a model's ``about()`` that describes the run or export."""
     name = source.weights(checkpoint).name
     return {"name": source.name, "task": source.recipe.task, "folder": str(source.folder), "checkpoint": name}

@@ -1,7 +1,7 @@
 """Translate lines with an engine: clean, tokenize, sort by length, batch, search, detokenize, restore the order."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from phmctl.answering.base import (
     TORCH,
     Advance,
+    Document,
     Hypothesis,
     Line,
     Texts,
@@ -72,7 +73,7 @@ class Translator:
         cleaning: Cleaning | None = None,
         n_best: int | None = None,
         strict: bool = False,
-        about: Mapping[str, Any] | None = None,
+        about: Document | None = None,
     ) -> None:
         self.engine: Any = engine  # torch's has `model` and `device`
         self.tokenizers = tokenizers
@@ -88,7 +89,7 @@ class Translator:
     def __repr__(self) -> str:
         return f"<phmctl translator {self.name}: {', '.join(self.methods)}>"
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Document:
         """Return a description as JSON values: name, task, folder, checkpoint, engine, device, settings, methods."""
         about = {
             **self._about,
@@ -257,7 +258,7 @@ class Translator:
         return Translation(text, hypothesis.score, hypothesis.log_prob, cut)
 
 
-def as_json(candidates: Sequence[Translation]) -> dict[str, Any]:
+def as_json(candidates: Sequence[Translation]) -> Document:
     """Return the translations of a line in the form of ``decode --json`` and ``serve``."""
     translations = [{"text": item.text, "score": item.score, "log_prob": item.log_prob} for item in candidates]
     return {"translations": translations}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from phmctl.algebra.dimension import LOW_RANK
+from phmctl.answering.base import Document
 from phmctl.answering.opening import COMPACT
 from phmctl.data import EOS, PAD
 from phmctl.data.card import load_card
@@ -29,7 +30,7 @@ _CONTENT = {
 _NO_PLACE = "this format has no place for A and S, so each map is exported as a plain matrix"
 
 
-def model_card(run: Run, sizes: Mapping[str, int], description: Mapping[str, Any], verified: list[str]) -> str:
+def model_card(run: Run, sizes: Mapping[str, int], description: Document, verified: list[str]) -> str:
     """Return the text of a model card.
 
     Args:

@@ -9,6 +9,7 @@ from torch import nn
 
 from phmctl.models.classifiers import EncoderClassifier, PairClassifier, Probe, RuleModel
 from phmctl.models.transformer import Device, Transformer
+from phmctl.recipe.models import LinearSection
 from phmctl.saving import load_model
 
 # By `kind`. The arguments are the section, the sizes of the task by name, and the device.
@@ -21,7 +22,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-def build(section: Any, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
+def build(section: LinearSection, sizes: Mapping[str, int], device: Device = None) -> nn.Module:
     """Build the untrained model of a section. On the device ``meta`` no memory is allocated.
 
     Raises:
@@ -32,7 +33,11 @@ def build(section: Any, sizes: Mapping[str, int], device: Device = None) -> nn.M
 
 
 def load(
-    section: Any, sizes: Mapping[str, int], tensors: Mapping[str, torch.Tensor], path: Path, device: torch.device
+    section: LinearSection,
+    sizes: Mapping[str, int],
+    tensors: Mapping[str, torch.Tensor],
+    path: Path,
+    device: torch.device,
 ) -> nn.Module:
     """Return the model of a section with the tensors of a file at `path`, in evaluation mode. Raises RunError."""
     model = build(section, sizes, "meta")

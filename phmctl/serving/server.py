@@ -37,6 +37,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from phmctl.answering.base import Document
 from phmctl.answering.classifier import Classifier
 from phmctl.answering.translator import Translator, as_json
 from phmctl.console import warn
@@ -51,7 +52,6 @@ _MAX_BEAM = 64  # memory grows with the beam
 # Line breaks within a text become blanks, as in ``decode``.
 Line = Annotated[str, AfterValidator(lambda text: re.sub("\r\n?|\n", " ", text))]
 T = TypeVar("T")
-Answer = dict[str, Any]
 Key = tuple[str, tuple[tuple[str, Any], ...]]  # method and options: texts with equal keys may share a batch
 
 
@@ -234,7 +234,7 @@ class Service:
         self._began = time.monotonic()
         self.batcher = Batcher(self._answer, **batching)
 
-    def submit(self, name: str, content: bytes) -> "list[Future[Answer]]":
+    def submit(self, name: str, content: bytes) -> "list[Future[Document]]":
         """Queue the texts of a request body and return a future for each answer.
 
         Raises RequestError if the request is malformed (400) or a text is too long (413).
@@ -258,7 +258,7 @@ class Service:
             lengths = [min(length, most_tokens) for length in lengths]
         return self.batcher.submit((name, tuple(options.items())), texts, lengths)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Document:
         return {
             "model": self.model.name,
             "task": self.model.task,
@@ -271,7 +271,7 @@ class Service:
             "seconds": round(time.monotonic() - self._began, 3),
         }
 
-    def _answer(self, key: Key, texts: Sequence[Any]) -> list[Answer]:
+    def _answer(self, key: Key, texts: Sequence[Any]) -> list[Document]:
         method, options = key
         if method == "translate":
             translations = self.model.translate(texts, **dict(options))
@@ -323,7 +323,7 @@ def _content_policy(html: str) -> str:
 
 
 async def _answer(service: Service, name: str, request: Request) -> Response:
-    futures: list[Future[Answer]] = []
+    futures: list[Future[Document]] = []
     try:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
