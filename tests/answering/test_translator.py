@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from phmctl.answering.base import Hypothesis, change_decoding, plan
 from phmctl.answering.translator import EMPTY
-from phmctl.errors import DataError
 from phmctl.nn.convert import to_dense
 from phmctl.recipe.schema import DecodingSection
 from tests.answering.conftest import TEXT, Kit, sharp_model
@@ -78,8 +77,3 @@ def test_a_plan_holds_every_row_once_within_the_budget(lengths: list[int], batch
 def test_float32_is_the_default_precision() -> None:
     half = change_decoding(DecodingSection(), precision="bfloat16")
     assert half != DecodingSection() == change_decoding(half, precision="float32")
-
-
-def test_strict_raises_an_error_for_a_long_line(kit: Kit) -> None:
-    with pytest.raises(DataError, match="line 8"):
-        kit.translator(max_tokens=8, strict=True).answer(["Ein", TEXT[2]], first=7)

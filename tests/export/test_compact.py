@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import phmctl
 from phmctl import plain
@@ -215,37 +214,22 @@ def test_the_dense_form_of_an_export_has_nothing_else(phm_run: Run, tmp_path: Pa
     assert stored.keys() == tensors.keys()
 
 
-def _nan_scale(tensors: dict[str, Tensor], name: str) -> None:
-    tensors[name + SCALE][0] = float("nan")
-
-
-def _short_scale(tensors: dict[str, Tensor], name: str) -> None:
-    tensors[name + SCALE] = tensors[name + SCALE][..., :1, :].clone()
-
-
-def _no_scale(tensors: dict[str, Tensor], name: str) -> None:
-    del tensors[name + SCALE]
-
-
-def _short_numbers(tensors: dict[str, Tensor], name: str) -> None:
-    tensors[name] = tensors[name][..., 1:].clone()
-
-
-def _long_numbers(tensors: dict[str, Tensor], name: str) -> None:
-    tensors[name] = torch.cat([tensors[name]] * 2, dim=-1)
-
-
 @pytest.fixture(scope="module")
 def four_bits(phm_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(phm_run, SAFETENSORS, tmp_path_factory.mktemp("exports") / "out", quantize="int4").export.folder
 
 
-@pytest.mark.parametrize("damage", [_nan_scale, _short_scale, _no_scale, _short_numbers, _long_numbers])
-def test_damaged_numbers_are_named(four_bits: Path, damage: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["a scale that is NaN", "no scale", "too few numbers"])
+def test_damaged_numbers_are_named(four_bits: Path, damage: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(four_bits, tmp_path / "out"))
     tensors = load_file(folder / "model.safetensors")
     name = next(name for name, tensor in tensors.items() if tensor.dtype == torch.uint8)
-    damage(tensors, name)
+    if damage == "no scale":
+        del tensors[name + SCALE]
+    elif damage == "too few numbers":
+        tensors[name] = tensors[name][..., 1:].clone()
+    else:
+        tensors[name + SCALE][0] = float("nan")
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(RunError, match=r"model\.safetensors"):
         phmctl.load(folder)
