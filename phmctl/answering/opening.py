@@ -151,18 +151,21 @@ def load_translator(
     check_options(source, device, threads, settings.precision)
 
     def load(name: str) -> Translator:
+        description = about(source, name)
         if isinstance(source, Export):
             source.verify()
-        tokenizers, cleaning = load_tokenizers(source), Cleaning() if cleaned else load_cleaning(source)
+        cleaning = Cleaning() if cleaned else load_cleaning(source)
+        tokenizers = load_tokenizers(source)
+        engine = open_engine(source, name, tokenizers, settings.precision, device, threads)
         return Translator(
-            open_engine(source, name, tokenizers, settings.precision, device, threads),
+            engine,
             tokenizers,
             settings,
             max_tokens=recipe.data.max_tokens,
             cleaning=cleaning,
             n_best=n_best,
             strict=strict,
-            about=about(source, name),
+            about=description,
         )
 
     return source.load_checkpoint(checkpoint, load)
@@ -200,7 +203,7 @@ def open_engine(
     sizes = {"source": tokenizers.source.size, "target": tokenizers.target.size}
     with torch_defaults():
         model = to_dense(load(section, sizes, tensors, folder, target), inplace=True)  # answers faster
-        return BeamEngine(model.bfloat16() if halves else model, target)
+    return BeamEngine(model.bfloat16() if halves else model, target)
 
 
 def engine_of(source: Source) -> str:
