@@ -16,7 +16,7 @@ from phmctl.console import note, progress, silence
 from phmctl.data import UNK
 from phmctl.data.prepared import PreparedData, corpus_name, data_root
 from phmctl.errors import RunError, UserError, check_known
-from phmctl.languages import is_code
+from phmctl.metrics.text import is_code
 from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
 from phmctl.recipe.models import NOTHING, keys_changing

@@ -28,8 +28,8 @@ from phmctl.data import EOS, PAD
 from phmctl.data.prepared import PreparedData, data_root, prepare_command, trained_sizes
 from phmctl.devices import isolated, pick_device, torch_defaults
 from phmctl.errors import DataError, NonFiniteError
-from phmctl.languages import language
 from phmctl.metrics.classification import Accuracy, accuracy
+from phmctl.metrics.text import language
 from phmctl.models.classifiers import Probe
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool

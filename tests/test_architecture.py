@@ -14,7 +14,7 @@ import phmctl
 PACKAGE = Path(phmctl.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LAYERS = (  # from the lowest: a module imports from its own layer and from those before it
-    {"algebra", "errors", "languages", "shipped", "storage", "console", "devices", "threads", "recipe",
+    {"algebra", "errors", "shipped", "storage", "console", "devices", "threads", "recipe",
      "plain", "version"},
     {"metrics"},
     {"nn", "data"},

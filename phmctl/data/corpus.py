@@ -16,7 +16,7 @@ from phmctl.data.card import Card, Hub, Layout, RowFormat, SplitFiles, Url, chec
 from phmctl.data.readers import UNREADABLE, parallel_files, parse_row, records, tables, translation_memory
 from phmctl.data.rows import SPECIAL_CARDS, append_copies, concatenate, divide_train, hold_out, swap_sides
 from phmctl.errors import DataError, DownloadError
-from phmctl.languages import is_code
+from phmctl.metrics.text import is_code
 from phmctl.shipped import MINIATURE, read_miniature, shipped_names
 from phmctl.storage import file_entry, lock, replacing, seal, sha256, sha256_text, writing
 

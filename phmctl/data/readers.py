@@ -28,7 +28,7 @@ from xml.etree import ElementTree
 from phmctl.data import UNKNOWN, Location, Row, repeatable
 from phmctl.data.card import Column, Format, RowFormat
 from phmctl.errors import DataError, nearest
-from phmctl.languages import language
+from phmctl.metrics.text import language
 
 UNREADABLE = "\0"  # replaces a line that cannot be read
 LONGEST_LINE = 1 << 24  # bytes. A small .gz can unpack to an endless line

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from phmctl.errors import UserError, nearest
-from phmctl.languages import language
 from phmctl.metrics.classification import ItemGroup, Value
 
 if TYPE_CHECKING:  # numpy is imported only if systems are compared
     from phmctl.metrics.significance import Numbers, Scorer
 
+_CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")  # of a language: de, pt-BR, zho_Hans
+_SHORTEST = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th"}
 USUAL = "13a"
 CHARACTERS = "char"
 # sacrebleu's tokenizers for languages without blanks between words, and for Korean, whose suffixes are words
@@ -64,6 +65,17 @@ class Bin:
     value: Value
     sentences: int
     bleu: float
+
+
+def is_code(text: str) -> bool:
+    """Return whether a text has the form of a language's code."""
+    return _CODE.fullmatch(text) is not None
+
+
+def language(code: object) -> str:
+    """Return a code without script and region, of Chinese, Japanese, Korean and Thai with two letters."""
+    main = re.split("[-_]", str(code).lower())[0]
+    return _SHORTEST.get(main, main)
 
 
 def usual_tokenizer(code: object) -> str:

@@ -16,6 +16,8 @@ from phmctl.metrics.text import (
     bleu_by,
     check_tokenizer,
     copy_baseline,
+    is_code,
+    language,
     length_parts,
     remarks,
     text_scorer,
@@ -184,3 +186,20 @@ def test_loops_are_reported_from_one_in_a_hundred_on() -> None:
     assert [remark.startswith("1 of 100 ") for remark in counter.remarks()] == [True]
     counter.add(["x"], ["fine"])
     assert list(counter.remarks()) == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "shortest"),
+    [
+        (("zh", "ZH", "zh-TW", "zh_Hans", "zho", "zho_Hant", "chi", "cmn"), "zh"),
+        (("ja", "jpn"), "ja"),
+        (("en", "en-GB", "EN"), "en"),
+    ],
+)
+def test_the_codes_of_a_language(codes: tuple[object, ...], shortest: str) -> None:
+    assert {language(code) for code in codes} == {shortest}
+
+
+def test_the_form_of_a_code() -> None:
+    assert all(map(is_code, ("de", "pt-BR", "zh_Hans", "zho-Hant-TW", "EN")))
+    assert not any(map(is_code, ("german", "d", "de en", "zh_", "")))
