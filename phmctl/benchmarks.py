@@ -268,9 +268,9 @@ def mean_loss(task: Task, model: nn.Module, batch: object) -> Tensor:
 
 def stepper(
     model: nn.Module,
-    loss: Callable[[nn.Module, Any], Tensor],
+    loss: Callable[[nn.Module, object], Tensor],
     training: TrainingSection,
-    sample: Sequence[Any],
+    sample: Sequence[object],
     device: torch.device,
     optimiser: Optimizer | None = None,
 ) -> Callable[[], object]:
@@ -305,7 +305,7 @@ def bench_training(recipe: Recipe, data: str | Path | None = None, *, batches: i
     training = recipe.training
     device = pick_device(training.device)
     set_threads(training.threads)
-    task: Any = trains(recipe).open(recipe, data)
+    task = trains(recipe).open(recipe, data)
     plan = task.plan(0)[:batches]
     sample = [task.collate(rows).to(device) for rows in plan]
     models: dict[str, nn.Module] = {}
@@ -327,8 +327,9 @@ def bench_training(recipe: Recipe, data: str | Path | None = None, *, batches: i
         for name, timing in timings.items()
     ]
     real_share = 1.0  # only texts are padded
-    if hasattr(task, "prepared"):
-        real_share = real_token_share(task.plan(0), lengths_of(task.prepared.split("train")))
+    prepared = getattr(task, "prepared", None)
+    if prepared is not None:
+        real_share = real_token_share(task.plan(0), lengths_of(prepared.split("train")))
     about = {"recipe": recipe.name, "precision": training.precision, "batches": len(sample)}
     about |= {training.batch_key: getattr(training, training.batch_key), "real_share": real_share}
     title = f"{recipe.name}, {training.precision}, speed over dense, {real_share:.1%} of positions are real tokens"

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from phmctl.benchmarks import seconds_per_step
 from phmctl.console import Shown
@@ -21,7 +20,7 @@ from phmctl.verbs import recipe_and_run
 
 def training_plan(
     recipe: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, int | str | Path | None],
     settings: Sequence[str],
     data: Path | None,
     runs: Path | None,
