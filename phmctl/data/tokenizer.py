@@ -85,7 +85,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a tokenizer's file. Raises DataError unless :meth:`save` can have written it."""
+        """Read a tokenizer's file. Raises DataError if it is damaged."""
         content = read_json_object(path, DataError, "restore it or prepare the data again")
         try:
             model = content["model"]
@@ -94,7 +94,9 @@ class Tokenizer:
                 raise ValueError("its vocabulary does not begin with the special tokens")
             algorithm = cast("Algorithm", {"BPE": "bpe", "WordLevel": "word"}[model["type"]])
             lowercase = any(step["type"] == "Lowercase" for step in content["normalizer"]["normalizers"])
-            return cls(algorithm, vocabulary, _merges(model), lowercase=lowercase)
+            tokenizer = cls(algorithm, vocabulary, _merges(model), lowercase=lowercase)
+            tokenizer.encode([""])  # the library checks the merges
+            return tokenizer
         except Exception as error:  # the library raises bare Exceptions
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise DataError(f"{path} is damaged: {reason}. Restore it or prepare the data again") from error
