@@ -40,7 +40,7 @@ $(DEVELOPMENT): $(MADE) pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(RUNTIME)
 
-demo: $(RUNTIME) ## Train a PHM model and its dense twin on the built-in miniature, and compare them: 7 to 25 minutes
+demo: $(RUNTIME) ## Train a PHM model and two dense ones on the built-in miniature, and compare them: 3 to 8 minutes
 	@PHMCTL=$(PHMCTL) bash tools/demo.sh
 
 # pytest waits for processes and files now and then; the other checks, one after the other, use that time.

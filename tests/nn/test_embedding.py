@@ -86,6 +86,7 @@ def test_under_autocast_it_is_as_precise_as_torchs_own(n: int) -> None:
 
 
 WIDE = ("model.width=32", "model.feed_forward=64", "model.embedding_width=16")
+TIED = ("model.embeddings=dense", "model.generator=tied")
 PHM = ("model.algebra=phm", "model.n=4")
 LOW_RANK = ("model.algebra=low-rank", "model.rank=4")
 
@@ -102,7 +103,7 @@ LOW_RANK = ("model.algebra=low-rank", "model.rank=4")
 )
 def test_the_dense_copy_of_a_translator_answers_alike(settings: tuple[str, ...]) -> None:
     torch.manual_seed(0)
-    model = Transformer(load_recipe("miniature", [*WIDE, *settings]).model, 40, 40).double().eval()
+    model = Transformer(load_recipe("miniature", [*WIDE, *TIED, *settings]).model, 40, 40).double().eval()
     source, target = torch.randint(4, 40, (3, 7)), torch.randint(4, 40, (3, 5))
     logits = model.logits(model.decode(model.encode(source), target))
     dense = to_dense(model)
