@@ -100,16 +100,16 @@ def test_tables_show_the_conditions_of_their_scores(root: Path) -> None:
 
 def test_other_differences_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL)
-    changes = ("model.dropout=0.3", "training.steps=900")
+    changes = ("model.dropout=0.3", "training.steps=1800")
     make_run(tmp_path, settings=(*PHM, *changes), decoding={"beam": 1, "precision": "bfloat16"}, data="b")
     lines = list(compare_runs(["miniature"], runs=tmp_path).differences())
     for n in (2, 8):
-        make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=900"))
+        make_run(tmp_path, settings=(*REAL, "model.algebra=phm", f"model.n={n}", "training.steps=1800"))
     comparison = compare_runs(["miniature"], runs=tmp_path)
-    assert "all: training.steps: 900; 1,800 in the baseline" in list(comparison.differences())
+    assert "all: training.steps: 1,800; 900 in the baseline" in list(comparison.differences())
     assert any(line.startswith("all: one seed") for line in comparison.notes())
-    assert "phm-n4: model.dropout: 0.3; 0.1 in the baseline" in lines
-    assert "phm-n4: training.steps: 900; 1,800 in the baseline" in lines
+    assert "phm-n4: model.dropout: 0.3; 0.0 in the baseline" in lines
+    assert "phm-n4: training.steps: 1,800; 900 in the baseline" in lines
     assert "phm-n4: decoding.beam: 1; 5 in the baseline" in lines
     assert "phm-n4: decoding.precision: bfloat16; none in the baseline" in lines
     assert any(re.fullmatch(r"phm-n4: data: [0-9a-f]{8}; [0-9a-f]{8} in the baseline", line) for line in lines)
@@ -212,7 +212,7 @@ def test_the_score_of_copying_the_source_is_shown_if_both_sides_are_one_language
 def test_damaged_recipes_and_results_are_each_reported_once(tmp_path: Path) -> None:
     sound, first, second = (make_run(tmp_path, settings=REAL, seed=seed) for seed in (1, 2, 3))
     recipe = first.folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("steps: 1800", "steps: many"))
+    recipe.write_text(recipe.read_text().replace("steps: 900", "steps: many"))
     (result,) = second.results_folder.glob("*.json")
     result.write_text("{")
     warnings = call("compare", tmp_path).stderr
@@ -247,11 +247,11 @@ def test_a_finished_run_represents_its_seed_and_an_ambiguous_baseline_is_refused
 
 
 def test_runs_with_different_training_settings_are_different_variants(tmp_path: Path) -> None:
-    changes = ((), ("training.steps=900",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
+    changes = ((), ("training.steps=1800",), ("training.threads=2", "training.keep=3", "decoding.batch_tokens=64"))
     for seed, settings in enumerate(changes, start=1):
         make_run(tmp_path, settings=(*REAL, *settings), seed=seed)
     labels = {variant.label: len(variant.runs) for variant in compare_runs(["miniature"], runs=tmp_path).variants}
-    assert labels == {"real steps=1800": 2, "real steps=900": 1}
+    assert labels == {"real steps=900": 2, "real steps=1800": 1}
     make_run(tmp_path, settings=(*REAL, "model.dropout=0.3"))
     comparison = compare_runs([str(tmp_path)])
     labels = [variant.label for variant in comparison.variants]
