@@ -1,6 +1,7 @@
-"""Shrink trained networks to Kronecker sums and heal them by distillation: a CNN and a small BERT (docs/shrink.md).
+"""Shrink trained networks and heal them by distillation: a CNN and a small BERT (docs/shrink.md).
 
-    python examples/heal.py --n 4 --seeds 3
+    python examples/heal.py --seeds 3          # products of low rank with a quarter of the numbers
+    python examples/heal.py --n 4              # sums of 4 Kronecker products
 
 The CNN reads scikit-learn's digits; the BERT, made from a config, finds the most frequent topic of 16 words. Each
 network is trained, converted, and trained to predict the probabilities of its dense self. This needs inputs, no labels.
@@ -9,6 +10,7 @@ network is trained, converted, and trained to predict the probabilities of its d
 import argparse
 import tempfile
 import time
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +76,15 @@ def predict(network: nn.Module, inputs: Tensor) -> Tensor:
     return getattr(output, "logits", output)
 
 
-def train(network: nn.Module, task: CNN | BERT, optimiser: torch.optim.Optimizer, steps: int, teacher: Any) -> None:
-    """Train on the labels, or on a teacher's probabilities."""
+def train(network: nn.Module, task: CNN | BERT, steps: int) -> None:
+    """Train on the labels."""
+    optimiser = torch.optim.Adam(network.parameters(), task.rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, steps)
     network.train()
     for _ in range(steps):
-        inputs, target = task.batch()
-        if teacher is not None:
-            with torch.no_grad():
-                target = predict(teacher, inputs).softmax(1)
+        inputs, labels = task.batch()
         optimiser.zero_grad()
-        F.cross_entropy(predict(network, inputs), target).backward()
+        F.cross_entropy(predict(network, inputs), labels).backward()
         optimiser.step()
         schedule.step()
     network.eval()
@@ -96,15 +96,15 @@ def accuracy(network: nn.Module, test: Batch) -> float:
     return (predict(network, test[0]).argmax(1) == test[1]).float().mean().item()
 
 
-def shrink(task: CNN | BERT, n: int, steps: int, seed: int) -> list[float]:
+def shrink(task: CNN | BERT, n: int | None, steps: int, seed: int) -> list[float]:
     """Return the accuracies of a dense network, of its conversion, and after healing."""
     torch.manual_seed(seed)
     dense, test = task.network(), task.test()
-    train(dense, task, torch.optim.Adam(dense.parameters(), task.rate), steps, None)
-    small, report = phmctl.convert(dense, n)
+    train(dense, task, steps)
+    small, report = phmctl.convert(dense, n, share=None if n else 0.25)
     accuracies = [accuracy(dense, test), accuracy(small, test)]
-    optimiser = torch.optim.Adam(phmctl.parameter_groups(small, 2 * task.rate))
-    train(small, task, optimiser, steps, dense)
+    batches = (task.batch()[0] for _ in repeat(None))
+    phmctl.heal(small, dense, batches, steps=steps, lr=2 * task.rate, target="probabilities")
     accuracies.append(accuracy(small, test))
     with tempfile.TemporaryDirectory() as folder:
         phmctl.save(small, Path(folder, "small"))
@@ -119,9 +119,9 @@ def shrink(task: CNN | BERT, n: int, steps: int, seed: int) -> list[float]:
 
 def main() -> None:
     """Shrink each network with each seed, and print the mean accuracies."""
-    parser = argparse.ArgumentParser(description="Shrink trained networks to Kronecker sums and heal them.")
+    parser = argparse.ArgumentParser(description="Shrink trained networks and heal them.")
     parser.add_argument("network", nargs="?", choices=["cnn", "bert"], help="default: both")
-    parser.add_argument("--n", type=int, default=4)
+    parser.add_argument("--n", type=int, help="sums of n Kronecker products, not low rank")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000, help="steps of training, and of healing")
     options = parser.parse_args()
