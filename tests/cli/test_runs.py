@@ -23,7 +23,7 @@ def root(tmp_path: Path, tiny_run: Run) -> Path:
     """Three runs of the miniature that differ in settings."""
     base = tmp_path / "miniature/phm-n4"
     written = {"unmodified": dict(flatten(tiny_run.recipe.model_dump()))}
-    changes = (("", ""), ("dropout: 0.1\n", "dropout: 0.4\n"), ("seed: 1\n", "seed: 2\n"))
+    changes = (("", ""), ("dropout: 0.0\n", "dropout: 0.4\n"), ("seed: 1\n", "seed: 2\n"))
     for number, (old, new) in enumerate(changes, 1):
         shutil.copytree(tiny_run.folder, base / f"v{number:03d}")
         write_json(base / f"v{number:03d}/environment.json", tiny_run.environment() | written)
@@ -47,7 +47,7 @@ def test_runs_with_different_settings_are_distinguished(root: Path) -> None:
 def test_json_is_the_summaries(root: Path) -> None:
     listed = json.loads(call("runs", "miniature/phm-n4/v002", "--runs", root, "--json").stdout)
     assert listed == [json.loads(json.dumps(summarise(root / "miniature/phm-n4/v002").as_json()))]
-    assert listed[0]["changed"]["model.dropout"] == {"recipe": 0.1, "run": 0.4}
+    assert listed[0]["changed"]["model.dropout"] == {"recipe": 0.0, "run": 0.4}
 
 
 def test_failed_and_damaged_runs_are_reported(root: Path) -> None:
