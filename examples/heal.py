@@ -1,7 +1,7 @@
 """Shrink trained networks and heal them by distillation: a CNN and a small BERT (docs/shrink.md).
 
-    python examples/heal.py --seeds 3          # products of low rank with a quarter of the numbers
     python examples/heal.py --n 4              # sums of 4 Kronecker products
+    python examples/heal.py --share 0.25       # products of low rank with a quarter of the numbers
 
 The CNN reads scikit-learn's digits; the BERT, made from a config, finds the most frequent topic of 16 words. Each
 network is trained, converted, and trained to predict the probabilities of its dense self. This needs inputs, no labels.
@@ -96,12 +96,12 @@ def accuracy(network: nn.Module, test: Batch) -> float:
     return (predict(network, test[0]).argmax(1) == test[1]).float().mean().item()
 
 
-def shrink(task: CNN | BERT, n: int | None, steps: int, seed: int) -> list[float]:
+def shrink(task: CNN | BERT, n: int, share: float | None, steps: int, seed: int) -> list[float]:
     """Return the accuracies of a dense network, of its conversion, and after healing."""
     torch.manual_seed(seed)
     dense, test = task.network(), task.test()
     train(dense, task, steps)
-    small, report = phmctl.convert(dense, n, share=None if n else 0.25)
+    small, report = phmctl.convert(dense, None if share else n, share=share)
     accuracies = [accuracy(dense, test), accuracy(small, test)]
     batches = (task.batch()[0] for _ in repeat(None))
     phmctl.heal(small, dense, batches, steps=steps, lr=2 * task.rate, target="probabilities")
@@ -121,14 +121,15 @@ def main() -> None:
     """Shrink each network with each seed, and print the mean accuracies."""
     parser = argparse.ArgumentParser(description="Shrink trained networks and heal them.")
     parser.add_argument("network", nargs="?", choices=["cnn", "bert"], help="default: both")
-    parser.add_argument("--n", type=int, help="sums of n Kronecker products, not low rank")
+    parser.add_argument("--n", type=int, default=4)
+    parser.add_argument("--share", type=float, help="products of low rank with this share of the numbers, without n")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000, help="steps of training, and of healing")
     options = parser.parse_args()
     for name in [options.network] if options.network else ["cnn", "bert"]:
         started = time.perf_counter()
         task = CNN() if name == "cnn" else BERT()
-        seeds = [shrink(task, options.n, options.steps, seed) for seed in range(options.seeds)]
+        seeds = [shrink(task, options.n, options.share, options.steps, seed) for seed in range(options.seeds)]
         for stage, values in zip(("dense", "converted", "healed"), zip(*seeds, strict=True), strict=True):
             print(f"{name}  {stage:9}  {sum(values) / len(values):.4f}  {' '.join(f'{value:.4f}' for value in values)}")
         print(f"{name}  {(time.perf_counter() - started) / 60:.1f} minutes, {options.seeds} seeds\n")

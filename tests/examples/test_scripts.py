@@ -25,7 +25,7 @@ def test_heal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     run("heal", "cnn", "--steps", "2", "--seeds", "1", monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("cnn")][:3] == ["dense", "converted", "healed"]
-    assert "352,074 → 87,111 parameters (24.7%)" in lines
+    assert "352,074 → 89,610 parameters (25.5%)" in lines
 
 
 def test_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
