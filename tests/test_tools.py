@@ -70,7 +70,8 @@ def test_lstms_are_timed_in_training_and_evaluation() -> None:
 
 
 def test_torchs_transformer_has_the_size_of_the_dense_twin(miniature_data: Path) -> None:
-    recipe = expect(load_recipe("miniature", [*TINY, "model.algebra=phm", "model.n=4"]), TranslationRecipe)
+    settings = ["model.algebra=phm", "model.n=4", "model.embeddings=dense", "model.generator=tied"]
+    recipe = expect(load_recipe("miniature", [*TINY, *settings]), TranslationRecipe)
     rows = bench.bench_transformer(recipe, str(miniature_data), batches=1, rounds=1).rows
     counts = {row["candidate"]: row["parameters"] for row in rows}
     assert list(counts) == ["dense", "phm-n4", "nn.Transformer"]
