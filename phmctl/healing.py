@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from phmctl.algebra.dimension import check_count
 from phmctl.console import progress
 from phmctl.errors import NonFiniteError, RunError, UserError, check_known
-from phmctl.nn.convert import conversions
+from phmctl.nn.convert import call, conversions
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.rates import parameter_groups
-from phmctl.saving import copy_tensors, model_tensors
-from phmctl.storage import MODEL, MOMENTS, read_checkpoint, sole_writer, write_checkpoint
+from phmctl.saving import copy_tensors, model_tensors, rounded_weights
+from phmctl.storage import MODEL, MOMENTS, QUANTIZATIONS, read_checkpoint, sole_writer, write_checkpoint
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -45,10 +45,7 @@ TARGETS: Mapping[str, Loss] = {"cosine": cosine_loss, "probabilities": probabili
 
 def answer(model: nn.Module, batch: Any) -> Tensor:
     """Return the output of a model for a tensor, a tuple of arguments or a dict of them. Logits come from `logits`."""
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    else:
-        output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    output = call(model, batch)
     output = getattr(output, "logits", output)
     if not isinstance(output, Tensor):
         raise UserError(f"the model returns a {type(output).__name__}; pass output=, which returns a tensor of it")
@@ -66,6 +63,7 @@ def heal(
     layers: Sequence[str] = (),
     output: Callable[[nn.Module, Any], Tensor] = answer,
     weight_decay: float = 0.0,
+    quantize: str = "float32",
     folder: Path | str | None = None,
     every: int = 100,
     report: Callable[[int, float], object] | None = None,
@@ -102,6 +100,8 @@ def heal(
         output: returns the tensor to learn from a model and a batch. By default it is what the model returns, or the
             `logits` of it.
         weight_decay: weight decay of AdamW.
+        quantize: ``int4``, ``int8`` or ``float16`` if :func:`phmctl.save` will round the weights: the last fifth of the
+            steps then computes with rounded weights, and the gradients change the exact ones.
         folder: a folder for the state of the training, from which a later call continues. The batches must come in the
             same order again.
         every: steps between two writes of the state.
@@ -120,18 +120,20 @@ def heal(
     if isinstance(target, str):
         check_known("target", target, TARGETS)
         target = TARGETS[target]
+    check_known("quantisation", quantize, QUANTIZATIONS)
     if not conversions(student) and not any(isinstance(module, StructuredWeight) for module in student.modules()):
         raise UserError("the student has no converted weight; make it with phmctl.convert(model, share=0.25)")
     optimiser = torch.optim.AdamW(parameter_groups(student, lr, weight_decay))
     rates = [group["lr"] for group in optimiser.param_groups]  # a later call reads them from the state
     losses: list[float] = []
     stream = _repeated(batches)
+    settings = {"steps": steps, "lr": lr, "quantize": quantize}
     with ExitStack() as stack:
         checkpoint = None if folder is None else Path(folder) / "state"
         if checkpoint is not None:
             stack.enter_context(sole_writer(checkpoint))
             if checkpoint.exists():
-                rates, losses = _restore(checkpoint, student, optimiser, {"steps": steps, "lr": lr}, stream)
+                rates, losses = _restore(checkpoint, student, optimiser, settings, stream)
         for module in (*student.modules(), *teacher.modules()):
             stack.callback(setattr, module, "training", module.training)
         student.train(), teacher.eval()
@@ -141,15 +143,16 @@ def heal(
             batch = next(stream)
             with torch.no_grad():
                 expected = _checked(output(teacher, batch), step)
-            found = _checked(output(student, batch), step)
-            if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
-                raise UserError(
-                    f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal"
-                    " shapes, for cosine (batch, width)"
-                )
-            loss = target(found, expected) + outputs[0].loss(outputs[1])
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            with _rounded(student, quantize if step >= steps - steps // 5 else "float32"):
+                found = _checked(output(student, batch), step)
+                if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
+                    raise UserError(
+                        f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal"
+                        " shapes, for cosine (batch, width)"
+                    )
+                loss = target(found, expected) + outputs[0].loss(outputs[1])
+                loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
             if not (loss.isfinite() and norm.isfinite()):
                 raise NonFiniteError(f"healing became NaN or infinite in step {step + 1}; use a smaller lr than {lr:g}")
@@ -163,8 +166,21 @@ def heal(
                 report(step + 1, losses[-1])
             advance(1)
             if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == steps):
-                _store(checkpoint, student, optimiser, {"steps": steps, "lr": lr, "rates": rates, "losses": losses})
+                _store(checkpoint, student, optimiser, settings | {"rates": rates, "losses": losses})
     return losses
+
+
+@contextmanager
+def _rounded(model: nn.Module, quantize: str) -> Iterator[None]:
+    """Let a model compute with the weights that :func:`phmctl.save` would write."""
+    exact = {}
+    for parameter, values in rounded_weights(model, quantize).items():
+        exact[parameter], parameter.data = parameter.data, values
+    try:
+        yield
+    finally:
+        for parameter, values in exact.items():
+            parameter.data = values
 
 
 def _repeated(batches: Iterable[Any]) -> Iterator[Any]:

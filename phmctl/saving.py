@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from phmctl import plain
-from phmctl.algebra.quantise import SCALE, quantise
+from phmctl.algebra.quantise import SCALE, quantise, stored_values
 from phmctl.errors import OutputError, PhmctlError, RunError, UserError, check_known, require
 from phmctl.nn.convert import conversions, describe_in_configs, plain_names, wrapped_child
 from phmctl.nn.linear import StructuredWeight
@@ -68,10 +68,8 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
     rounded, rules = {}, _rules(model)
     for name in list(tensors) if quantize != "float32" else ():
         value = state[name]
-        is_matrix = isinstance(value, nn.Parameter) and 1 < value.dim() < _MOST_AXES and value.numel() > 0
-        dtype = str(value.dtype).removeprefix("torch.")
-        if is_matrix and dtype in _DTYPES and value not in rules:
-            rounded[name] = [dtype, *value.shape]
+        if _is_matrix(value) and value not in rules:
+            rounded[name] = [str(value.dtype).removeprefix("torch."), *value.shape]
             tensors[name], scale = quantise(_rows(tensors[name].float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
     target = Path(os.path.realpath(folder))  # Path.resolve raises RuntimeError for a loop of links
@@ -94,6 +92,26 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     while (child := wrapped_child(model)) is not None:
         model = model.get_submodule(child)
     return model
+
+
+def _is_matrix(value: object) -> bool:
+    """Return whether a tensor of a model's state is one that is rounded, unless it is a rule."""
+    if not isinstance(value, nn.Parameter) or not 1 < value.dim() < _MOST_AXES or value.numel() == 0:
+        return False
+    return str(value.dtype).removeprefix("torch.") in _DTYPES
+
+
+@torch.no_grad()
+def rounded_weights(model: nn.Module, quantize: str) -> dict[nn.Parameter, Tensor]:
+    """Return the values that :func:`save` would store for each parameter that it rounds."""
+    if quantize == "float32":
+        return {}
+    rules = _rules(model)
+    matrices = [parameter for parameter in model.parameters() if _is_matrix(parameter) and parameter not in rules]
+    return {
+        matrix: stored_values(_rows(matrix.float()), quantize).reshape(matrix.shape).to(matrix.dtype)
+        for matrix in matrices
+    }
 
 
 def _rules(model: nn.Module) -> set[Tensor]:

@@ -179,3 +179,26 @@ def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights(
             student, teacher, batches_of(), steps=5, lr=0.01, target=lambda y, t: (spoil(y) - t).square().mean()
         )
     assert all(map(torch.equal, before, student.parameters()))
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "float16"])
+def test_the_last_steps_compute_with_the_rounded_weights(form: str, tmp_path: Path) -> None:
+    teacher, x = teacher_of(), batches_of(1)[0]
+    student, _ = phmctl.convert(teacher, share=0.4)
+    found: list[torch.Tensor] = []
+
+    def output(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if model is student:
+            weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+            found.append(weights["0.parametrizations.weight.original1"])
+        return model(batch)
+
+    phmctl.heal(student, teacher, [x], steps=10, lr=0.01, output=output, quantize=form)
+    exact = student[0].parametrizations.weight.original1
+    assert len(found[7].unique()) > len(found[8].unique()) or form == "float16"
+    phmctl.save(student, tmp_path / "small", quantize=form)
+    loaded = phmctl.load_into(teacher_of(), tmp_path / "small")
+    stored = loaded[0].parametrizations.weight.original1
+    assert not torch.equal(exact, stored)
+    phmctl.heal(student, teacher, [x], steps=5, lr=1e-12, output=output, quantize=form)
+    torch.testing.assert_close(found[-1], stored, rtol=1e-6, atol=1e-7)

@@ -33,15 +33,28 @@ def quantise(tensor: Tensor, form: str, name: str = "a tensor") -> tuple[Tensor,
                 f"{name} has entries above {torch.finfo(torch.half).max:,.0f}, the limit of float16; use int8"
             )
         return rounded, None
-    largest = _LARGEST[form]
-    scale = tensor.abs().amax(-1, keepdim=True) / largest
-    if form == "int4":  # with few bits, cutting off the largest entries loses less
-        scale = _least_error_scale(tensor, scale, largest)
-    numbers = _integers(tensor, scale, largest)
+    numbers, scale = _scaled(tensor, form)
     if form == "int8":
         return numbers.to(torch.int8), scale
     numbers = F.pad(numbers + 8, (0, numbers.shape[-1] % 2)).to(torch.uint8)
     return numbers[..., ::2] | numbers[..., 1::2] << 4, scale
+
+
+def stored_values(tensor: Tensor, form: str) -> Tensor:
+    """Return the values of a tensor (..., d) that is stored in a form and read again."""
+    if form not in _LARGEST:
+        return tensor.half().to(tensor.dtype) if form == "float16" else tensor
+    numbers, scale = _scaled(tensor, form)
+    return numbers * scale
+
+
+def _scaled(tensor: Tensor, form: str) -> tuple[Tensor, Tensor]:
+    """Return whole numbers (..., d), and the scale of each row (..., 1)."""
+    largest = _LARGEST[form]
+    scale = tensor.abs().amax(-1, keepdim=True) / largest
+    if form == "int4":  # with few bits, cutting off the largest entries loses less
+        scale = _least_error_scale(tensor, scale, largest)
+    return _integers(tensor, scale, largest), scale
 
 
 def _least_error_scale(tensor: Tensor, full: Tensor, largest: int) -> Tensor:

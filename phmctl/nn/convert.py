@@ -91,6 +91,7 @@ def convert(
     *,
     share: float | None = None,
     structure: str | None = None,
+    inputs: Iterable[Any] | None = None,
     select: Selection = None,
     algebra: str = LEARNED,
     inplace: bool = False,
@@ -114,6 +115,9 @@ def convert(
         structure: how a share is used. ``low-rank`` is a product L R, ``kronecker`` a sum of Kronecker products, and
             ``mixture`` a product with half of the numbers and the sum nearest to the rest. Tables in a mixture are of
             low rank.
+        inputs: batches for the model: tensors, tuples of arguments or dicts. Products of low rank are then nearest on
+            what these batches bring to each ``nn.Linear`` and ``nn.Embedding``, which starts far closer to the dense
+            model (a few hundred examples suffice).
         select: the modules to convert: a glob over names (``"encoder.*.fc?"``), a compiled regular expression
             that is searched in names, a function of name and module, or a sequence of these. None selects all.
         algebra: ``phm``, or a fixed algebra, whose S is found by least squares.
@@ -146,7 +150,8 @@ def convert(
     }
     before = _parameter_count(model)
     size = {"n": order, "algebra": algebra, "share": share, "structure": structure}
-    converter = _Converter(model, list(selected.values()), size, takes_frozen=select is not None)
+    moments = {} if inputs is None else _moments(model, selected.values(), inputs)
+    converter = _Converter(model, list(selected.values()), size, moments, takes_frozen=select is not None)
     # Tables come first, those with a padding row before the others: maps with the same weight keep the table's rows.
     ranks = {
         name: (not isinstance(part, _TABLES), getattr(part, "padding_idx", None) is None)
@@ -267,9 +272,15 @@ class _Converter:
     """Converts the modules of one model; modules that share a weight share the parametrization."""
 
     def __init__(
-        self, model: nn.Module, modules: Sequence[nn.Module], size: Mapping[str, Any], *, takes_frozen: bool
+        self,
+        model: nn.Module,
+        modules: Sequence[nn.Module],
+        size: Mapping[str, Any],
+        moments: Mapping[nn.Module, Tensor],
+        *,
+        takes_frozen: bool,
     ) -> None:
-        self.size, self.takes_frozen = size, takes_frozen
+        self.size, self.moments, self.takes_frozen = size, moments, takes_frozen
         self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
         converting = {owner for module in modules for owner, _ in _weight_attributes(module)}
         others = [(name, module) for name, module in model.named_modules() if module not in converting]
@@ -309,13 +320,49 @@ class _Converter:
         """Register a parametrization for each weight. If one fails, undo all and return the reason."""
         try:
             for (owner, key), weight in weights.items():
-                attach(owner, key, _kronecker(owner, key, weight, **self.size), self.chains)
+                kronecker = _kronecker(owner, key, weight, **self.size)
+                kronecker.moments = self.moments.get(owner)
+                attach(owner, key, kronecker, self.chains)
+                kronecker.moments = None
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
                 if parametrize.is_parametrized(owner, key):
                     restore(owner, key, weight)
             return str(problem)
         return None
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Return the output of a model for a tensor, a tuple of arguments or a dict of them."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def _moments(model: nn.Module, modules: Iterable[nn.Module], batches: Iterable[Any]) -> dict[nn.Module, Tensor]:
+    """Return the second moments of the inputs of each linear map (d, d), and the reads of each row of a table (k,)."""
+    moments: dict[nn.Module, Tensor] = {}
+
+    def add(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if isinstance(module, nn.Linear):
+            x = arguments[0].detach().double().flatten(0, -2)  # (positions, d)
+            found = x.mT @ x
+        else:
+            found = torch.bincount(arguments[0].flatten(), minlength=len(module.weight)).double()  # type: ignore[arg-type]
+        moments[module] = moments[module] + found if module in moments else found
+
+    modes = {module: module.training for module in model.modules()}
+    hooks = [part.register_forward_pre_hook(add) for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
+    model.eval()
+    try:
+        for batch in batches:
+            call(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return moments
 
 
 def _kronecker(

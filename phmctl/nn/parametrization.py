@@ -82,6 +82,7 @@ class Kronecker(nn.Module):
         self.arguments: dict[str, Any] = {"n": n, "algebra": algebra, **layout}
         self.arguments |= {"rank": rank} if rank else {}
         self.arguments |= {"blocks": [p, q]} if blocks is not None else {}
+        self.moments: Tensor | None = None  # of the inputs, by which right_inverse weighs the error of L R
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, from R and L, or from all."""
@@ -108,7 +109,10 @@ class Kronecker(nn.Module):
             nearest.append({})
             rest = part
             for structure in self.structures:
-                nearest[-1] |= structure.nearest(rest) or {}
+                if isinstance(structure, LowRank):
+                    nearest[-1] |= structure.nearest(rest, self.moments)
+                else:
+                    nearest[-1] |= structure.nearest(rest) or {}
                 rest = part - structure.dense(nearest[-1])
         return tuple(
             nearest[0][name] if self.parts == 1 else torch.stack([tensors[name] for tensors in nearest])

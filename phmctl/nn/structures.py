@@ -217,14 +217,41 @@ class LowRank(Structure):
         return {"R": 1 / math.sqrt(inputs * variance), "L": math.sqrt(inputs / self.rank)}
 
     @torch.no_grad()
-    def nearest(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return the truncated singular value decomposition, with L and R of the same norm."""
+    def nearest(self, weight: Tensor, moments: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the truncated singular value decomposition, with L and R of the same norm.
+
+        With `moments` the product is nearest on the inputs rather than in all entries: the second moments of a map's
+        inputs, (d, d), or how often each row of a table is read, (k,).
+        """
         check_values(weight)
-        left, singular, right = torch.linalg.svd(weight.double().flatten(1), full_matrices=False)
+        matrix = weight.double().flatten(1)
+        columns = rows = None
+        if moments is not None and moments.dim() == 2:
+            columns = _square_root(moments)
+            matrix = matrix @ columns
+        elif moments is not None:
+            rows = (moments.double() + 1).sqrt()[:, None]  # rows that were never read count a little
+            matrix = matrix * rows
+        left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
         scale = singular[: self.rank].sqrt()
-        R = (torch.where(scale > 0, scale, 1.0)[:, None] * right[: self.rank]).contiguous()  # L = R = 0 never learn
-        L = (left[:, : self.rank] * scale).contiguous()
+        R = torch.where(scale > 0, scale, 1.0)[:, None] * right[: self.rank]  # L = R = 0 never learn
+        L = left[:, : self.rank] * scale
+        if columns is not None:
+            R = torch.linalg.solve(columns, R, left=False)
+        if rows is not None:
+            L = L / rows
+        balance = (R.norm() / L.norm()).sqrt() if L.any() else 1.0
+        L, R = (L * balance).contiguous(), (R / balance).contiguous()
         return {"R": R.reshape(-1, *weight.shape[1:]).to(weight.dtype), "L": L.to(weight.dtype)}
+
+
+def _square_root(moments: Tensor) -> Tensor:
+    """Return the symmetric square root of second moments (d, d), made regular by a ten-thousandth of their mean."""
+    moments = moments.double()
+    floor = 1e-4 * moments.diagonal().mean().clamp(min=torch.finfo(torch.double).tiny)
+    values, vectors = torch.linalg.eigh(moments)
+    root: Tensor = vectors * (values.clamp(min=0) + floor).sqrt() @ vectors.mT
+    return root
 
 
 def structure_of(tensors: Tensors, algebra: str) -> Structure | None:

@@ -242,3 +242,39 @@ def test_the_number_of_terms_is_at_most_that_of_independent_ones() -> None:
     sizes = numbers_of_share(torch.empty(512, 512), 0.9, "kronecker", 2)
     assert sizes == {"n": 3, "rank": 0, "blocks": (2, 2)}
     assert numbers_of_share(torch.empty(33, 35), 0.5, "mixture", 8) == {"n": 0, "rank": 8, "blocks": None}
+
+
+@pytest.mark.parametrize("structure", ["low-rank", "mixture"])
+def test_inputs_weigh_the_error_of_the_product(structure: str) -> None:
+    torch.manual_seed(0)
+    mixing = torch.randn(48, 48, dtype=torch.float64) * torch.logspace(0, -2, 48, dtype=torch.float64)
+    layer = nn.Linear(48, 64, dtype=torch.float64)
+    batches = [torch.randn(20, 5, 48, dtype=torch.float64) @ mixing.T for _ in range(20)]
+
+    def error(inputs: Any) -> float:
+        converted, _ = phmctl.convert(layer, share=0.3, structure=structure, inputs=inputs)
+        return sum((converted(x) - layer(x)).square().sum().item() for x in batches)
+
+    assert error(batches) < 0.7 * error(None)
+
+
+def test_the_product_is_the_nearest_on_the_inputs() -> None:
+    """No other weight of the rank is nearer: the truncated decomposition of W X for inputs X (d, many)."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(12, 10, bias=False, dtype=torch.float64), torch.randn(500, 12, dtype=torch.float64).cumsum(1)
+    converted, _ = phmctl.convert(layer, share=0.4, inputs=[x])
+    rank = converted.parametrizations.weight.original0.shape[0]
+    least = torch.linalg.svdvals(layer(x))[rank:].square().sum().item()
+    assert (converted(x) - layer(x)).square().sum().item() == pytest.approx(least, rel=1e-2)
+
+
+def test_rows_of_a_table_that_are_read_often_are_nearer_and_the_mode_stays() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(60, 16, dtype=torch.float64), nn.Dropout(0.5))
+    model.train()
+    converted, _ = phmctl.convert(model, share=0.3, inputs=[(torch.arange(3).repeat(400),), torch.arange(3)])
+    errors = (converted[0].weight - model[0].weight).norm(dim=1)
+    assert errors[:3].mean() < 0.2 * errors[3:].mean()
+    assert model.training
+    assert model[1].training
+    assert not model[0]._forward_pre_hooks
