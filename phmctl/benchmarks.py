@@ -43,7 +43,8 @@ from phmctl.recipe.schema import Recipe, TrainingSection, TranslationRecipe
 from phmctl.tasks import trains
 from phmctl.tasks.base import Task
 from phmctl.threads import set_threads
-from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser
+from phmctl.training.optimiser import build_optimiser
+from phmctl.training.trainer import ATTENTION, build_autocast
 
 R = TypeVar("R", bound=Recipe)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -17,14 +17,13 @@ from phmctl.data import UNK
 from phmctl.data.prepared import PreparedData, corpus_name, data_root
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.metrics.text import is_code
-from phmctl.recipe import flatten
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
-from phmctl.recipe.models import NOTHING, keys_changing
-from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe
+from phmctl.recipe.models import NOTHING
+from phmctl.recipe.schema import DecodingSection, Recipe, TranslationRecipe, flatten, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.copies import read_text
-from phmctl.runs.find import check_tag
 from phmctl.runs.results import write_record
+from phmctl.runs.run import check_tag
 from phmctl.tasks import trains
 from phmctl.verbs import prepare
 from phmctl.verbs import train as train_student
@@ -94,10 +93,7 @@ def distil(
         recipe = run.recipe
     student = resolve(recipe, common_overrides(n=n, algebra=algebra, seed=seed, steps=steps), settings)
     overrides = settings if isinstance(settings, Mapping) else {entry.key: entry.value for entry in parsed(settings)}
-    conflicts = {key for key, _ in flatten(overrides)} & _SET_KEYS[task]
-    if conflicts:
-        raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
-    _check_student(run, student)
+    _check_student(run, student, overrides)
     trains(run.recipe).open(run.recipe, root).check_run(run)
     train.check_machine(student.training)
     folder = str(run.folder.resolve())
@@ -125,9 +121,12 @@ def distil(
     )
 
 
-def _check_student(run: Run, student: Recipe) -> None:
-    """Raise RunError if the recipes of student and teacher differ in the task or in the tokens."""
+def _check_student(run: Run, student: Recipe, overrides: Mapping[str, object]) -> None:
+    """Raise RunError if student and teacher differ in task or tokens, UserError if a setting is what distil sets."""
     task = run.recipe.task
+    conflicts = {key for key, _ in flatten(overrides)} & _SET_KEYS[task]
+    if conflicts:
+        raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
     if student.task != task:
         raise RunError(f"{run.folder} has task {task!r}, the student's recipe {student.task!r}")
     ours, theirs = (recipe.data.model_dump(include=_SHARED_KEYS[task]) for recipe in (student, run.recipe))

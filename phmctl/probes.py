@@ -34,8 +34,8 @@ from phmctl.models.classifiers import Probe
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe
-from phmctl.recipe.models import NOTHING, keys_changing
-from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
+from phmctl.recipe.models import NOTHING
+from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe, keys_changing
 from phmctl.runs import Run
 from phmctl.runs.results import check_scorable, write_record
 from phmctl.shipped import shipped_names

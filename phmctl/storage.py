@@ -88,8 +88,8 @@ def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> 
         file_lock.release()
 
 
-def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds :func:`lock` on a file, or None if that cannot be determined."""
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds :func:`lock` on a file. It is False on a file system without locks."""
     if not path.is_file():
         return False
     from filelock import FileLock, Timeout
@@ -100,7 +100,7 @@ def is_locked(path: Path) -> bool | None:
     except Timeout:
         return True
     except OSError:
-        return None
+        return False
     file_lock.release()
     return False
 

@@ -15,11 +15,11 @@ from phmctl.console import Shown, Table, note
 from phmctl.data.prepared import data_root
 from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.recipe.schema import Recipe
-from phmctl.runs.find import check_tag, runs_root
+from phmctl.runs.run import check_tag, runs_root
 from phmctl.runs.summary import format_best, newest_of
+from phmctl.signals import StopRequest
 from phmctl.tasks import trains
 from phmctl.threads import check_jobs, cores
-from phmctl.training.signals import StopRequest
 
 _STOPPED = {129, 130, 138, 143}  # exit codes of a training that a signal stopped
 _SIGNAL_POLL_SECONDS = 0.3

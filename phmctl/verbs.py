@@ -14,7 +14,7 @@ from phmctl.errors import DataError, UserError
 from phmctl.recipe.loading import RecipeLike, common_overrides, resolve, unmodified
 from phmctl.runs import AUTO, Run
 from phmctl.runs.copies import vocabulary_of as read_vocabulary
-from phmctl.runs.find import check_tag
+from phmctl.runs.run import check_tag
 from phmctl.shipped import shipped_names
 from phmctl.tasks import evaluate as evaluate_model
 from phmctl.tasks import load_model

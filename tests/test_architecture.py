@@ -15,7 +15,7 @@ PACKAGE = Path(phmctl.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LAYERS = (  # from the lowest: a module imports from its own layer and from those before it
     {"algebra", "errors", "shipped", "storage", "console", "devices", "threads", "recipe",
-     "plain", "version"},
+     "plain", "version", "processes", "signals"},
     {"metrics"},
     {"nn", "data"},
     {"runs"},

@@ -17,9 +17,9 @@ from torch import nn
 from phmctl.benchmarks import variants_of
 from phmctl.models.transformer import Transformer
 from phmctl.nn.step import Leaves
+from phmctl.processes import Processes, joined
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
-from phmctl.training.processes import Processes, joined
 
 VOCABULARY = 8000
 

@@ -51,7 +51,8 @@ from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.storage import write_json
-from phmctl.training.optimiser import ATTENTION, build_autocast, build_optimiser
+from phmctl.training.optimiser import build_optimiser
+from phmctl.training.trainer import ATTENTION, build_autocast
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/nn/test_cuda.py", "tests/training/test_cuda.py", "tests/answering/test_cuda.py")

@@ -93,8 +93,8 @@ def evaluate(
     """
     from phmctl.answering.opening import find
     from phmctl.runs.results import scores_of
-    from phmctl.runs.run import requested_splits
     from phmctl.tasks import evaluate as evaluate_run
+    from phmctl.tasks import requested_splits
 
     set_threads(threads)
     search = {"beam": beam, "alpha": alpha, "batch_tokens": batch_tokens, "precision": precision}

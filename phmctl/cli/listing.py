@@ -60,7 +60,7 @@ def recipes(
 
 def show_runs(names: Names = None, runs: Runs = None, json: Json = False) -> Shown:
     """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
-    from phmctl.runs.find import runs_root
+    from phmctl.runs.run import runs_root
     from phmctl.runs.summary import list_runs, run_tables
 
     root = runs_root(runs)

@@ -24,10 +24,8 @@ File = Path | None
 
 RecipeName = Annotated[str, Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")]
 RunName = Annotated[str, Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export.")]
-N = Annotated[
-    int | None,
-    Option(help="PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm."),
-]
+N_HELP = "PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm."
+N = Annotated[int | None, Option(help=N_HELP)]
 Algebra = Annotated[
     str | None,
     Option(help="real, complex, quaternion, octonion, sedenion, phm (a learned rule); to compare: low-rank."),

@@ -12,7 +12,7 @@ from phmctl.errors import DataError, UserError
 from phmctl.recipe.loading import common_overrides, dump_recipe, resolve
 from phmctl.results.counting import ledger_table
 from phmctl.results.ledger import ledger_for_recipe
-from phmctl.runs.find import runs_root
+from phmctl.runs.run import runs_root
 from phmctl.tasks import task_of, trains
 from phmctl.training.start import find_start
 from phmctl.verbs import recipe_and_run
@@ -41,9 +41,7 @@ def training_plan(
     except DataError as error:
         task = None
         notes.append(f"the time is not measured: {error}")
-    start = find_start(resolved, task, runs_root(runs))
-    if start is not None:
-        notes.append(start.summary())
+    find_start(resolved, task, runs_root(runs))  # prints what is copied, and raises an error if nothing is
     sizes = task_of(resolved).sizes(resolved, root)
     if sizes.trained:
         notes.append(sizes.note)

@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 import phmctl
 from phmctl.cli.options import (
+    N_HELP,
     Algebra,
     Data,
     Json,
@@ -29,16 +30,29 @@ from phmctl.threads import set_threads
 if TYPE_CHECKING:
     from phmctl.training.train import TrainingResult
 
+
+def _one_number(text: str | int) -> int:
+    """Return the number in an option. Several numbers belong to ``phmctl sweep``."""
+    try:
+        return int(text)
+    except ValueError:
+        reason = "several values: phmctl sweep" if "," in str(text) else "it is not a whole number"
+        raise typer.BadParameter(f"{text!r}: {reason}") from None
+
+
 Tag = Annotated[str | None, Option(help="Name of the new run; commands accept it like a folder.")]
 
 
 def train(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="Recipe: a path or a shipped name; or RUN with --resume.")],
-    n: N = None,
+    n: Annotated[int | None, Option(parser=_one_number, metavar="<int>", help=N_HELP)] = None,
     algebra: Algebra = None,
-    seed: Annotated[int | None, Option(help="Seed of initialisation, dropout and batch order.")] = None,
+    seed: Annotated[
+        int | None,
+        Option(parser=_one_number, metavar="<int>", help="Seed of initialisation, dropout and batch order."),
+    ] = None,
     device: RecipeDevice = None,
-    steps: Annotated[int | None, Option(help="Number of optimiser steps.")] = None,
+    steps: Annotated[int | None, Option(parser=_one_number, metavar="<int>", help="Number of optimiser steps.")] = None,
     execution: Annotated[Text, Option(help="dense or rank (default: rank where it is faster).")] = None,
     init: Annotated[Text, Option(metavar="RUN", help="Copy tensors of the same name and shape from RUN.")] = None,
     settings: Settings = None,

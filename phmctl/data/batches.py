@@ -4,7 +4,8 @@ Batches of parallel text have at most a number of tokens, padding included: the 
 a row, with the end of sentence. Batches of labelled text have a number of rows.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -57,6 +58,7 @@ class RandomNumbers:
 # again in the next epoch fall from 51 % to 30 %, for 1 % more padding.
 _LENGTHENED = 0.15
 _GPU_MULTIPLE = 8  # lengths are padded to multiples: kernels for few shapes, and aligned rows
+_DROPOUT = 1  # separates dropout's random numbers from the batch order's, which use the same seed
 _POOL = 64  # batches of shuffled rows that are sorted by length together, in labelled text
 
 
@@ -236,3 +238,64 @@ def encode_texts(
 def _ragged(rows: Sequence[Sequence[int]]) -> Ragged:
     values = np.array([token for row in rows for token in row], np.int32)
     return Ragged([(values, np.cumsum([0, *map(len, rows)], dtype=np.int64))])
+
+
+# ------------------------------------------------------------------------------------------- the batches of a step
+
+
+class BatchStream:
+    """Yields the rows of micro-batches, beginning at an epoch and position. The attributes name the next batch."""
+
+    def __init__(self, plan: Callable[[int], Sequence[Ints]], epoch: int = 0, position: int = 0) -> None:
+        self._plan_of = plan  # returns the rows of each micro-batch of an epoch
+        self.epoch = epoch
+        self.position = position
+        self._plan = plan(epoch)
+
+    def next(self, count: int) -> list[Ints]:
+        """Return the rows of the next `count` micro-batches, which may belong to two epochs."""
+        rows = []
+        for _ in range(count):
+            if self.position >= len(self._plan):
+                self.epoch, self.position = self.epoch + 1, 0
+                self._plan = self._plan_of(self.epoch)
+            rows.append(self._plan[self.position])
+            self.position += 1
+        return rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one forward and backward pass of a process."""
+
+    micro_batch: int  # number in the step, from 0
+    piece: int  # number in the micro-batch, from 0
+    rows: Ints  # rows of the training split
+    counts: bool = True  # False for a process without rows, which only takes part in the exchange of gradients
+
+
+def parts_of(plan: Sequence[Ints], rank: int, processes: int) -> list[Part]:
+    """Return the parts of a step that process `rank` computes, from the rows of the step's micro-batches.
+
+    Process r of W gets parts r, r + W, … A part is a micro-batch. Only if there are fewer micro-batches than processes,
+    each is divided into k pieces, so that all processes get equally many parts. (Dividing changes dropout.) The rows of
+    a micro-batch are sorted by length: a piece takes every k-th row, so that all pieces cost the same.
+    """
+    pieces = 1 if len(plan) >= processes else processes // math.gcd(len(plan), processes)
+    parts = []
+    for micro_batch, rows in enumerate(plan):
+        parts += [Part(micro_batch, piece, rows[piece::pieces]) for piece in range(pieces)]
+    process_parts = [part for part in parts[rank::processes] if len(part.rows)]
+    return process_parts or [Part(0, 0, plan[0][:1], counts=False)]
+
+
+def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
+    """Seed torch's generators for the forward pass of a part by seed, step, micro-batch and piece, without waiting.
+
+    A resumed step, a repeated step and the same step on another number of processes draw the same numbers.
+    """
+    numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
+    part_seed = int(numbers.words(1)[0])
+    torch.default_generator.manual_seed(part_seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(part_seed)

@@ -22,8 +22,6 @@ from phmctl.errors import UserError, nearest
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
-_MAX_PROBLEMS = 100  # reported problems of a document
-_MAX_CHARACTERS = 1 << 17
 _MAX_DEPTH = 50  # nested sections and lists
 _KEY = "[key]"  # pydantic's mark of an invalid key of a mapping
 
@@ -164,16 +162,13 @@ class Document:
         try:
             model = schema.model_validate(self.content)
         except ValidationError as error:
-            for problem in error.errors()[: _MAX_PROBLEMS + 1]:
+            for problem in error.errors():
                 path, section = _locate(problem, schema)
                 message = _message(problem, path, section, schema)
                 place = self.place(path, message if problem["type"] == "value_error" else "")
                 problems[f"{place}: {message}"] = None
         if problems:
-            lines = list(problems)
-            if len(lines) > _MAX_PROBLEMS:
-                lines[_MAX_PROBLEMS:] = ["... and more"]
-            raise refusal("\n".join(lines))
+            raise refusal("\n".join(problems))
         return model
 
     def place(self, path: KeyPath, message: str) -> str:
@@ -245,8 +240,6 @@ def parse_document(text: str, name: str, refusal: type[UserError]) -> Document:
 
 def compose(text: str) -> tuple[yaml.Node | None, object]:
     """Return the node and the value of a YAML text. Raise ``yaml.YAMLError`` if it is invalid."""
-    if len(text) > _MAX_CHARACTERS:
-        raise yaml.YAMLError(f"more than {_MAX_CHARACTERS:,} characters")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

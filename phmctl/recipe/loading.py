@@ -10,9 +10,8 @@ import yaml
 
 from phmctl.algebra.dimension import LEARNED, LOW_RANK
 from phmctl.errors import RecipeError, nearest
-from phmctl.recipe import flatten
 from phmctl.recipe.documents import Document, compose, read_document, wrong_choice
-from phmctl.recipe.schema import RECIPES, Recipe
+from phmctl.recipe.schema import RECIPES, Recipe, differences, flatten
 from phmctl.shipped import shipped, shipped_names
 from phmctl.storage import FORMAT
 
@@ -192,16 +191,6 @@ def expect(recipe: Recipe, recipe_type: type[RecipeType]) -> RecipeType:
 def dump_recipe(recipe: Recipe) -> str:
     """Return a recipe as YAML, with the values of all keys."""
     return yaml.safe_dump({"format": FORMAT, **recipe.model_dump()}, sort_keys=False, allow_unicode=True)
-
-
-def differences(
-    first: Recipe | Mapping[str, object], second: Recipe | Mapping[str, object]
-) -> dict[str, tuple[object, object]]:
-    """Return both values of the keys in which two recipes or settings differ. A missing key has the value None."""
-    contents = [content if isinstance(content, Mapping) else content.model_dump() for content in (first, second)]
-    old_values, new_values = (dict(flatten(content)) for content in contents)
-    values = {key: (old_values.get(key), new_values.get(key)) for key in old_values | new_values}
-    return {key: (old, new) for key, (old, new) in values.items() if old != new}
 
 
 def unmodified(written: RecipeLike, resolved: Recipe) -> dict[str, object] | None:

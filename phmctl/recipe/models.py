@@ -1,6 +1,6 @@
 """The ``model`` sections of recipes, one for each kind of model."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -27,26 +27,6 @@ class Section(BaseModel):
     """A part of a recipe: immutable, strictly typed, without unknown keys, NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _python_numbers(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in values.items()}
-
-
-def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: str = "") -> set[str]:
-    """Return the keys, as ``--set`` takes them, with one of these marks. A key inherits the mark of the section."""
-    keys = set()
-    for name, field in type(section).model_fields.items():
-        effect = next((mark for mark in (CHOICE, NOTHING) if mark in field.metadata), inherited)
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            keys |= keys_changing(value, *effects, prefix=f"{prefix}{name}.", inherited=effect)
-        elif effect in effects:
-            keys.add(prefix + name)
-    return keys
 
 
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm", "low-rank"]

@@ -3,7 +3,8 @@
 The comments of the fields are the reference of the recipe's keys.
 """
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -239,3 +240,53 @@ RECIPES: dict[str, type[Recipe]] = {
     "probing": ProbingRecipe,
     "rule": RuleRecipe,
 }
+
+
+# ------------------------------------------------------------------------------------------ comparisons by keys
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of nested mappings, with keys as ``--set`` takes them: ``training.steps``."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(
+    first: Section | Mapping[str, object], second: Section | Mapping[str, object]
+) -> dict[str, tuple[object, object]]:
+    """Return both values of the keys in which two recipes or settings differ. A missing key has the value None."""
+    contents = [content if isinstance(content, Mapping) else content.model_dump() for content in (first, second)]
+    old_values, new_values = (dict(flatten(content)) for content in contents)
+    values = {key: (old_values.get(key), new_values.get(key)) for key in old_values | new_values}
+    return {key: (old, new) for key, (old, new) in values.items() if old != new}
+
+
+def keys_changing(section: Section, *effects: str, prefix: str = "", inherited: str = "") -> set[str]:
+    """Return the keys, as ``--set`` takes them, with one of these marks. A key inherits the mark of the section."""
+    keys = set()
+    for name, field in type(section).model_fields.items():
+        effect = next((mark for mark in (CHOICE, NOTHING) if mark in field.metadata), inherited)
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            keys |= keys_changing(value, *effects, prefix=f"{prefix}{name}.", inherited=effect)
+        elif effect in effects:
+            keys.add(prefix + name)
+    return keys
+
+
+def training_changes(old: Recipe, new: Recipe) -> dict[str, tuple[object, object]]:
+    """Return the differences of two recipes that change a training step. A linear schedule ends at the last step."""
+    free = keys_changing(new, CHOICE, NOTHING)
+    if new.training.schedule != "linear":
+        free.add("training.steps")
+    return {key: values for key, values in differences(old, new).items() if key not in free}
+
+
+def result_changes(old: Recipe, new: Recipe) -> dict[str, tuple[object, object]]:
+    """Return the differences of two recipes that change what a training writes. The decoding is chosen afterwards."""
+    free = keys_changing(new, NOTHING)
+    changes = differences(old, new).items()
+    return {key: values for key, values in changes if key not in free and not key.startswith("decoding.")}

@@ -21,11 +21,10 @@ from phmctl.results.variants import (
     mean_and_spread,
 )
 from phmctl.runs import AUTO
-from phmctl.runs.find import find_run, select_runs
-from phmctl.runs.run import requested_splits
+from phmctl.runs.run import find_run, select_runs
 from phmctl.runs.summary import list_runs
 from phmctl.storage import folder_name
-from phmctl.tasks import evaluate, trains
+from phmctl.tasks import evaluate, requested_splits, trains
 from phmctl.tasks.base import Metric, within
 
 _NAMED = 10  # runs or seeds that a note names

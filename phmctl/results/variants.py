@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from phmctl.errors import RunError
-from phmctl.recipe.loading import differences
-from phmctl.recipe.models import NOTHING, keys_changing
+from phmctl.recipe.models import NOTHING
+from phmctl.recipe.schema import differences, keys_changing
 from phmctl.runs import AUTO, Run
 from phmctl.runs.results import Result, read_metrics, series
 from phmctl.runs.summary import OWN_COLUMNS, Changes, Parameters, Summary

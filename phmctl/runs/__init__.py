@@ -1,6 +1,5 @@
 """Run directories."""
 
-from phmctl.runs.find import AUTO, DATA, EXPORT, RECIPE
-from phmctl.runs.run import Run, Trained, Weights
+from phmctl.runs.run import AUTO, DATA, EXPORT, RECIPE, Run, Trained, Weights
 
 __all__ = ["AUTO", "DATA", "EXPORT", "RECIPE", "Run", "Trained", "Weights"]

@@ -10,7 +10,7 @@ from phmctl.data.card import Cleaning
 from phmctl.data.tokenizer import TokenizerPair, Vocabulary
 from phmctl.errors import DataError, RunError, nearest
 from phmctl.runs import DATA, Run, Trained
-from phmctl.runs.find import find_run
+from phmctl.runs.run import find_run
 
 if TYPE_CHECKING:  # an export answers without numpy
     from phmctl.data.prepared import PreparedData

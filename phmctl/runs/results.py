@@ -16,6 +16,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,36 +156,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [entry for _, entry in read_log_lines(path)]
 
 
-def read_log_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a training log, each with the entry. Lines that a kill or a full disk cut are skipped."""
-    entries = ((line, _parse_entry(line)) for line in _lines(path))
-    return [(line, entry) for line, entry in entries if entry is not None]
+def read_log_lines(path: Path, mark: bytes = b"") -> list[tuple[bytes, dict[str, Any]]]:
+    """Return the lines of a training log, each with the entry. Lines that a kill or a full disk cut are skipped.
 
-
-def read_validations(path: Path) -> list[dict[str, Any]]:
-    """Return the validations in a training log and the last entry. Other lines are not parsed. Raises RunError."""
-    lines = _lines(path)
-    entries = [_parse_entry(line) for line in lines if b'"validation"' in line]
-    entries.append(next(filter(None, map(_parse_entry, reversed(lines))), None))
-    return [entry for entry in entries if entry is not None]
-
-
-def _lines(path: Path) -> list[bytes]:
+    Except for the last ones, lines without `mark` are skipped unparsed. Raises RunError.
+    """
     try:
-        return path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}): copy the run again") from error
-
-
-def _parse_entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry in a line of :func:`log_line`, or None if the line is no JSON object, because it was cut."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):  # ValueError includes invalid UTF-8
-        return None
-    return entry if isinstance(entry, dict) else None
+    entries = []
+    for line in [line for line in lines[:-3] if mark in line] + lines[-3:]:
+        with suppress(ValueError):  # includes invalid UTF-8
+            entries.append((line, json.loads(line)))
+    return entries
 
 
 def series(entries: Iterable[Mapping[str, Any]], event: str, name: str) -> list[tuple[int, float]]:

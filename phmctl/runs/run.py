@@ -20,7 +20,7 @@ import re
 import shlex
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,24 +29,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from phmctl.console import note
 from phmctl.devices import processor_name
-from phmctl.errors import OutputError, RecipeError, RunError, nearest
+from phmctl.errors import OutputError, RecipeError, RunError, UserError, nearest
 from phmctl.recipe.documents import read_document
-from phmctl.recipe.loading import differences, dump_recipe, validate_recipe
-from phmctl.recipe.schema import Recipe
-from phmctl.runs.find import (
-    ATTEMPT,
-    AUTO,
-    CHECKPOINTS,
-    DATA,
-    ENVIRONMENT,
-    EXPORT,
-    LOCK,
-    POINTERS,
-    RECIPE,
-    find_run,
-    read_failure,
-    select_runs,
-)
+from phmctl.recipe.loading import dump_recipe, validate_recipe
+from phmctl.recipe.schema import Recipe, differences
 from phmctl.storage import (
     AVERAGE,
     MANIFEST,
@@ -71,6 +57,21 @@ from phmctl.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Names of files and folders in a run.
+RECIPE = "recipe.yaml"
+ENVIRONMENT = "environment.json"
+DATA = "data.json"
+EXPORT = "export.json"  # distinguishes the folder of an export from a run
+CHECKPOINTS = "checkpoints"
+FAILURE = "failure.json"  # the error of the last training, if it failed
+LOCK = ".lock"
+POINTERS = ("last", "best")
+AUTO = "auto"  # the checkpoint that the run's recipe selects
+
+_TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}")
+_VERSION = re.compile(r"v(\d{3,})")
+_SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
 Loaded = TypeVar("Loaded")
@@ -164,7 +165,7 @@ class Run(Trained):
 
     @classmethod
     def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
-        """Open the run with a path, a name below `root` or a tag. See :func:`phmctl.runs.find.find_run`."""
+        """Open the run with a path, a name below `root` or a tag. See :func:`find_run`."""
         folder = find_run(name, root)
         if (folder / EXPORT).is_file():
             raise RunError(
@@ -177,30 +178,25 @@ class Run(Trained):
         return cls(folder, read_recipe(folder / RECIPE))
 
     @classmethod
-    def trained_with(cls, root: Path, recipe: Recipe, except_keys: Collection[str]) -> Iterator[Self]:
-        """Yield the runs below `root` whose training had a recipe's values except for some keys, newest first.
+    def trained_with(
+        cls, root: Path, recipe: Recipe, changes: Callable[[Recipe, Recipe], Mapping[str, object]]
+    ) -> Iterator[Self]:
+        """Yield the runs below `root` whose recipe has no `changes` from another one, newest first.
 
-        A run is known by the recipe that it recorded when the training began: the folder may be renamed, and
-        ``recipe.yaml`` edited. Raises RunError if the ``recipe.yaml`` of such a run cannot be read. Of other runs notes
-        name those that cannot be read.
+        Notes name the runs that cannot be read.
         """
-        wanted = recipe.model_dump(mode="json")
-        found: list[tuple[str, int, Path]] = []
+        runs: list[tuple[str, int, Self]] = []
         for folder in select_runs(root=root):
             try:
-                environment = read_environment(folder)
-                trained = environment.get("recipe") or read_recipe(folder / RECIPE).model_dump(mode="json")
+                run = cls.open(folder)
+                started = str(run.environment().get("started"))
             except RunError as error:
                 note(f"skipped: {error}")
                 continue
-            if differences(trained, wanted).keys() <= {*except_keys}:
-                found.append((str(environment.get("started")), len(found), folder))
-        for *_, folder in sorted(found, reverse=True):
-            yield cls.open(folder)
-
-    def trained_recipe(self) -> Mapping[str, object]:
-        """Return the recipe that the newest training of this run recorded, in the types of JSON."""
-        return self.environment().get("recipe") or self.recipe.model_dump(mode="json")
+            if not changes(run.recipe, recipe):
+                runs.append((started, len(runs), run))
+        for *_, run in sorted(runs, reverse=True, key=lambda entry: entry[:2]):
+            yield run
 
     @property
     def name(self) -> str:
@@ -217,7 +213,7 @@ class Run(Trained):
 
     def environment(self) -> dict[str, Any]:
         """Return the content of ``environment.json``. Raises RunError."""
-        return read_environment(self.folder)
+        return read_json_object(self.folder / ENVIRONMENT, RunError, _ADVICE)
 
     def checkpoint_names(self) -> list[str]:
         """Return the names that :meth:`checkpoint` accepts: ``last``, ``best``, ``average`` and steps, if present."""
@@ -243,26 +239,19 @@ class Run(Trained):
         if name == AUTO:
             name = self.auto_checkpoint()
         folder = self.checkpoints_folder
-        is_pointer = name in POINTERS and (folder / name).is_file()
-        target = _read_pointer(folder / name) if is_pointer else folder_name(name)
-        if target is not None:
-            is_checkpoint_name = target == AVERAGE or step_of(target) is not None
-            if is_checkpoint_name and (folder / target).is_dir():
-                return folder / target
+        target = (_read_pointer(folder / name) or "") if name in POINTERS else folder_name(name)
+        if (target == AVERAGE or step_of(target) is not None) and (folder / target).is_dir():
+            return folder / target
         names = self.checkpoint_names()
-        existing = [checkpoint for checkpoint in names if checkpoint not in POINTERS]
-        if not existing:
-            reason = read_failure(self.folder)
-            because = f", because the training failed: {reason}" if reason is not None else " yet"
-            advice = "" if reason is not None else f", continue its training with: {self.resume_command}"
-            raise RunError(f"{self.folder} has no checkpoint{because}{advice}")
-        if is_pointer:
-            problem = "is damaged" if target is None else f"names {target!r}, which does not exist"
-            raise RunError(f"{folder / name} {problem}: use another: --checkpoint {' or '.join(existing)}")
-        raise RunError(
-            f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}: it has {', '.join(names)}: "
-            f"use --checkpoint {names[0]}"
-        )
+        if names:
+            raise RunError(
+                f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}: it has {', '.join(names)}: "
+                f"use --checkpoint {names[0]}"
+            )
+        reason = read_failure(self.folder)
+        if reason:
+            raise RunError(f"{self.folder} has no checkpoint, because the training failed: {reason}")
+        raise RunError(f"{self.folder} has no checkpoint yet, continue its training with: {self.resume_command}")
 
     def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
         """Call `load` with the folder name of the checkpoint `name` and return the result.
@@ -329,40 +318,16 @@ class Run(Trained):
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
-        """Keep a record in the run while it is trained, and the error if the training fails.
-
-        A killed process leaves a record without an error. A record that cannot be written does not stop the training.
-        """
-        with suppress(OutputError):
-            write_json(self.folder / ATTEMPT, {"started": datetime.now(UTC).isoformat(timespec="seconds")})
-        failure = None
+        """Write the error into the run if the training in this block fails, and remove that of an earlier training."""
+        with suppress(OSError):
+            (self.folder / FAILURE).unlink(missing_ok=True)
         try:
             yield
         except Exception as error:
-            failure = str(error).split("\n")[0] or type(error).__name__
-            raise
-        finally:
             with suppress(OSError, OutputError):
-                if failure is None:
-                    (self.folder / ATTEMPT).unlink(missing_ok=True)
-                elif self.folder.is_dir():  # otherwise writing would create it again
-                    write_json(self.folder / ATTEMPT, {"error": failure})
-
-
-def requested_splits(runs: Sequence[Trained], split: str) -> list[str]:
-    """Return the splits to score for the ``--split`` option.
-
-    ``all`` selects every test set of the runs. So does ``test`` if no run has a test set of that name.
-    """
-    tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
-    if split == "all" or (split == "test" and "test" not in tests):
-        return tests or ["test"]
-    return [split]
-
-
-def read_environment(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's ``environment.json``. Raises RunError."""
-    return read_json_object(folder / ENVIRONMENT, RunError, _ADVICE)
+                if self.folder.is_dir():  # otherwise writing would create it again
+                    write_json(self.folder / FAILURE, {"error": str(error).split("\n")[0] or type(error).__name__})
+            raise
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
@@ -389,17 +354,12 @@ def _read_pointer(path: Path) -> str | None:
 
 
 def describe_environment(recipe: Recipe) -> dict[str, object]:
-    """Return the recipe, versions, platform, git revision and time, for ``environment.json``."""
-    libraries: dict[str, str | None] = dict.fromkeys(_LIBRARIES)
-    for name in _LIBRARIES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            libraries[name] = importlib.metadata.version(name)
+    """Return versions, platform, seed, git revision and time, for ``environment.json``."""
     return {
-        "recipe": recipe.model_dump(mode="json"),
         "phmctl": __version__,
         "git": git_revision(),
         "python": platform.python_version(),
-        "libraries": libraries,
+        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
         "platform": platform.platform(),
         "processor": processor_name(),
         "processors": os.cpu_count(),
@@ -417,4 +377,108 @@ def git_revision() -> str | None:
         with suppress(OSError, subprocess.TimeoutExpired):
             completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
             return completed.stdout.strip() or None
+    return None
+
+
+# ------------------------------------------------------------------------------------ runs by path, name or tag
+
+
+def runs_root(folder: str | Path | None = None) -> Path:
+    """Return the folder of runs: `folder`, otherwise ``$PHMCTL_RUNS``, otherwise ``runs``."""
+    return Path(folder or os.environ.get("PHMCTL_RUNS") or "runs")
+
+
+def find_run(name: Path | str, root: str | Path | None = None) -> Path:
+    """Return the folder of the run with a path, a name below `root`, or a tag. Raises RunError.
+
+    Of several versions of a variant the newest with a checkpoint is returned, and a note says so.
+    """
+    if not isinstance(name, str | Path) or not str(name):
+        raise UserError(f"a run is named by the folder (after a training: result.run.folder), not by {name!r}")
+    root = runs_root(root)
+    for folder in (Path(name), root / name):
+        if (folder / RECIPE).exists() or (_VERSION.fullmatch(folder.name) and folder.is_dir()):
+            return folder
+    runs = select_runs([name], root)
+    variants = sorted({run.parent for run in runs})
+    if len(variants) > 1:
+        raise RunError(f"{name} means {len(variants)} variants: name one: {', '.join(map(str, variants))}")
+    with_checkpoint = [run for run in runs if saved_steps(run / CHECKPOINTS)]
+    newest = with_checkpoint[-1] if with_checkpoint else runs[-1]
+    if newest != runs[-1]:
+        note(f"{runs[-1]} has no checkpoint: {newest} is taken")
+    elif len(runs) > 1:
+        note(f"{newest} is the newest of {len(runs)} versions in {newest.parent}")
+    return newest
+
+
+def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) -> list[Path]:
+    """Return the folders of the named runs, or of all below `root`, each once and in natural order. Raises RunError."""
+    root = runs_root(root)
+    runs = [] if names else list(_runs_below(root))
+    for name in names:
+        folders = [folder for folder in (Path(name), root / name) if folder.is_dir()]
+        matching = next(filter(None, (list(_runs_below(folder)) for folder in folders)), None)
+        matching = matching or [run for run in _runs_below(root) if read_tag(run) == str(name)]
+        if not matching:
+            raise RunError(
+                f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
+                f"{_nearest_run(Path(name), root)} (list them with: phmctl runs)"
+            )
+        runs += matching
+    unique = {run.resolve(): run for run in runs}
+    return sorted(unique.values(), key=_natural_order)
+
+
+def _natural_order(folder: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts n4 before n16."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]
+
+
+def _runs_below(folder: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
+    """Yield a folder if it is a run, otherwise the runs at most `depth` folders below it. Exports are skipped."""
+    if (folder / EXPORT).is_file():
+        return
+    if (folder / RECIPE).is_file() or _VERSION.fullmatch(folder.name):
+        yield folder
+        return
+    if depth == 0:
+        return
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.name.startswith("."):
+                yield from _runs_below(path, depth - 1)
+
+
+def _nearest_run(path: Path, root: Path) -> str:
+    """Return the clause that suggests the run whose name or tag is most similar, or an empty string."""
+    name = str(path.relative_to(root) if path.is_relative_to(root) else path)
+    runs = list(root.glob("*/*/v*"))
+    folders = [*sorted({run.parent for run in runs}), *runs]
+    return nearest(name, [*(str(folder.relative_to(root)) for folder in folders), *filter(None, map(read_tag, runs))])
+
+
+def check_tag(tag: str | None) -> None:
+    """Raise UserError unless a tag is a plain name. It can be given instead of a path."""
+    if tag is not None and not _TAG.fullmatch(tag):
+        raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
+
+
+def read_tag(run: Path) -> str | None:
+    """Return the tag of a run (``train --tag``), or None."""
+    tag = _read_text(run / ENVIRONMENT, "tag")
+    return tag if tag and _TAG.fullmatch(tag) else None
+
+
+def read_failure(run: Path) -> str | None:
+    """Return the error of a run's last training, or None if it did not fail."""
+    return _read_text(run / FAILURE, "error")
+
+
+def _read_text(path: Path, key: str) -> str | None:
+    """Return the text of a key in a JSON file, or None if the file or the key is missing or damaged."""
+    if path.is_file():
+        with suppress(RunError):
+            value = read_json_object(path, RunError, "").get(key)
+            return value if isinstance(value, str) else None
     return None

@@ -12,12 +12,10 @@ from typing import Any, Literal
 
 from phmctl.console import Table, warn
 from phmctl.errors import PhmctlError
-from phmctl.recipe import flatten
-from phmctl.recipe.models import NOTHING, keys_changing
-from phmctl.recipe.schema import Recipe
-from phmctl.runs.find import KILLED, LOCK, RECIPE, read_failure, read_tag, select_runs
-from phmctl.runs.results import Result, read_results, read_validations
-from phmctl.runs.run import Run, read_recipe
+from phmctl.recipe.models import NOTHING
+from phmctl.recipe.schema import Recipe, flatten, keys_changing, result_changes
+from phmctl.runs.results import Result, read_log_lines, read_results
+from phmctl.runs.run import LOCK, RECIPE, Run, read_failure, read_recipe, read_tag, select_runs
 from phmctl.storage import AVERAGE, is_locked, is_whole, read_state, saved_steps, step_name
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -98,7 +96,7 @@ class Summary:
 
 
 def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) -> list[Summary]:
-    """Summarise the named runs, or all below `root` (:func:`phmctl.runs.find.select_runs`). Warn about damaged runs."""
+    """Summarise the named runs, or all below `root` (:func:`phmctl.runs.run.select_runs`). Warn about damaged runs."""
     summaries: list[Summary] = []
     for folder in select_runs(names, root):
         try:
@@ -111,7 +109,7 @@ def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) 
 
 def newest_of(recipe: Recipe, root: Path) -> Summary | None:
     """Return the newest run with the results of a recipe, from which it differs only in keys that change no result."""
-    for run in Run.trained_with(root, recipe, keys_changing(recipe, NOTHING)):
+    for run in Run.trained_with(root, recipe, result_changes):
         return summarise(run.folder)
     return None
 
@@ -124,7 +122,7 @@ def summarise(folder: Path) -> Summary:
     values = dict(flatten(run.recipe.model_dump()))
     ignored = {"name", *OWN_COLUMNS, *keys_changing(run.recipe, NOTHING)}
     changes = {key: (before, values.get(key)) for key, before in unmodified.items() if key not in ignored}
-    entries = read_validations(run.metrics_path)
+    entries = [entry for _, entry in read_log_lines(run.metrics_path, b'"validation"')]
     seconds = [entry["seconds"] for entry in entries if "seconds" in entry]
     newest, checkpoint_state = _newest_checkpoint(run.checkpoints_folder)
     state, reason = _state(run, checkpoint_state)
@@ -163,10 +161,9 @@ def is_done(step: int, stale: int, steps: int, patience: int) -> bool:
 
 def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | None]:
     """Return the state of a run and, if the last training failed, the error."""
-    locked = is_locked(run.folder / LOCK)
-    error = read_failure(run.folder)  # read after the lock, which is released after the file is removed
-    if locked or (locked is None and error == KILLED):
+    if is_locked(run.folder / LOCK):
         return "running", None
+    error = read_failure(run.folder)
     if error is not None:
         return "failed", error
     training = run.recipe.training

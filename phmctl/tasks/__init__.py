@@ -96,3 +96,14 @@ def set_options(task: str, known: Sequence[str], options: Mapping[str, object]) 
         valid = ", ".join(map(option_name, known)) or "no options"
         raise UserError(f"{', '.join(unknown)}: task {task!r} does not have this option; it has {valid}")
     return values
+
+
+def requested_splits(runs: Sequence[Source], split: str) -> list[str]:
+    """Return the splits to score for the ``--split`` option.
+
+    ``all`` selects every test set of the runs. So does ``test`` if no run has a test set of that name.
+    """
+    tests = sorted({name for run in runs for name in run.splits() if name.partition("_")[0] == "test"})
+    if split == "all" or (split == "test" and "test" not in tests):
+        return tests or ["test"]
+    return [split]

@@ -5,12 +5,12 @@ All other modules are the same for every task: they do not know what a batch, a 
 
 from __future__ import annotations  # torch and numpy are imported for type checking only
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from phmctl.console import Table
 from phmctl.errors import UserError
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from phmctl.answering.opening import Source
     from phmctl.answering.translator import Translator
     from phmctl.metrics.significance import Difference, Scorer
-
-P = TypeVar("P")
-V = TypeVar("V")
+    from phmctl.processes import Processes
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"  # row numbers of a split
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -51,19 +49,6 @@ class Cost:
     items: int  # items that the loss sums over, such as the tokens of the target
     tokens: int  # tokens of all sides without padding, or numbers if the data is not text
     rows: int  # rows that a map reads: tokens, without padding, of the side with the most
-
-
-class Share(Protocol):
-    """The part of a validation that one process does. All processes of a training call the same methods in order."""
-
-    def mine(self, parts: Sequence[P]) -> Iterator[P]:
-        """Yield this process's parts. Each part goes to one process. Raises PhmctlError if the training must stop."""
-
-    def total(self, sums: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes, in float64 so that the number of processes does not matter."""
-
-    def merge(self, results: Mapping[int, V]) -> dict[int, V]:
-        """Return the results of all processes. The keys are unique."""
 
 
 class Task(Protocol):
@@ -88,8 +73,11 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         """Return the loss summed over the batch's items, and the number of items. The model is called once."""
 
-    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
-        """Return the validation metrics, the mean ``loss`` among them. Every process gets the same."""
+    def validate(self, model: nn.Module, autocast: Autocast, processes: Processes) -> dict[str, float]:
+        """Return the validation metrics, the mean ``loss`` among them. Every process gets the same.
+
+        Each process computes :meth:`Processes.mine`. All call the same exchanges in order.
+        """
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """Return the score of a checkpoint: the best has the highest, and of equal scores the lowest loss."""

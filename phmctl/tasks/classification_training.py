@@ -18,11 +18,12 @@ from phmctl.errors import DataError, RunError
 from phmctl.models import build
 from phmctl.models.classifiers import PairClassifier
 from phmctl.nn.loss import label_loss
+from phmctl.processes import Processes
 from phmctl.recipe.models import PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import DATA, Run, copies
 from phmctl.storage import write_atomic, write_json
-from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
+from phmctl.tasks.base import Autocast, Cost, Rows, Task
 
 
 class ClassificationTask(Task):
@@ -94,19 +95,19 @@ class ClassificationTask(Task):
         return model
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast, processes: Processes) -> dict[str, float]:
         """Return ``loss`` (mean nats an example, not smoothed) and ``accuracy`` (0 to 1) on valid."""
         split = self.prepared.split("valid")
         device = next(model.parameters()).device
         sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, right answers
         size = self.recipe.training.batch_size
-        for rows in share.mine(plan_by_count(lengths_of(split), size, seed=0, epoch=0, shuffle=False)):
+        for rows in processes.mine(plan_by_count(lengths_of(split), size, seed=0, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
                 logits = model(*batch.sides)  # (B, classes)
             sums[0] += label_loss(logits, batch.labels)
             sums[1] += (logits.argmax(1) == batch.labels).sum()
-        nats, right = share.total(sums).tolist()
+        nats, right = processes.total(sums).tolist()
         return {"loss": nats / len(split), "accuracy": right / len(split)}
 
     def score(self, metrics: Mapping[str, float]) -> float:

@@ -31,12 +31,13 @@ from phmctl.devices import pick_device
 from phmctl.errors import RunError, check_known
 from phmctl.models import load as load_model
 from phmctl.models.classifiers import RuleModel
+from phmctl.processes import Processes
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import AUTO, DATA, Run, Weights
 from phmctl.runs.copies import ADVICE
 from phmctl.runs.results import ScoringKey, write_result
 from phmctl.storage import file_entry, verify, write_atomic, write_json
-from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
+from phmctl.tasks.base import Autocast, Cost, Rows, Task
 
 TRUTH = "truth.safetensors"  # stored in a run, because another version of torch may draw another map
 EVALUATION_SAMPLES = 1000  # size of the validation and of the test split
@@ -149,7 +150,7 @@ class RuleTask(Task):
         return F.mse_loss(model(batch.inputs), batch.targets, reduction="sum"), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast, processes: Processes) -> dict[str, float]:
         """Return ``loss``, the mean squared error of a number, and ``map_error``, the relative error of H.
 
         Each process computes both, because sharing the work would take longer.

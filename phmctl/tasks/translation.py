@@ -24,8 +24,8 @@ from phmctl.data.rows import clean_line
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics import text as scoring
 from phmctl.metrics.classification import ItemGroup, part_name, parts
-from phmctl.recipe.models import NOTHING, TransformerSection, keys_changing
-from phmctl.recipe.schema import DecodingSection, TranslationRecipe
+from phmctl.recipe.models import NOTHING, TransformerSection
+from phmctl.recipe.schema import DecodingSection, TranslationRecipe, keys_changing
 from phmctl.runs import AUTO
 from phmctl.runs.copies import ADVICE, EXTRAS, load_cleaning, load_tokenizers, read_text
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result

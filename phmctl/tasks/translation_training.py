@@ -15,11 +15,12 @@ from phmctl.data.batches import Batch, collate, lengths_of, plan_by_tokens
 from phmctl.data.prepared import PARALLEL, PreparedData, Split
 from phmctl.metrics.text import bleu, check_tokenizer, usual_tokenizer
 from phmctl.models.transformer import Transformer
+from phmctl.processes import Processes
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import DATA, Run
 from phmctl.runs.copies import EXTRAS, check_same_data, check_same_vocabulary
 from phmctl.storage import write_atomic, write_json
-from phmctl.tasks.base import Autocast, Cost, Rows, Share, Task
+from phmctl.tasks.base import Autocast, Cost, Rows, Task
 
 _LINES = 256  # validation lines that are translated between two checks for a signal
 
@@ -62,7 +63,7 @@ class TranslationTask(Task):
         return loss, batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Autocast, share: Share) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Autocast, processes: Processes) -> dict[str, float]:
         """Return ``loss`` (mean nats a token, not smoothed), ``perplexity`` and, if enabled, greedy ``bleu``."""
         device = next(model.parameters()).device
         split = self.prepared.split("valid")
@@ -70,18 +71,18 @@ class TranslationTask(Task):
         lengths = lengths_of(split)
         # The validation split keeps lines that are longer than a batch of the recipe.
         budget = max(self.recipe.training.batch_tokens, *(int(side.max(initial=0)) for side in lengths))
-        for rows in share.mine(plan_by_tokens(lengths, budget, seed=0, epoch=0, shuffle=False)):
+        for rows in processes.mine(plan_by_tokens(lengths, budget, seed=0, epoch=0, shuffle=False)):
             batch = collate(split, rows).to(device)
             with autocast():
                 _, likelihood = model(batch.source, batch.target[:, :-1], batch.target[:, 1:], 0.0)
             sums[0] += likelihood
             sums[1] += batch.target_tokens
-        nats, tokens = share.total(sums).tolist()
+        nats, tokens = processes.total(sums).tolist()
         loss = nats / tokens
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         if self.recipe.training.validate_bleu:
             with autocast():
-                metrics["bleu"] = self._greedy_bleu(model, split, share)
+                metrics["bleu"] = self._greedy_bleu(model, split, processes)
         return metrics
 
     def score(self, metrics: Mapping[str, float]) -> float:
@@ -116,16 +117,16 @@ class TranslationTask(Task):
         return self.recipe.training.bleu_tokenizer or usual_tokenizer(self.prepared.manifest.get("target_language"))
 
     @silence()  # each validation would warn about the same over-long lines
-    def _greedy_bleu(self, model: nn.Module, split: Split, share: Share) -> float:
+    def _greedy_bleu(self, model: nn.Module, split: Split, processes: Processes) -> float:
         settings = self.recipe.decoding.model_copy(update={"beam": 1})
         engine = BeamEngine(model, next(model.parameters()).device)
         max_tokens = self.recipe.data.max_tokens  # longer lines are truncated, as in `decode`
         translator = Translator(engine, self.prepared.tokenizers, settings, max_tokens=max_tokens)
         lines, references = split.texts
         translations = {}
-        for start in share.mine(range(0, len(lines), _LINES)):
+        for start in processes.mine(range(0, len(lines), _LINES)):
             answers = translator.answer(lines[start : start + _LINES], first=start + 1)
             translations[start] = [text for text, _ in answers]
-        hypotheses = [text for _, texts in sorted(share.merge(translations).items()) for text in texts]
+        hypotheses = [text for _, texts in sorted(processes.merge(translations).items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, references, lowercase=lowercase, tokenize=self._bleu_tokenizer).value

@@ -1,4 +1,4 @@
-"""The optimiser: Adam or AdamW, moments as named tensors, learning rates, and the guard against NaN.
+"""The optimiser: Adam or AdamW, moments as named tensors, and learning rates.
 
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
 (:mod:`phmctl.nn.rates`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
@@ -8,25 +8,19 @@ of a gradient, so A and S need no separate bounds.
 import json
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
 from torch.optim import Adam, AdamW, Optimizer
 
-from phmctl.devices import takes_bfloat16
 from phmctl.errors import RunError
 from phmctl.nn.rates import groups_by_rate, relative_rates
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.storage import read_json_object, saved_steps, write_atomic
-from phmctl.tasks.base import Autocast
 
 RATES = "rates.json"  # file in the run: parameter name -> rate as a multiple of the recipe's
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-# Attention's kernels in training, without cuDNN's: it makes a plan for every new shape.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def build_optimiser(
@@ -115,76 +109,3 @@ def build_schedule(settings: TrainingSection) -> Callable[[int], float]:
     if settings.schedule == "inverse_sqrt":
         return lambda step: peak * min(step / warmup, math.sqrt(warmup / step))
     return lambda step: peak * min(1.0, step / warmup)
-
-
-def build_autocast(device: torch.device, precision: str) -> Autocast:
-    """Return a function that makes the context of a forward pass.
-
-    ``bfloat16`` is torch's autocast, with float32 weights. A device that only emulates bfloat16 computes in float32,
-    with a warning, because emulation is slower.
-    """
-    if precision == "float32" or not takes_bfloat16(device, "training.precision"):
-        return nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-# ------------------------------------------------------------------------------------------------- NaN and infinity
-
-
-class Guard:
-    """Flags on the device that record the first step whose loss or gradient norm is not finite.
-
-    From that step on the fused optimiser skips all updates, so that the weights stay as they were.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.flag = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
-        self._first = torch.zeros((), dtype=torch.float64, device=device)
-
-    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Update the flags with a step's loss and gradient norm, both scalars on the device, without a host sync."""
-        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
-        self._first += bad * (1 - self.flag) * step
-        self.flag.copy_(torch.maximum(self.flag, bad))
-
-    def first_bad_step(self) -> int | None:
-        """Return the first bad step, or None. Waits for the device."""
-        return int(self._first.item()) if self.flag.item() else None
-
-
-def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> tuple[int, str]:
-    """Return the first value that is not finite while `replay` runs a step again and returns the loss.
-
-    The number orders the values of several processes: 0 is a module's output, 1 the loss, 2 a gradient, 3 unknown.
-    """
-    outputs: dict[str, bool] = {}  # whether each module's output is finite, in the order of return
-
-    def is_finite(value: object) -> bool:
-        if isinstance(value, (tuple, list)):
-            return all(map(is_finite, value))
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return bool(torch.isfinite(value).all())
-        return True
-
-    def record(name: str) -> Callable[[nn.Module, object, object], None]:
-        return lambda module, inputs, output: outputs.update({name: outputs.get(name, True) and is_finite(output)})
-
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(record(name or type(module).__name__)))
-    try:
-        loss = replay()
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, finite in outputs.items():
-        if not finite:
-            return 0, f"the output of {name}"
-    if not is_finite(loss):
-        return 1, "the loss (every module's output is finite)"
-    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.grad)]
-    if not bad:
-        return 3, "a value (all are finite when the step is run again)"
-    # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
-    position = {name: index for index, name in enumerate(outputs)}
-    return 2, f"the gradient of {max(bad, key=lambda name: position.get(name.rpartition('.')[0], -1))}"

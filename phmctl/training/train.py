@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,41 +10,41 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from phmctl.console import note, warn
+from phmctl.console import warn
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
-from phmctl.errors import RunError
-from phmctl.recipe.schema import Recipe, TrainingSection
-from phmctl.runs import Run
-from phmctl.runs.find import runs_root
+from phmctl.errors import OutputError, RecipeError, RunError
+from phmctl.processes import Processes, joined, restarts
+from phmctl.recipe.schema import Recipe, TrainingSection, differences, result_changes, training_changes
+from phmctl.runs import RECIPE, Run
+from phmctl.runs.run import ENVIRONMENT, describe_environment, runs_root, write_recipe
 from phmctl.saving import copy_tensors, model_tensors
+from phmctl.signals import StopRequest
 from phmctl.storage import (
     AVERAGE,
-    Checkpoint,
+    MANIFEST,
+    MODEL,
+    MOMENTS,
+    clear,
+    discard,
+    prune,
     read_checkpoint,
     read_manifest,
     read_state,
     saved_steps,
     step_name,
+    step_of,
+    verify_checkpoint,
+    whole_steps,
     write_checkpoint,
+    write_json,
+    writing,
 )
 from phmctl.tasks import trains
 from phmctl.threads import described, threads_of
-from phmctl.training.optimiser import build_schedule
-from phmctl.training.processes import Processes, joined, restarts
 from phmctl.training.progress import summary_writer
-from phmctl.training.signals import StopRequest
-from phmctl.training.start import (
-    Start,
-    averaged_steps,
-    check_resumable,
-    find_start,
-    only_average_left,
-    read_to_resume,
-    reopen,
-    run_to_resume,
-)
-from phmctl.training.trainer import Trainer, TrainingState
+from phmctl.training.start import Start, find_start
+from phmctl.training.trainer import Trainer, TrainingState, update_pointers
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
@@ -99,13 +99,10 @@ def train(
             check_resumable(old, recipe)
         elif resume or restarts():
             old = run_to_resume(root, recipe)
-        if data is None and old is not None:
-            environment = old.environment()
-            for start in reversed([environment, *environment.get("resumed", [])]):
-                folder = start.get("data") if isinstance(start, dict) else None
-                if isinstance(folder, str) and Path(folder).is_dir():
-                    return old, Path(folder)
-        return old, data or data_root()
+        environment = {} if old is None else old.environment()
+        starts = [environment, *environment.get("resumed", [])]
+        folders = [Path(start["data"]) for start in starts if "data" in start and Path(start["data"]).is_dir()]
+        return old, data or (folders[-1] if folders else data_root())
 
     with joined(recipe.training.timeout) as processes:
         old, folder = processes.from_leader(find_run_and_data)
@@ -137,16 +134,7 @@ def train_task(
     processes = processes or Processes()
     settings = recipe.training
 
-    def find_finished() -> tuple[Run, int] | None:
-        last = only_average_left(old, recipe) if old is not None and checkpoint == "last" else None
-        return None if old is None or last is None else (old, last)
-
-    if finished := processes.from_leader(find_finished):
-        run, last = finished
-        if processes.leads and not quiet:
-            note(f"nothing left to train: {run.folder} is at step {last}, of which only the average is left")
-        return TrainingResult(run, last, 0, time.perf_counter() - began, None, None, 0)
-    resumed: Checkpoint | None = None  # in rank 0 alone
+    stored: dict[str, dict[str, Tensor]] | None = None  # the tensors of the checkpoint, in rank 0 alone
     with ExitStack() as stack:
         with processes.agreed():  # before a run is created
             task.check_data()
@@ -160,24 +148,20 @@ def train_task(
             environment = _environment(recipe, device, processes, data, start) if processes.leads else {}
         stop = stack.enter_context(StopRequest(second_ends=not processes.many))
 
-        def open_run() -> tuple[Run, dict[str, Any] | None]:
-            nonlocal resumed
+        def open_run() -> tuple[Run, TrainingState | None]:
+            nonlocal stored
             run = old or Run.create(root, recipe, environment=environment | dict(record or {}), fill=task.furnish)
-            run = replace(run, recipe=recipe)
             stack.enter_context(run.claimed())
-            resumed = None if old is None else read_to_resume(task, old, checkpoint)
-            return Run(run.folder, recipe), None if resumed is None else resumed.state
+            state, stored = (None, None) if old is None else read_to_resume(task, old, checkpoint)
+            return replace(run, recipe=recipe), state
 
-        run, values = processes.from_leader(open_run)
-        state = None if values is None else TrainingState(**values)
+        run, state = processes.from_leader(open_run)
         trainer = Trainer(task, run, device, processes, state=state, quiet=quiet)
-        trainer.begin(resumed, start.tensors if start else None)
-        if start is not None:
-            trainer.progress.say(start.summary())
+        trainer.begin(stored, start.tensors if start else None)
         first = trainer.state.step
 
         def reopen_run() -> bool:
-            remains = old is None or reopen(old, recipe, environment, values, finished=trainer.finished)
+            remains = old is None or reopen(old, recipe, environment, trainer)
             stack.enter_context(run.attempted())
             return remains
 
@@ -252,25 +236,18 @@ def _fit(trainer: Trainer, stop: StopRequest) -> None:
     """Train to the end, or until stopped, and average the last checkpoints if the recipe says so."""
     settings = trainer.settings
 
-    def warn_of_cut_schedule(end: str, steps: int, rate: str = "") -> None:
-        """Say that the training may end, or ended, before the schedule of the learning rate does."""
-        if steps < settings.warmup:
-            warmup = f"the warm-up's {settings.warmup:,}"
-            progress.say(f"{steps:,} steps are fewer than {warmup}; lower training.warmup{rate}")
-        elif settings.schedule == "linear" and settings.patience and (not rate or steps != settings.steps):
-            progress.say(f"training.patience {end} the training before its linear schedule reaches 0{rate}")
-
     with trainer.log, trainer.progress as progress:
         progress.say(_opening(trainer))
-        warn_of_cut_schedule("can end", settings.steps)
+        if settings.steps < settings.warmup:
+            progress.say(f"{settings.steps:,} steps are fewer than the warm-up's {settings.warmup:,}")
+        elif settings.schedule == "linear" and settings.patience:
+            progress.say("training.patience can end the training before the linear schedule reaches 0")
         stopped = trainer.fit(stop)
         step = trainer.state.step
         if stopped:
             progress.say(f"stopped and saved at step {step}; continue with:")
             progress.say(trainer.run.resume_command)
             return
-        rate = build_schedule(settings)(step)
-        warn_of_cut_schedule("ended", step, f"; the learning rate was {rate:.2g} at the end")
         steps = trainer.processes.from_leader(lambda: update_average(trainer)) if settings.average else []
         if not steps:
             return
@@ -320,3 +297,99 @@ def update_average(trainer: Trainer) -> list[int]:
     write_checkpoint(folder / AVERAGE, {"model": averaged}, state, read_manifest(last).get("model"))
     copy_tensors(model_tensors(trainer.model), averaged, folder / AVERAGE)
     return steps
+
+
+# ------------------------------------------------------------------------------------------------- a run is continued
+
+
+def run_to_resume(root: Path, recipe: Recipe) -> Run | None:
+    """Return the newest run that a recipe can resume, with or without a checkpoint, or None."""
+    return next(Run.trained_with(root, recipe, training_changes), None)
+
+
+def check_resumable(run: Run, recipe: Recipe) -> None:
+    """Raise RecipeError, which names the keys, if a recipe cannot resume a run."""
+    changes = training_changes(run.recipe, recipe)
+    if changes:
+        lines = [f"  {key}: {before!r} in the run, {now!r} now\n" for key, (before, now) in changes.items()]
+        raise RecipeError(
+            f"the recipe differs from {run.folder / RECIPE}:\n{''.join(lines)}"
+            "leave these values out, or leave --resume out to start a new run"
+        )
+
+
+def averaged_steps(folder: Path) -> list[int]:
+    """Return the steps that ``average`` was made from, or an empty list if it is missing or damaged."""
+    with suppress(RunError):
+        verify_checkpoint(folder / AVERAGE, ["model"])
+        return list(read_state(folder / AVERAGE)["steps"])
+    return []
+
+
+def read_to_resume(
+    task: "Task", run: Run, name: str = "last"
+) -> tuple[TrainingState, dict[str, dict[str, Tensor]]] | tuple[None, None]:
+    """Return the state and the tensors to resume from, or None for both before the first checkpoint. Raises RunError.
+
+    ``last`` is the newest complete checkpoint. The pointer may be outdated after a kill.
+    """
+    task.check_run(run)
+    folder = run.checkpoints_folder
+    with suppress(OutputError):
+        clear(folder / "*")
+    steps = saved_steps(folder)
+    complete = [step for step in steps if (folder / step_name(step) / MANIFEST).is_file()]
+    averaged = averaged_steps(folder)
+    if averaged and (not steps or (name == "last" and max(complete, default=0) < averaged[-1])):
+        raise RunError(
+            f"{run.folder} is trained to step {averaged[-1]}, and that checkpoint is missing or damaged. The average "
+            f"has weights only; start a new run from it with --init {run.folder}"
+        )
+    if name == "last":
+        if not steps:
+            return None, None
+        if complete:
+            name = step_name(complete[-1])
+    path = run.checkpoint(name)
+    if step_of(path.name) is None:
+        raise RunError(f"{path} contains weights only; resume from last, best or a step")
+    checkpoint = read_checkpoint(path, ["model", MOMENTS])
+    run.check_model(path)
+    return TrainingState.from_json(checkpoint.state, path), checkpoint.tensors
+
+
+def reopen(run: Run, recipe: Recipe, environment: Mapping[str, object], trainer: Trainer) -> bool:
+    """Prepare the folder of a resumed run. Return whether steps or the average may be computed.
+
+    All other checks must have passed, and the caller must have claimed the run. Files of killed processes are removed
+    or restored. If steps remain, later checkpoints and the average are removed, because training writes them again, and
+    the environment gets a record of the resumption. Otherwise the pointers are repaired, and the average may be
+    computed if the recipe gives the results of the run's and the checkpoint is the newest. Raises RunError and
+    OutputError.
+    """
+    record, step = run.environment(), trainer.state.step
+    if not trainer.finished and record.get("teacher_sha256") not in (None, environment.get("teacher_sha256")):
+        raise RunError(f"the teacher of {run.folder} has other weights now; train a new student")
+    folder = run.checkpoints_folder
+    for parent in (run.folder, folder):
+        clear(parent / "*")
+    changes = differences(run.recipe, recipe)
+    if trainer.finished:
+        update_pointers(run, run.recipe.training)
+        return not result_changes(run.recipe, recipe) and saved_steps(folder)[-1:] == [step]
+    with writing(folder):
+        if (folder / AVERAGE).is_dir():
+            discard(folder / AVERAGE, MANIFEST, MODEL)
+    steps = saved_steps(folder)
+    if steps:
+        prune(folder, {saved for saved in steps if saved <= step})
+        run.set_pointer("last", step)
+        best = trainer.state.best_step
+        run.set_pointer("best", best if best in whole_steps(folder) else None)
+    record.setdefault("resumed", []).append(describe_environment(recipe) | dict(environment))
+    if record.get("unmodified") is not None:  # the recipe file's values of keys that options changed
+        record["unmodified"] = {key: before for key, (before, _) in changes.items()} | record["unmodified"]
+    write_json(run.folder / ENVIRONMENT, record)
+    if changes:  # otherwise the user's comments stay
+        write_recipe(run.folder, recipe)
+    return True

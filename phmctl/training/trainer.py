@@ -6,30 +6,31 @@ position, rank and number of processes, so that checkpoints contain no generator
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from phmctl.data.batches import RandomNumbers
+from phmctl.data.batches import BatchStream, parts_of, seed_dropout
+from phmctl.devices import takes_bfloat16
 from phmctl.errors import NonFiniteError, PhmctlError, RunError, lack_of_memory
 from phmctl.nn.convert import to_dense
 from phmctl.nn.step import Leaves
+from phmctl.processes import Processes, ValidationStoppedError
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
 from phmctl.saving import copy_tensors, model_tensors
+from phmctl.signals import StopRequest
 from phmctl.storage import (
     FORMAT,
     MOMENTS,
-    Checkpoint,
     prune,
     read_state,
     saved_steps,
@@ -38,63 +39,50 @@ from phmctl.storage import (
     write_checkpoint,
 )
 from phmctl.training.optimiser import (
-    ATTENTION,
-    Guard,
-    build_autocast,
     build_optimiser,
     build_schedule,
     choose_rates,
-    find_non_finite,
     optimiser_tensors,
     prepare_moments,
     set_learning_rate,
 )
-from phmctl.training.processes import Processes, ValidationStoppedError
 from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
-from phmctl.training.signals import StopRequest
 
 if TYPE_CHECKING:
-    from phmctl.tasks.base import Rows, Task
+    from phmctl.tasks.base import Autocast, Rows, Task
 
-_DROPOUT = 1  # separates dropout's random numbers from the batch order's, which use the same seed
+# Attention's kernels in training, without cuDNN's: it makes a plan for every new shape.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TIMED_STEPS = 5  # steps after which the time of the training is estimated
 
 
-_Count = Annotated[int, Field(ge=0)]
-
-
-class TrainingState(BaseModel):
+@dataclass
+class TrainingState:
     """The counters of a training. They contain no clock time: equal trainings have equal checkpoints."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    step: _Count = 0  # optimiser steps done
-    epoch: _Count = 0  # epoch of the next batch
-    position: _Count = 0  # place of the next batch in the epoch
-    validated: _Count = 0  # step of the newest validation
+    step: int = 0  # optimiser steps done
+    epoch: int = 0  # epoch of the next batch
+    position: int = 0  # place of the next batch in the epoch
+    validated: int = 0  # step of the newest validation
     best_score: float | None = None  # higher is better
     best_loss: float | None = None  # validation loss at the best score
-    best_step: _Count | None = None
-    stale: _Count = 0  # validations since the best one
-    target_tokens: _Count = 0  # trained on since step 1
+    best_step: int | None = None
+    stale: int = 0  # validations since the best one
+    target_tokens: int = 0  # trained on since step 1
     # Since the newest log line:
     window_loss: float = 0.0  # sum
-    window_target_tokens: _Count = 0
-    format: _Count = FORMAT  # changes with the order of batches, on which `position` depends
+    window_target_tokens: int = 0
+    format: int = FORMAT  # changes with the order of batches, on which `position` depends
 
     @classmethod
-    def from_json(cls, values: Mapping[str, object], checkpoint: Path) -> Self:
+    def from_json(cls, values: Mapping[str, Any], checkpoint: Path) -> Self:
         """Return the state that a checkpoint stores, without unknown keys. Raises RunError if it cannot be resumed."""
         if values.get("format") != FORMAT:
             raise RunError(
                 f"{checkpoint} has format {values.get('format')!r}, and this phmctl resumes format {FORMAT}: "
                 "decode with it, or train again"
             )
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            key = error.errors()[0]["loc"][0]
-            raise RunError(f"{checkpoint} cannot be resumed: {key} in state.json is damaged") from None
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
     def note_score(self, score: float, loss: float, least_score: float = -math.inf) -> bool:
         """Count a validation and return whether it is the best so far: by score, and by loss if scores are equal.
@@ -139,62 +127,74 @@ def update_pointers(run: Run, settings: TrainingSection) -> None:
     prune(folder, kept)
 
 
-class BatchStream:
-    """Yields the rows of micro-batches, beginning at an epoch and position. The attributes name the next batch."""
+def build_autocast(device: torch.device, precision: str) -> "Autocast":
+    """Return a function that makes the context of a forward pass.
 
-    def __init__(self, task: "Task", epoch: int = 0, position: int = 0) -> None:
-        self._task = task
-        self.epoch = epoch
-        self.position = position
-        self._plan = task.plan(epoch)
-
-    def next(self, count: int) -> list["Rows"]:
-        """Return the rows of the next `count` micro-batches, which may belong to two epochs."""
-        rows = []
-        for _ in range(count):
-            if self.position >= len(self._plan):
-                self.epoch, self.position = self.epoch + 1, 0
-                self._plan = self._task.plan(self.epoch)
-            rows.append(self._plan[self.position])
-            self.position += 1
-        return rows
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows of one forward and backward pass of a process."""
-
-    micro_batch: int  # number in the step, from 0
-    piece: int  # number in the micro-batch, from 0
-    rows: "Rows"  # rows of the training split
-    counts: bool = True  # False for a process without rows, which only takes part in the exchange of gradients
-
-
-def parts_of(plan: Sequence["Rows"], rank: int, processes: int) -> list[Part]:
-    """Return the parts of a step that process `rank` computes, from the rows of the step's micro-batches.
-
-    Process r of W gets parts r, r + W, … A part is a micro-batch. Only if there are fewer micro-batches than processes,
-    each is divided into k pieces, so that all processes get equally many parts. (Dividing changes dropout.) The rows of
-    a micro-batch are sorted by length: a piece takes every k-th row, so that all pieces cost the same.
+    ``bfloat16`` is torch's autocast, with float32 weights. A device that only emulates bfloat16 computes in float32,
+    with a warning, because emulation is slower.
     """
-    pieces = 1 if len(plan) >= processes else processes // math.gcd(len(plan), processes)
-    parts = []
-    for micro_batch, rows in enumerate(plan):
-        parts += [Part(micro_batch, piece, rows[piece::pieces]) for piece in range(pieces)]
-    process_parts = [part for part in parts[rank::processes] if len(part.rows)]
-    return process_parts or [Part(0, 0, plan[0][:1], counts=False)]
+    if precision == "float32" or not takes_bfloat16(device, "training.precision"):
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
-    """Seed torch's generators for the forward pass of a part by seed, step, micro-batch and piece, without waiting.
+class Guard:
+    """Flags on the device that record the first step whose loss or gradient norm is not finite.
 
-    A resumed step, a repeated step and the same step on another number of processes draw the same numbers.
+    From that step on the fused optimiser skips all updates, so that the weights stay as they were.
     """
-    numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
-    part_seed = int(numbers.words(1)[0])
-    torch.default_generator.manual_seed(part_seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(part_seed)
+
+    def __init__(self, device: torch.device) -> None:
+        self.flag = torch.zeros((), dtype=torch.float32, device=device)  # 1 from the first bad step on
+        self._first = torch.zeros((), dtype=torch.float64, device=device)
+
+    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Update the flags with a step's loss and gradient norm, both scalars on the device, without a host sync."""
+        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).to(torch.float32)
+        self._first += bad * (1 - self.flag) * step
+        self.flag.copy_(torch.maximum(self.flag, bad))
+
+    def first_bad_step(self) -> int | None:
+        """Return the first bad step, or None. Waits for the device."""
+        return int(self._first.item()) if self.flag.item() else None
+
+
+def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> tuple[int, str]:
+    """Return the first value that is not finite while `replay` runs a step again and returns the loss.
+
+    The number orders the values of several processes: 0 is a module's output, 1 the loss, 2 a gradient, 3 unknown.
+    """
+    outputs: dict[str, bool] = {}  # whether each module's output is finite, in the order of return
+
+    def is_finite(value: object) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(map(is_finite, value))
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return bool(torch.isfinite(value).all())
+        return True
+
+    def record(name: str) -> Callable[[nn.Module, object, object], None]:
+        return lambda module, inputs, output: outputs.update({name: outputs.get(name, True) and is_finite(output)})
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(record(name or type(module).__name__)))
+    try:
+        loss = replay()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, finite in outputs.items():
+        if not finite:
+            return 0, f"the output of {name}"
+    if not is_finite(loss):
+        return 1, "the loss (every module's output is finite)"
+    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.grad)]
+    if not bad:
+        return 3, "a value (all are finite when the step is run again)"
+    # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
+    position = {name: index for index, name in enumerate(outputs)}
+    return 2, f"the gradient of {max(bad, key=lambda name: position.get(name.rpartition('.')[0], -1))}"
 
 
 class Trainer:
@@ -233,18 +233,20 @@ class Trainer:
         self._schedule = build_schedule(self.settings)
         self._autocast = build_autocast(device, self.settings.precision)
         self._leaves = Leaves(self.model)
-        self._stream = BatchStream(task, self.state.epoch, self.state.position)
+        self._stream = BatchStream(task.plan, self.state.epoch, self.state.position)
         self._guard = Guard(device)
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
         self._step_starts: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check
         self._throughput = Throughput(self.log.seconds)
 
-    def begin(self, checkpoint: Checkpoint | None = None, initial: Mapping[str, Tensor] | None = None) -> None:
+    def begin(
+        self, stored: Mapping[str, Mapping[str, Tensor]] | None = None, initial: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Give all processes the model and optimiser of rank 0's checkpoint, or the start of a training.
 
-        A model that starts has random tensors, except for the tensors `initial`. Raises RunError if the checkpoint or
-        the rates that the run stores do not fit the model.
+        `stored` has a checkpoint's groups of tensors. A model that starts has random tensors, except for the tensors
+        `initial`. Raises RunError if the checkpoint or the rates that the run stores do not fit the model.
         """
         tensors = model_tensors(self.model)
         folder = self.run.checkpoints_folder
@@ -253,8 +255,8 @@ class Trainer:
             for name, tensor in (initial or {}).items():
                 tensors[name].copy_(tensor)
             rates = choose_rates(self.model, self.settings, self.run)
-            if checkpoint is not None:
-                copy_tensors(tensors, checkpoint.tensors["model"], folder)
+            if stored is not None:
+                copy_tensors(tensors, stored["model"], folder)
             return rates
 
         rates = self.processes.from_leader(load)
@@ -264,8 +266,8 @@ class Trainer:
         if not self._unsaved:
             moments = prepare_moments(self.optimiser, self.model)
             with self.processes.agreed():
-                if checkpoint is not None:
-                    copy_tensors(moments, checkpoint.tensors[MOMENTS], folder)
+                if stored is not None:
+                    copy_tensors(moments, stored[MOMENTS], folder)
             self.processes.broadcast_tensors(moments.values())
         self.processes.broadcast_tensors(tensors.values())
         if self.settings.compile:
@@ -447,7 +449,7 @@ class Trainer:
                 moments = prepare_moments(self.optimiser, self.model)  # Adam creates them in step 1
             tensors = {"model": model_tensors(self.model), MOMENTS: moments}
             folder = self.run.checkpoints_folder / step_name(self.state.step)
-            write_checkpoint(folder, tensors, self.state.model_dump(), self.run.recipe.model.model_dump(mode="json"))
+            write_checkpoint(folder, tensors, asdict(self.state), self.run.recipe.model.model_dump(mode="json"))
             update_pointers(self.run, self.settings)
 
         with self._throughput.paused():
@@ -466,7 +468,7 @@ class Trainer:
             return
         epoch, position = self._step_starts[bad]
         self.optimiser.zero_grad(set_to_none=True)
-        plan = BatchStream(self.task, epoch, position).next(self.settings.accumulate)
+        plan = BatchStream(self.task.plan, epoch, position).next(self.settings.accumulate)
         items = sum(self.task.cost(rows).items for rows in plan)
         non_finite = find_non_finite(self.model, lambda: self._gradients(bad, plan, items, repeated=True))
         values = self.processes.gather(non_finite)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from phmctl.errors import RecipeError
-from phmctl.recipe import flatten
 from phmctl.recipe.documents import parse_document
 from phmctl.recipe.loading import dump_recipe, validate_recipe
+from phmctl.recipe.schema import flatten
 from phmctl.runs import Run
 from phmctl.runs.run import write_recipe
 from phmctl.runs.summary import summarise

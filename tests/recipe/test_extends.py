@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from phmctl.errors import RecipeError
-from phmctl.recipe.loading import differences, load_recipe, resolve
+from phmctl.recipe.loading import load_recipe, resolve
+from phmctl.recipe.schema import differences
 
 OWN = "name: mine\nextends: miniature\nmodel:\n  heads: 8\n"
 

@@ -27,7 +27,6 @@ def refusal(text: str, *overrides: str) -> str:
         ("name: &a [1]\ntask: *a", "r.yaml:1: .*aliases"),
         ("a: &a [*a]", "r.yaml:1: "),
         ("a: " + "[" * 60_000 + "]" * 60_000, "r.yaml: .*50 levels"),
-        ("#" * 140_000, "r.yaml: .*131,072"),
         ('a: "\\U00110000"', "r.yaml"),  # accepted by YAML but not by Python
         ("? [{a: b}]\n: c", "r.yaml"),
         ("training: {steps: !!python/name:os.system x}", "r.yaml:1: .*tag"),
@@ -35,11 +34,6 @@ def refusal(text: str, *overrides: str) -> str:
 )
 def test_a_hostile_document_is_refused(text: str, place: str) -> None:
     assert re.match(place, refusal(text))
-
-
-def test_a_file_of_unknown_keys_is_refused() -> None:
-    problems = refusal("".join(f"k{n}: 1\n" for n in range(4_000))).split("\n")
-    assert (len(problems), problems[-1]) == (101, "... and more")
 
 
 @pytest.mark.parametrize(

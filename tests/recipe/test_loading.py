@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import numpy
 import pytest
-import yaml
 
 from phmctl.errors import RecipeError
-from phmctl.recipe.loading import common_overrides, differences, dump_recipe, load_recipe, resolve
+from phmctl.recipe.loading import common_overrides, dump_recipe, load_recipe
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
+from phmctl.recipe.schema import differences
 from tests.recipe.parsing import parse_recipe
 
 MINIMAL = """\
@@ -89,13 +88,6 @@ def test_common_overrides() -> None:
         "training:", "  algebra: phm\n  n: 4\n  parametrization: factors\n  rank: 4\n  execution: rank\ntraining:"
     )
     assert parse_recipe(ranked, common_overrides(n=1)).model.algebra == "real"
-
-
-def test_numbers_of_numpy() -> None:
-    options = common_overrides(n=numpy.int64(4), seed=numpy.uint8(3), steps=numpy.array(7))
-    recipe = resolve({**yaml.safe_load(MINIMAL), "format": 1}, options, {"training.clip": numpy.float32(0.5)})
-    assert (recipe.model.n, recipe.training.seed, recipe.training.steps, recipe.training.clip) == (4, 3, 7, 0.5)
-    assert type(recipe.model.n) is int
 
 
 def test_a_model_trained_by_rank() -> None:

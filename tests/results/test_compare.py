@@ -238,7 +238,7 @@ def test_the_baseline_is_a_variant_or_a_run(root: Path) -> None:
 
 def test_a_finished_run_represents_its_seed_and_an_ambiguous_baseline_is_refused(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, settings=(*REAL, f"model.dropout=0.{seed}"), seed=seed) for seed in (1, 3, 3)]
-    (runs[2].folder / "attempt.json").write_text('{"error": "it failed"}')
+    (runs[2].folder / "failure.json").write_text('{"error": "it failed"}')
     comparison = compare_runs([str(tmp_path)])
     members = [member for variant in comparison.variants for member in variant.runs]
     assert [member.run.folder for member in members] == [run.folder for run in runs[:2]]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from phmctl.errors import OutputError, RunError, WriteFailedError
+from phmctl.recipe.schema import differences
 from phmctl.runs import Run
-from phmctl.runs.find import read_tag, runs_root
+from phmctl.runs.run import read_tag, runs_root
 from phmctl.storage import write_checkpoint
 from tests.calls import call
 from tests.training.fake import make_recipe
@@ -77,9 +78,12 @@ def test_a_start_that_failed_does_not_hide_the_run_before(
     for path in (tmp_path / "fake/phm-n4", tmp_path / "fake"):
         assert Run.open(path).folder == trained.folder
         assert capsys.readouterr().err.startswith(str(failed.folder))
-    assert [run.folder for run in Run.trained_with(tmp_path, make_recipe(), ())] == [failed.folder, trained.folder]
+    assert [run.folder for run in Run.trained_with(tmp_path, make_recipe(), differences)] == [
+        failed.folder,
+        trained.folder,
+    ]
     (failed.folder.parent / "v009").mkdir()  # no complete run
-    assert len(list(Run.trained_with(tmp_path, make_recipe(), ()))) == 2
+    assert len(list(Run.trained_with(tmp_path, make_recipe(), differences))) == 2
     assert Run.open(failed.folder).folder == failed.folder
 
 

@@ -11,6 +11,7 @@ import torch
 from phmctl.algebra.alignment import change_basis
 from phmctl.algebra.kronecker import fixed_rule
 from phmctl.errors import RunError, UserError
+from phmctl.processes import Processes
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
 from phmctl.runs import Run
@@ -28,7 +29,6 @@ from phmctl.tasks.rule_training import (
     evaluate_rule,
     read_truth,
 )
-from phmctl.training.processes import Processes
 from phmctl.training.train import train_task
 from tests.calls import call
 from tests.data.helpers import flip

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from phmctl.processes import Processes
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import ParallelSection, TranslationRecipe, TranslationTraining
-from phmctl.tasks.base import Cost, Rows, Share, Task
+from phmctl.tasks.base import Cost, Rows, Task
 
 BATCHES_PER_EPOCH = 7
 
@@ -106,7 +107,7 @@ class FakeTask(Task):
         return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum"), batch.target_tokens
 
     @torch.no_grad()
-    def validate(self, model: nn.Module, autocast: Any, share: Share) -> dict[str, float]:
+    def validate(self, model: nn.Module, autocast: Any, processes: Processes) -> dict[str, float]:
         self.validations += 1
         batch = self.make(999_999, 64)
         return {"loss": F.cross_entropy(model(batch.inputs), batch.labels).item()}

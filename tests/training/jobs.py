@@ -25,14 +25,14 @@ import phmctl
 from phmctl import PHMLinear
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
+from phmctl.processes import Processes, joined
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
 from phmctl.storage import read_checkpoint
 from phmctl.tasks.base import Rows
-from phmctl.tasks.classification_training import ClassificationTask, Classifier
+from phmctl.tasks.classification_training import ClassificationTask
 from phmctl.tasks.translation_training import TranslationTask
-from phmctl.training.processes import Processes, joined
 from phmctl.training.train import train_task
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
@@ -122,7 +122,7 @@ def wrapped(processes: Processes, **options: Any) -> tuple[torch.Tensor, torch.T
 class DoubleClassification(ClassificationTask):
     """A classifier in float64."""
 
-    def build_model(self, device: torch.device | str | None = None) -> Classifier:
+    def build_model(self, device: torch.device | str | None = None) -> nn.Module:
         return super().build_model(device).double()
 
 

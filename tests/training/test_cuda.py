@@ -11,9 +11,9 @@ from phmctl.data.prepared import PreparedData
 from phmctl.errors import NonFiniteError
 from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
+from phmctl.signals import StopRequest
 from phmctl.storage import read_checkpoint
 from phmctl.tasks.translation_training import TranslationTask
-from phmctl.training.signals import StopRequest
 from phmctl.training.trainer import Trainer
 from tests.training.conftest import Fit
 from tests.training.copying import copying_recipe

@@ -11,8 +11,7 @@ import torch
 from phmctl.errors import OutputError, RunError
 from phmctl.runs import Run
 from phmctl.storage import MANIFEST, read_checkpoint, read_manifest, seal, step_name
-from phmctl.training.start import averaged_steps
-from phmctl.training.train import train_task
+from phmctl.training.train import averaged_steps, train_task
 from tests.data.helpers import files_below, flip
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe

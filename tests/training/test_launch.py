@@ -15,7 +15,7 @@ import pytest
 from phmctl.console import silence
 from phmctl.errors import UserError
 from phmctl.runs import Run
-from phmctl.training.signals import StopRequest
+from phmctl.signals import StopRequest
 from tests.calls import call
 from tests.training.jobs import ROOT
 

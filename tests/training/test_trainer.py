@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from phmctl.data.batches import collate
+from phmctl.data.batches import BatchStream, Part, collate, parts_of, seed_dropout
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import NonFiniteError, PhmctlError
 from phmctl.recipe.schema import Recipe
@@ -19,9 +19,9 @@ from phmctl.runs import Run
 from phmctl.runs.results import read_metrics
 from phmctl.storage import read_checkpoint, saved_steps
 from phmctl.tasks.base import Task
-from phmctl.training.optimiser import Guard, build_optimiser, find_non_finite
+from phmctl.training.optimiser import build_optimiser
 from phmctl.training.train import train_task
-from phmctl.training.trainer import BatchStream, Part, Trainer, parts_of, seed_dropout
+from phmctl.training.trainer import Guard, Trainer, find_non_finite
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
 from tests.training.jobs import DoubleTask
@@ -33,9 +33,9 @@ CPU = torch.device("cpu")
 
 @given(before=st.integers(0, 20), after=st.integers(1, 10))
 def test_a_stream_goes_on_from_any_position(before: int, after: int) -> None:
-    stream = BatchStream(FakeTask())
+    stream = BatchStream(FakeTask().plan)
     stream.next(before)
-    resumed = BatchStream(FakeTask(), stream.epoch, stream.position)
+    resumed = BatchStream(FakeTask().plan, stream.epoch, stream.position)
     assert [rows.tolist() for rows in resumed.next(after)] == [rows.tolist() for rows in stream.next(after)]
     assert (resumed.epoch, resumed.position) == (stream.epoch, stream.position)
 

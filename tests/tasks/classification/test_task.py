@@ -12,11 +12,11 @@ from phmctl.data import PAD
 from phmctl.data.batches import collate
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError, DimensionError, RunError
+from phmctl.processes import Processes
 from phmctl.recipe.schema import ClassificationRecipe
 from phmctl.runs import Run
 from phmctl.storage import read_checkpoint, write_json
 from phmctl.tasks.classification_training import ClassificationTask
-from phmctl.training.processes import Processes
 from phmctl.training.train import train, train_task
 from tests.data.helpers import prepare_tables
 

@@ -20,11 +20,11 @@ from phmctl.data.prepared import PreparedData
 from phmctl.data.tokenizer import Tokenizer, TokenizerPair
 from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics.text import CorpusScore
+from phmctl.processes import Processes
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from phmctl.storage import write_json
 from phmctl.tasks.translation_training import TranslationTask
-from phmctl.training.processes import Processes
 from phmctl.training.train import train_task
 from tests.calls import call
 from tests.data.helpers import flip

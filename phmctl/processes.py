@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from phmctl.console import silence
 from phmctl.devices import World, pick_device, world
 from phmctl.errors import PhmctlError, RecipeError
-from phmctl.training.signals import StopRequest
+from phmctl.signals import StopRequest
 
 T = TypeVar("T")
 
