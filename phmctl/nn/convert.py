@@ -26,6 +26,7 @@ from phmctl.errors import PhmctlError, UserError, check_known
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
+from phmctl.nn.moments import input_moments
 from phmctl.nn.parametrization import STRUCTURES, Kronecker, attach, is_computed, numbers_of_share, restore
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -150,7 +151,7 @@ def convert(
     }
     before = _parameter_count(model)
     size = {"n": order, "algebra": algebra, "share": share, "structure": structure}
-    moments = {} if inputs is None else _moments(model, selected.values(), inputs)
+    moments = {} if inputs is None else input_moments(model, selected.values(), inputs)
     converter = _Converter(model, list(selected.values()), size, moments, takes_frozen=select is not None)
     # Tables come first, those with a padding row before the others: maps with the same weight keep the table's rows.
     ranks = {
@@ -330,39 +331,6 @@ class _Converter:
                     restore(owner, key, weight)
             return str(problem)
         return None
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Return the output of a model for a tensor, a tuple of arguments or a dict of them."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
-
-
-def _moments(model: nn.Module, modules: Iterable[nn.Module], batches: Iterable[Any]) -> dict[nn.Module, Tensor]:
-    """Return the second moments of the inputs of each linear map (d, d), and the reads of each row of a table (k,)."""
-    moments: dict[nn.Module, Tensor] = {}
-
-    def add(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        if isinstance(module, nn.Linear):
-            x = arguments[0].detach().double().flatten(0, -2)  # (positions, d)
-            found = x.mT @ x
-        else:
-            found = torch.bincount(arguments[0].flatten(), minlength=len(module.weight)).double()  # type: ignore[arg-type]
-        moments[module] = moments[module] + found if module in moments else found
-
-    modes = {module: module.training for module in model.modules()}
-    hooks = [part.register_forward_pre_hook(add) for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
-    model.eval()
-    try:
-        for batch in batches:
-            call(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
-    return moments
 
 
 def _kronecker(

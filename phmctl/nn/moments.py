@@ -1,0 +1,40 @@
+"""Second moments of the inputs of a model's layers."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Return the output of a model for a tensor, a tuple of arguments or a dict of them."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def input_moments(model: nn.Module, modules: Iterable[nn.Module], batches: Iterable[Any]) -> dict[nn.Module, Tensor]:
+    """Return the second moments of the inputs of each linear map (d, d), and the reads of each row of a table (k,)."""
+    moments: dict[nn.Module, Tensor] = {}
+
+    def add(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if isinstance(module, nn.Linear):
+            x = arguments[0].detach().double().flatten(0, -2)  # (positions, d)
+            found = x.mT @ x
+        else:
+            found = torch.bincount(arguments[0].flatten(), minlength=len(module.weight)).double()  # type: ignore[arg-type]
+        moments[module] = moments[module] + found if module in moments else found
+
+    modes = {module: module.training for module in model.modules()}
+    hooks = [part.register_forward_pre_hook(add) for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
+    model.eval()
+    try:
+        for batch in batches:
+            call(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return moments
