@@ -1,0 +1,154 @@
+"""Shrink all-MiniLM-L6-v2, or another BERT for sentences, to a few megabytes (docs/shrink.md).
+
+    pip install 'phmctl[huggingface,onnx]'
+    python examples/minilm.py --text sentences.txt.gz --sts sts-dev.csv
+
+The texts are 100,000 sentences of any source, one a line, without labels. The model becomes products of low rank that
+learn to embed as it does. `minilm-small` gets them with 4 bits a number: `model.safetensors` for ``phmctl.load_into``,
+and `model.onnx`. The first result takes half an hour of a core, and the best one hours (``--steps 20000``). The same
+command continues a run that was killed.
+"""
+
+import argparse
+import gzip
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoTokenizer, BertModel
+
+import phmctl
+
+LENGTH, BATCH, WINDOW = 128, 32, 40  # tokens of a text, texts of a batch, batches that are sorted by length together
+
+
+def embed(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
+    """Return the normalised means of a BERT's states (batch, width)."""
+    states = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1).to(states)
+    return F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+
+
+def padded(texts: Sequence[list[int]]) -> dict[str, Tensor]:
+    """Return lists of ids as a batch, with zeros behind shorter lists."""
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+    lengths = torch.tensor([len(text) for text in texts])
+    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+
+
+def batches(texts: list[list[int]], seed: int) -> Iterator[dict[str, Tensor]]:
+    """Yield random batches without end. Texts of a batch are about equally long, which saves padding."""
+    generator = random.Random(seed)
+    while True:
+        window = sorted(generator.sample(texts, min(len(texts), BATCH * WINDOW)), key=len)
+        groups = [window[start : start + BATCH] for start in range(0, len(window), BATCH)]
+        generator.shuffle(groups)
+        yield from map(padded, groups)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Return the rank of each value, up to a constant. Equal values get the mean of their ranks."""
+    _, places, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - counts / 2)[places]
+
+
+@torch.no_grad()
+def spearman(model: nn.Module, pairs: list[tuple[float, list[int], list[int]]]) -> float:
+    """Return Spearman's correlation × 100 of the cosines of pairs and the scores that people gave."""
+    model.eval()
+    groups = [zip(*pairs[start : start + BATCH], strict=True) for start in range(0, len(pairs), BATCH)]
+    cosines = [(embed(model, padded(left)) * embed(model, padded(right))).sum(1) for _, left, right in groups]
+    both = [ranks(torch.cat(cosines)), ranks(torch.tensor([score for score, _, _ in pairs]))]
+    return 100 * torch.corrcoef(torch.stack(both))[0, 1].item()
+
+
+class Rounded(nn.Module):
+    """The embeddings of a model whose matrices stay packed as in a file of phmctl.save, for a small ONNX file."""
+
+    def __init__(self, model: nn.Module, path: Path) -> None:
+        super().__init__()
+        self.model = model
+        self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        for name, tensor in load_file(path).items():
+            self.register_buffer(name.replace(".", "/"), tensor)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the embeddings (batch, width). A byte has two numbers, from 1 to 15, and a row has a scale."""
+        weights = {}
+        for name, shape in self.shapes.items():
+            stored = self.get_buffer(name.replace(".", "/"))
+            if stored.dtype == torch.uint8:
+                scale = self.get_buffer(f"{name}.scale".replace(".", "/"))
+                high = (stored.float() / 16).floor()
+                numbers = torch.stack([stored - 16 * high, high], -1).flatten(-2) - 8
+                stored = (numbers[..., : shape.numel() // scale.numel()] * scale).reshape(shape)
+            weights[name] = stored
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return embed(lambda **inputs: torch.func.functional_call(self.model, weights, kwargs=inputs), batch)
+
+
+def write_onnx(model: nn.Module, folder: Path) -> None:
+    """Write model.onnx of a model that was saved into a folder. Onnxruntime unpacks the numbers when it opens it."""
+    batch, graph = padded([[0] * 4, [0] * 2]), Rounded(model, folder / "model.safetensors").eval()
+    axes, names = {name: {0: "batch", 1: "length"} for name in batch}, ["sentence_embedding"]
+    options: Any = {"kwargs": batch, "dynamic_shapes": axes, "output_names": names, "verbose": False}
+    program: Any = torch.onnx.export(graph, (), dynamo=True, optimize=False, **options)
+    for node in program.model.graph:
+        node.metadata_props.clear()  # half of the file: the places in Python
+    program.save(folder / "model.onnx")
+
+
+def main() -> None:
+    """Convert, heal, save and measure."""
+    parser = argparse.ArgumentParser(description="Shrink a BERT for sentences.")
+    parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2", help="folder or name on the hub")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="one sentence a line, also .gz")
+    parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
+    for name, value in (("steps", 3000), ("lr", 1e-3), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--sts", type=Path, help="csv of the STS benchmark, for the table")
+    parser.add_argument("--output", type=Path, default=Path("minilm-small"))
+    options = parser.parse_args()
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.model).backend_tokenizer
+    tokenizer.no_padding(), tokenizer.enable_truncation(LENGTH)
+    texts = []
+    for path in options.text:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            texts += [encoding.ids for encoding in tokenizer.encode_batch(file.read().splitlines())]
+    pairs = []
+    if options.sts is not None:
+        rows = [line.split("\t") for line in options.sts.read_text(encoding="utf-8").splitlines()]
+        pairs = [(float(row[4]), *(tokenizer.encode(text).ids for text in row[5:7])) for row in rows]
+
+    def build() -> nn.Module:
+        settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "add_pooling_layer": False}
+        return BertModel.from_pretrained(options.model, **settings).eval()
+
+    def show(name: str, model: nn.Module, file: str | None = None) -> None:
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        size = 4 * numbers if file is None else (options.output / file).stat().st_size
+        print(f"{name:20} {size:12,} bytes", f"{spearman(model, pairs):6.2f}" if pairs else "")
+
+    teacher = build()
+    student, _ = phmctl.convert(teacher, share=options.share)
+    show("dense", teacher)
+    show("converted", student)
+    healing = options.output / "healing"  # the state, from which the same command continues
+    inputs = batches(texts, options.seed)
+    phmctl.heal(student, teacher, inputs, steps=options.steps, lr=options.lr, output=embed, folder=healing)
+    show("healed", student)
+    phmctl.save(student, options.output, quantize="int4")
+    show("healed, 4 bits", phmctl.load_into(build(), options.output), "model.safetensors")
+    tokenizer.save(str(options.output / "tokenizer.json"))
+    write_onnx(student, options.output)
+    shutil.rmtree(healing)
+
+
+if __name__ == "__main__":
+    main()
