@@ -14,6 +14,8 @@ import gzip
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from transformers import AutoTokenizer, BertModel
 
 import phmctl
 
-LENGTH, BATCH, WINDOW = 128, 32, 40  # tokens of a text, texts of a batch, batches that are sorted by length together
+LENGTH, BATCH = 128, 32  # tokens of a text, texts of a batch
+WINDOW, CALIBRATION = 40, 64  # batches that are sorted by length together, batches for the conversion
 
 
 def embed(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
@@ -121,33 +124,29 @@ def main() -> None:
     for path in options.text:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             texts += [encoding.ids for encoding in tokenizer.encode_batch(file.read().splitlines())]
-    pairs = []
-    if options.sts is not None:
-        rows = [line.split("\t") for line in options.sts.read_text(encoding="utf-8").splitlines()]
-        pairs = [(float(row[4]), *(tokenizer.encode(text).ids for text in row[5:7])) for row in rows]
-
-    def build() -> nn.Module:
-        settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "add_pooling_layer": False}
-        return BertModel.from_pretrained(options.model, **settings).eval()
+    rows = [line.split("\t") for line in options.sts.open(encoding="utf-8")] if options.sts else []
+    pairs = [(float(row[4]), *(tokenizer.encode(text).ids for text in row[5:7])) for row in rows]
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "add_pooling_layer": False}
+    build = partial(BertModel.from_pretrained, options.model, **settings)
 
     def show(name: str, model: nn.Module, file: str | None = None) -> None:
         numbers = sum(parameter.numel() for parameter in model.parameters())
-        size = 4 * numbers if file is None else (options.output / file).stat().st_size
+        size = (options.output / file).stat().st_size if file else 4 * numbers
         print(f"{name:20} {size:12,} bytes", f"{spearman(model, pairs):6.2f}" if pairs else "")
 
     teacher = build()
-    student, _ = phmctl.convert(teacher, share=options.share)
+    student, _ = phmctl.convert(teacher, share=options.share, inputs=islice(batches(texts, options.seed), CALIBRATION))
     show("dense", teacher)
     show("converted", student)
-    healing = options.output / "healing"  # the state, from which the same command continues
-    inputs = batches(texts, options.seed)
-    phmctl.heal(student, teacher, inputs, steps=options.steps, lr=options.lr, output=embed, folder=healing)
+    # The folder has the state, from which the same command continues.
+    training: Any = {"steps": options.steps, "lr": options.lr, "quantize": "int4", "folder": options.output / "healing"}
+    phmctl.heal(student, teacher, batches(texts, options.seed), output=embed, **training)
     show("healed", student)
     phmctl.save(student, options.output, quantize="int4")
     show("healed, 4 bits", phmctl.load_into(build(), options.output), "model.safetensors")
     tokenizer.save(str(options.output / "tokenizer.json"))
     write_onnx(student, options.output)
-    shutil.rmtree(healing)
+    shutil.rmtree(training["folder"])
 
 
 if __name__ == "__main__":
