@@ -125,12 +125,15 @@ def test_resuming_does_not_begin_again(tiny_run: Run, miniature_data: Path, tmp_
     """The source may be gone by then; what it was is still noted."""
     source = tmp_path / "source"
     shutil.copytree(tiny_run.folder, source)
-    first = train(changed(source), data=miniature_data, runs=tmp_path, quiet=True).run
+    constant = "training.schedule=inverse_sqrt"  # more steps change no rate
+    first = train(changed(source, constant), data=miniature_data, runs=tmp_path, quiet=True).run
     shutil.rmtree(source)
-    second = train(changed(source, "training.steps=2"), data=miniature_data, runs=tmp_path, resume=True, quiet=True)
+    second = train(
+        changed(source, constant, "training.steps=2"), data=miniature_data, runs=tmp_path, resume=True, quiet=True
+    )
     assert (second.run.folder, second.steps) == (first.folder, 2)
     assert second.run.environment()["initialised_from"]["run"] == str(source)
-    other = train(changed(tiny_run.folder), data=miniature_data, runs=tmp_path, resume=True, quiet=True)
+    other = train(changed(tiny_run.folder, constant), data=miniature_data, runs=tmp_path, resume=True, quiet=True)
     assert other.run.folder != first.folder
 
 

