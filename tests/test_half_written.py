@@ -83,4 +83,4 @@ def test_references_are_a_piece_of_a_score(run: Path) -> None:
 
 def test_a_pointer_to_nowhere_is_named(run: Path) -> None:
     (run / "checkpoints/last").write_text("step-000099\n")
-    refuse(decode, run, r"checkpoints/last .*step-000099")
+    refuse(decode, run, r"no checkpoint .last.*step-000006")

@@ -170,7 +170,9 @@ def read_log_lines(path: Path, mark: bytes = b"") -> list[tuple[bytes, dict[str,
     entries = []
     for line in [line for line in lines[:-3] if mark in line] + lines[-3:]:
         with suppress(ValueError):  # includes invalid UTF-8
-            entries.append((line, json.loads(line)))
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                entries.append((line, entry))
     return entries
 
 
