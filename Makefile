@@ -68,8 +68,8 @@ lint: $(DEVELOPMENT) ## ruff check, ruff format --check, mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-browser-check: $(DEVELOPMENT) ## Compare the page of examples/browser with decode; needs Node.js and Debian's Chromium
-	@PHMCTL=$(abspath $(PHMCTL)) bash examples/browser/check.sh
+browser-check: $(DEVELOPMENT) ## Compare the pages of examples/browser with Python; needs Node.js and Debian's Chromium
+	@PHMCTL=$(abspath $(PHMCTL)) PYTHON=$(abspath $(BIN)/python) bash examples/browser/check.sh
 
 docs: $(DEVELOPMENT) ## Render the documentation and the API reference into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

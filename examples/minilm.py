@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoTokenizer, BertModel
 
 import phmctl
@@ -35,7 +34,7 @@ def embed(model: Callable[..., Any], batch: dict[str, Tensor]) -> Tensor:
     """Return the normalised means of a BERT's states (batch, width)."""
     states = model(**batch).last_hidden_state
     mask = batch["attention_mask"].unsqueeze(-1).to(states)
-    return F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+    return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 
 def padded(texts: Sequence[list[int]]) -> dict[str, Tensor]:
@@ -67,8 +66,8 @@ def spearman(model: nn.Module, pairs: list[tuple[float, list[int], list[int]]]) 
     model.eval()
     groups = [zip(*pairs[start : start + BATCH], strict=True) for start in range(0, len(pairs), BATCH)]
     cosines = [(embed(model, padded(left)) * embed(model, padded(right))).sum(1) for _, left, right in groups]
-    both = [ranks(torch.cat(cosines)), ranks(torch.tensor([score for score, _, _ in pairs]))]
-    return 100 * torch.corrcoef(torch.stack(both))[0, 1].item()
+    orders = ranks(torch.cat(cosines)), ranks(torch.tensor([score for score, _, _ in pairs]))
+    return 100 * torch.corrcoef(torch.stack(orders))[0, 1].item()
 
 
 class Rounded(nn.Module):
@@ -130,15 +129,13 @@ def main() -> None:
     build = partial(BertModel.from_pretrained, options.model, **settings)
 
     def show(name: str, model: nn.Module, file: str | None = None) -> None:
-        numbers = sum(parameter.numel() for parameter in model.parameters())
-        size = (options.output / file).stat().st_size if file else 4 * numbers
+        size = (options.output / file).stat().st_size if file else 4 * sum(map(Tensor.numel, model.parameters()))
         print(f"{name:20} {size:12,} bytes", f"{spearman(model, pairs):6.2f}" if pairs else "")
 
     teacher = build()
     student, _ = phmctl.convert(teacher, share=options.share, inputs=islice(batches(texts, options.seed), CALIBRATION))
     show("dense", teacher)
     show("converted", student)
-    # The folder has the state, from which the same command continues.
     training: Any = {"steps": options.steps, "lr": options.lr, "quantize": "int4", "folder": options.output / "healing"}
     phmctl.heal(student, teacher, batches(texts, options.seed), output=embed, **training)
     show("healed", student)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # `make browser-check`: train on the miniature, export to ONNX, and compare the page's translations of 100 sentences with
-# those of decode. `check.sh SCREENSHOT` also writes a picture of the page.
+# those of decode. Then compare what search.html shows with Python's embeddings. `check.sh SCREENSHOT` also writes a picture.
 set -euo pipefail
 
 phmctl=${PHMCTL:-phmctl}
+python=${PYTHON:-python3}
 export CHROMIUM=${CHROMIUM:-chromium}
 for program in node npm "$CHROMIUM"; do
     if ! command -v "$program" > /dev/null; then
@@ -23,3 +24,5 @@ head -n 100 "$run/text/test.source" > "$work/source"
 "$phmctl" export "$run" --to onnx -o "$work/onnx"
 "$phmctl" decode "$run" --beam 1 < "$work/source" > "$work/expected"
 node "$page/check.mjs" "$work/onnx" "$work/source" "$work/expected" "$@"
+"$python" "$page/check_search.py" "$work/minilm" "$work/similarities"
+node "$page/check_search.mjs" "$work/minilm" "$work/similarities"
