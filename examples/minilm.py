@@ -99,14 +99,9 @@ def write_onnx(model: Any, folder: Path) -> None:
     """Write model.onnx of a model that was saved into a folder. Onnxruntime unpacks the numbers when it opens it."""
     model.set_attn_implementation("eager")  # in onnxruntime, a text is a tenth faster
     batch, graph = padded([[0] * 4, [0] * 2]), Rounded(model, folder / "model.safetensors").eval()
-    options: Any = {
-        "kwargs": batch,
-        "dynamic_shapes": {key: {0: "batch", 1: "length"} for key in batch},
-        "verbose": False,
-    }
-    program: Any = torch.onnx.export(
-        graph, (), output_names=["sentence_embedding"], dynamo=True, optimize=False, **options
-    )
+    axes, names = {name: {0: "batch", 1: "length"} for name in batch}, ["sentence_embedding"]
+    options: Any = {"kwargs": batch, "dynamic_shapes": axes, "output_names": names, "optimize": False}
+    program: Any = torch.onnx.export(graph, (), dynamo=True, verbose=False, **options)
     for node in program.model.graph:
         node.metadata_props.clear()  # half of the file: the places in Python
     program.save(folder / "model.onnx")
@@ -114,7 +109,7 @@ def write_onnx(model: Any, folder: Path) -> None:
 
 def main() -> None:
     """Convert, heal, save and measure."""
-    parser = argparse.ArgumentParser(description="Shrink a BERT for sentences.")
+    parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2", help="folder or name on the hub")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="one sentence a line, also .gz")
     parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
