@@ -15,7 +15,7 @@ import phmctl
 from phmctl import PHMLSTM, PHMConv2d, PHMEmbedding, PHMLinear, convert
 from phmctl.errors import UserError
 from phmctl.nn.linear import LowRankLinear
-from phmctl.nn.rates import parameter_groups, relative_rates
+from phmctl.nn.rates import dense_rate, parameter_groups, relative_rates
 
 
 @given(n=st.sampled_from([1, 2, 4, 8]), width=st.sampled_from([64, 256]), wider=st.sampled_from([1, 4]))
@@ -35,6 +35,17 @@ def test_a_rule_has_the_rate_of_the_formula() -> None:
     rates = relative_rates(PHMLinear(512, 512, n=4, initialization="xavier_uniform"))
     assert rates["A"] == pytest.approx(0.25 * math.sqrt(512 / 4), rel=0.02)
     assert rates["S"] == pytest.approx(0.25, rel=1e-6)
+
+
+def test_a_step_of_random_signs_moves_a_kronecker_sum_by_the_root_of_eight_dense_steps() -> None:
+    torch.manual_seed(0)
+    layer = PHMLinear(256, 256, n=4, bias=False)
+    before, rates = layer.weight.detach().clone(), relative_rates(layer)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            parameter.add_(torch.randn_like(parameter).sign(), alpha=1e-4 * rates[name])
+    step = 1e-4 * dense_rate(256)
+    assert (layer.weight - before).square().mean().sqrt().item() == pytest.approx(math.sqrt(8) * step, rel=0.05)
 
 
 @pytest.mark.parametrize(
