@@ -321,7 +321,7 @@ def _parametrize(
     """
     dense_weights = {}
     chains: dict[int, nn.Module] = {}
-    wrapped = {plain: name for name, plain in plain_names(model).items()}  # of a wrapper, the module within is the last
+    wrapped = {plain: name for name, plain in plain_names(model).items()}  # the last entry is the module in a wrapper
     for record in records:
         places = [weight.rpartition(".")[::2] for weight in record["weights"]]  # names of a module and an attribute
         names = [f"{module}.parametrizations.{key}.original".removeprefix(".") for module, key in places]

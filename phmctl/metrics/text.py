@@ -15,7 +15,7 @@ from phmctl.metrics.classification import ItemGroup, Value
 if TYPE_CHECKING:  # numpy is imported only if systems are compared
     from phmctl.metrics.significance import Numbers, Scorer
 
-_CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")  # of a language: de, pt-BR, zho_Hans
+_CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")  # a language: de, pt-BR, zho_Hans
 _SHORTEST = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th"}
 USUAL = "13a"
 CHARACTERS = "char"

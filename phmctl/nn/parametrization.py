@@ -16,8 +16,8 @@ from phmctl.algebra.modes import without_autocast
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.structures import KroneckerSum, LowRank, Structure, Tensors, computed, leaf_of
 
-STRUCTURES = ("low-rank", "mixture", "kronecker")  # of weights that get a share of the numbers
-SUM_PART = 0.5  # of the parameters of a mixture, which the Kronecker sum gets
+STRUCTURES = ("low-rank", "mixture", "kronecker")  # how a share of the numbers is used
+SUM_PART = 0.5  # share of a mixture's parameters that the Kronecker sum gets
 
 
 class Kronecker(nn.Module):
@@ -67,7 +67,7 @@ class Kronecker(nn.Module):
     ) -> None:
         super().__init__()
         n = check_algebra(algebra, n) if n or not rank else 0
-        parts, groups = operator.index(parts), operator.index(groups)  # of numpy, JSON stores no integers
+        parts, groups = operator.index(parts), operator.index(groups)  # JSON stores no integers of numpy
         zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
         p, q = (n, n) if blocks is None else blocks
         self.sum = KroneckerSum(n, algebra, groups=groups, blocks=None if blocks is None else (p, q))
@@ -75,14 +75,14 @@ class Kronecker(nn.Module):
             [LowRank(check_count("rank", rank))] if rank else []
         )  # H is the sum of theirs
         self.structures += [self.sum] if n else []
-        self.names = [name for structure in self.structures for name in structure.shapes(p, q)]  # of the tensors
+        self.names = [name for structure in self.structures for name in structure.shapes(p, q)]  # names of the tensors
         self.rule_names = self.sum.rule_names if n else ()
         self.groups, self.parts, self.transposed, self.zero_row, self.rows = groups, parts, transposed, zero_row, rows
         layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row, "rows": rows}
         self.arguments: dict[str, Any] = {"n": n, "algebra": algebra, **layout}
         self.arguments |= {"rank": rank} if rank else {}
         self.arguments |= {"blocks": [p, q]} if blocks is not None else {}
-        self.moments: Tensor | None = None  # of the inputs, by which right_inverse weighs the error of L R
+        self.moments: Tensor | None = None  # second moments of inputs: right_inverse weighs the error of L R by them
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, from R and L, or from all."""
@@ -172,7 +172,7 @@ def numbers_of_share(
     """
     rows, columns, *kernel = weight.shape
     rows, columns = (columns * groups, rows // groups) if transposed else (rows // parts, columns)
-    size = rows * columns * math.prod(kernel)  # of one part
+    size = rows * columns * math.prod(kernel)  # numbers of one part
     p, q = math.gcd(n, rows // groups), math.gcd(n, columns)
     of_rank, of_term = rows + size // rows, p * q + size // (p * q)  # parameters of each
     terms, rank = 0, 0
@@ -215,7 +215,7 @@ def attach(
         vars(kronecker).pop("right_inverse", None)
     parametrizations: Any = module.parametrizations
     if not hasattr(parametrizations, "order"):
-        parametrizations.order = order  # of the parameters of the module, for restore()
+        parametrizations.order = order  # order of the parameters, for restore()
     parametrizations[key] = chains.setdefault(id(weight), parametrizations[key])
     if isinstance(module, nn.RNNBase):
         _compute_flat_weights(module)

@@ -228,7 +228,7 @@ class TransformerSection(StackSection):
 class EncoderClassifierSection(StackSection):
     """A Transformer encoder of a text, pooled over time (Table 5)."""
 
-    texts: ClassVar[int] = 1  # of an example
+    texts: ClassVar[int] = 1  # texts in an example
     kind: Literal["encoder"]
     width: Width = 128
     feed_forward: Width = 512
@@ -241,7 +241,7 @@ class EncoderClassifierSection(StackSection):
 class PairClassifierSection(LinearSection):
     """An LSTM that reads both texts, max and mean pooling over time, and a two-layer perceptron (Table 1)."""
 
-    texts: ClassVar[int] = 2  # of an example
+    texts: ClassVar[int] = 2  # texts in an example
     kind: Literal["lstm-pair"]
     width: Width = 300  # width of the LSTM state
     embedding_width: Width = 300  # width of word embeddings
