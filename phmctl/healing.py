@@ -18,7 +18,7 @@ from phmctl.nn.convert import conversions
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.moments import call
 from phmctl.nn.rates import parameter_groups
-from phmctl.saving import copy_tensors, model_tensors, rounded_weights
+from phmctl.saving import copy_tensors, model_tensors, optimiser_tensors, prepare_moments, rounded_weights
 from phmctl.storage import MODEL, MOMENTS, QUANTIZATIONS, read_checkpoint, sole_writer, write_checkpoint
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -125,9 +125,11 @@ def heal(
     if not conversions(student) and not any(isinstance(module, StructuredWeight) for module in student.modules()):
         raise UserError("the student has no converted weight; make it with phmctl.convert(model, share=0.25)")
     optimiser = torch.optim.AdamW(parameter_groups(student, lr, weight_decay))
+    prepare_moments(optimiser, student)
     rates = [group["lr"] for group in optimiser.param_groups]  # a later call reads them from the state
     losses: list[float] = []
     stream = _repeated(batches)
+    warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - steps // 5
     settings = {"steps": steps, "lr": lr, "quantize": quantize}
     with ExitStack() as stack:
         checkpoint = None if folder is None else Path(folder) / "state"
@@ -145,7 +147,7 @@ def heal(
             with torch.no_grad():
                 expected = _checked(output(teacher, batch), step)
             optimiser.zero_grad()
-            with _rounded(student, quantize if step >= steps - steps // 5 else "float32"):
+            with _rounded(student, quantize if step >= rounds_from else "float32"):
                 found = _checked(output(student, batch), step)
                 if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
                     raise UserError(
@@ -157,7 +159,6 @@ def heal(
             norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
             if not (loss.isfinite() and norm.isfinite()):
                 raise NonFiniteError(f"healing became NaN or infinite in step {step + 1}; use a smaller lr than {lr:g}")
-            warmup = min(_WARMUP, math.ceil(steps / 10))
             factor = min((step + 1) / warmup, (steps - step) / steps)
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -240,12 +241,7 @@ class _Outputs:
 
 def _store(folder: Path, student: nn.Module, optimiser: torch.optim.Optimizer, state: Mapping[str, object]) -> None:
     """Write the weights, the optimiser's state and that of the random numbers. Raises OutputError."""
-    moments = {
-        f"{index}.{key}": value
-        for index, values in optimiser.state_dict()["state"].items()
-        for key, value in values.items()
-    }
-    moments["random"] = torch.get_rng_state()
+    moments = optimiser_tensors(optimiser, student) | {"random": torch.get_rng_state()}
     write_checkpoint(folder, {MODEL: model_tensors(student), MOMENTS: moments}, state)
 
 
@@ -262,13 +258,10 @@ def _restore(
     for name, value in expected.items():
         if stored.state.get(name) != value:
             raise RunError(f"{folder} was made with {name} = {stored.state.get(name)}, not {value}; use another folder")
-    copy_tensors(model_tensors(student), stored.tensors[MODEL], folder)
-    moments, description = dict(stored.tensors[MOMENTS]), optimiser.state_dict()
+    moments = dict(stored.tensors[MOMENTS])
     random = moments.pop("random")
-    for name, tensor in moments.items():
-        index, _, key = name.partition(".")
-        description["state"].setdefault(int(index), {})[key] = tensor
-    optimiser.load_state_dict(description)
+    copy_tensors(model_tensors(student), stored.tensors[MODEL], folder)
+    copy_tensors(optimiser_tensors(optimiser, student), moments, folder)
     losses = list(stored.state["losses"])
     for _ in islice(stream, len(losses)):
         pass

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim import Optimizer
 
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise, stored_values
@@ -39,6 +40,7 @@ from phmctl.storage import (
 MODEL, MANIFEST, CONFIG = "model.safetensors", "phm.json", "config.json"  # the config of a model of transformers
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _COMPILED = re.compile(r"(?<![^.])_orig_mod\.")  # what torch.compile adds to the names of what it wraps
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _LARGEST_SIZE, _MOST_AXES = 2**31, 9  # bounds of the sizes and of the number of axes
 _ADVICE = "save the model again with phmctl.save(model, folder)"
 Model = TypeVar("Model", bound=nn.Module)
@@ -65,10 +67,10 @@ def save(model: nn.Module, folder: Path | str, *, quantize: str = "float32") -> 
     check_known("quantisation", quantize, QUANTIZATIONS)
     # Clones, because safetensors refuses tensors that share memory.
     tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-    rounded, rules = {}, _rules(model)
+    rounded, matrices = {}, _matrices(model)
     for name in list(tensors) if quantize != "float32" else ():
         value = state[name]
-        if _is_matrix(value) and value not in rules:
+        if value in matrices:
             rounded[name] = [str(value.dtype).removeprefix("torch."), *value.shape]
             tensors[name], scale = quantise(_rows(tensors[name].float()), quantize, name)
             tensors |= {} if scale is None else {name + SCALE: scale}
@@ -94,11 +96,17 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _is_matrix(value: object) -> bool:
-    """Return whether a tensor of a model's state is one that is rounded, unless it is a rule."""
-    if not isinstance(value, nn.Parameter) or not 1 < value.dim() < _MOST_AXES or value.numel() == 0:
-        return False
-    return str(value.dtype).removeprefix("torch.") in _DTYPES
+def _matrices(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that are rounded: all matrices but the learned rules."""
+    rules = _rules(model)
+    return {
+        parameter
+        for parameter in model.parameters()
+        if 1 < parameter.dim() < _MOST_AXES
+        and parameter.numel() > 0
+        and str(parameter.dtype).removeprefix("torch.") in _DTYPES
+        and parameter not in rules
+    }
 
 
 @torch.no_grad()
@@ -106,11 +114,9 @@ def rounded_weights(model: nn.Module, quantize: str) -> dict[nn.Parameter, Tenso
     """Return the values that :func:`save` would store for each parameter that it rounds."""
     if quantize == "float32":
         return {}
-    rules = _rules(model)
-    matrices = [parameter for parameter in model.parameters() if _is_matrix(parameter) and parameter not in rules]
     return {
         matrix: stored_values(_rows(matrix.float()), quantize).reshape(matrix.shape).to(matrix.dtype)
-        for matrix in matrices
+        for matrix in _matrices(model)
     }
 
 
@@ -375,6 +381,26 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, devi
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if tensor.is_meta else tensor
 
     model._apply(allocate)  # type: ignore[no-untyped-call]
+
+
+def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of Adam or AdamW as ``<moment>.<parameter's name>`` -> tensor."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = optimiser.state.get(parameter, {})
+        tensors.update({f"{moment}.{name}": state[moment] for moment in _MOMENTS if moment in state})
+    return tensors
+
+
+def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Give every trainable parameter the optimiser state of a step, filled with zeros, and return all of it."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            place = parameter.device if optimiser.defaults["fused"] else "cpu"  # as torch's optimisers do
+            state = {"step": torch.zeros((), device=place)}
+            state |= {moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS[1:]}
+            optimiser.state[parameter] = state
+    return optimiser_tensors(optimiser, model)
 
 
 def copy_tensors(target: Mapping[str, Tensor], source: Mapping[str, Tensor], path: Path) -> None:

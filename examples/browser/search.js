@@ -1,15 +1,11 @@
 // Embed sentences in the browser with a folder of examples/minilm.py: model.onnx and tokenizer.json.
-import * as ort from "./lib/ort.wasm.min.mjs";
-import { Tokenizer } from "./lib/tokenizers.min.mjs";
+import { ort, read, Tokenizer } from "./translator.js";
 
 const LONGEST = 128; // tokens, as in examples/minilm.py
 
-ort.env.wasm.numThreads = 1; // more threads need a server that sends headers for cross-origin isolation
-ort.env.wasm.wasmPaths = new URL("./lib/", import.meta.url).href;
-
 /** Load a folder of the same site. */
 export async function load(folder) {
-  const [model, text] = await Promise.all(["model.onnx", "tokenizer.json"].map((name) => get(`${folder}/${name}`)));
+  const [model, text] = await Promise.all(["model.onnx", "tokenizer.json"].map((name) => read(`${folder}/${name}`)));
   const tokenizer = new Tokenizer(JSON.parse(new TextDecoder().decode(text)), {});
   const session = await ort.InferenceSession.create(model, { graphOptimizationLevel: "all" });
 
@@ -22,12 +18,6 @@ export async function load(folder) {
     return (await session.run(inputs)).sentence_embedding.data;
   }
   return { embed, bytes: { model: model.length, tokenizer: text.length } };
-}
-
-async function get(url) {
-  const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url}: ${response.status} ${response.statusText}`);
-  return new Uint8Array(await response.arrayBuffer());
 }
 
 /** Return the cosine of two embeddings. */

@@ -2,6 +2,8 @@
 import * as ort from "./lib/ort.wasm.min.mjs";
 import { Tokenizer } from "./lib/tokenizers.min.mjs";
 
+export { ort, Tokenizer };
+
 const UNK = 1, BOS = 2, EOS = 3, SPECIAL = 4; // the first ids of every vocabulary: <pad>, <unk>, <s>, </s>
 const ENTITY = /&(amp|lt|gt|apos|quot|#124|#91|#93);/g;
 const CHARACTERS = { amp: "&", lt: "<", gt: ">", apos: "'", quot: '"', "#124": "|", "#91": "[", "#93": "]" };
@@ -14,7 +16,7 @@ ort.env.wasm.wasmPaths = new URL("./lib/", import.meta.url).href;
 
 /** Load an export from a folder of the same site; `progress(bytes, total)` is called after each file. */
 export async function load(folder, progress = () => {}) {
-  const manifest = await (await get(`${folder}/export.json`)).json();
+  const manifest = JSON.parse(new TextDecoder().decode(await read(`${folder}/export.json`)));
   if (manifest.to !== "onnx" || manifest.task !== "translation")
     throw new Error(`${folder} holds no translator in ONNX: phmctl export RUN --to onnx`);
   const wanted = manifest.files.filter(({ name }) => !/^(README\.md|text\/.*)$/.test(name));
@@ -22,16 +24,17 @@ export async function load(folder, progress = () => {}) {
   const files = new Map();
   let bytes = 0;
   for (const { name } of wanted) {
-    files.set(name, new Uint8Array(await (await get(`${folder}/${name}`)).arrayBuffer()));
+    files.set(name, await read(`${folder}/${name}`));
     progress((bytes += files.get(name).length), total);
   }
   return new Translator(files, bytes, await session(files, "encoder.onnx"), await session(files, "decoder.onnx"));
 }
 
-async function get(url) {
+/** Return the bytes of a file. */
+export async function read(url) {
   const response = await fetch(url);
   if (!response.ok) throw new Error(`${url}: ${response.status} ${response.statusText}`);
-  return response;
+  return new Uint8Array(await response.arrayBuffer());
 }
 
 function session(files, name) {

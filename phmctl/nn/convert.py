@@ -322,9 +322,7 @@ class _Converter:
         try:
             for (owner, key), weight in weights.items():
                 kronecker = _kronecker(owner, key, weight, **self.size)
-                kronecker.moments = self.moments.get(owner)
-                attach(owner, key, kronecker, self.chains)
-                kronecker.moments = None
+                attach(owner, key, kronecker, self.chains, moments=self.moments.get(owner))
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():
                 if parametrize.is_parametrized(owner, key):

@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -71,9 +72,8 @@ class Kronecker(nn.Module):
         zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
         p, q = (n, n) if blocks is None else blocks
         self.sum = KroneckerSum(n, algebra, groups=groups, blocks=None if blocks is None else (p, q))
-        self.structures: list[Structure] = (
-            [LowRank(check_count("rank", rank))] if rank else []
-        )  # H is the sum of theirs
+        # H is the sum of what each structure computes.
+        self.structures: list[Structure] = [LowRank(check_count("rank", rank))] if rank else []
         self.structures += [self.sum] if n else []
         self.names = [name for structure in self.structures for name in structure.shapes(p, q)]  # names of the tensors
         self.rule_names = self.sum.rule_names if n else ()
@@ -82,7 +82,6 @@ class Kronecker(nn.Module):
         self.arguments: dict[str, Any] = {"n": n, "algebra": algebra, **layout}
         self.arguments |= {"rank": rank} if rank else {}
         self.arguments |= {"blocks": [p, q]} if blocks is not None else {}
-        self.moments: Tensor | None = None  # second moments of inputs: right_inverse weighs the error of L R by them
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, from R and L, or from all."""
@@ -98,8 +97,11 @@ class Kronecker(nn.Module):
             H = H.index_fill(0, torch.tensor(self.zero_row, device=H.device), 0.0)
         return computed(H)
 
-    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors whose H is nearest to a weight (k, d, ...). A and S approximate what L R leaves."""
+    def right_inverse(self, weight: Tensor, moments: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the tensors whose H is nearest to a weight (k, d, ...). A and S approximate what L R leaves.
+
+        `moments` of the inputs weigh the error of L R, as in :meth:`LowRank.nearest`.
+        """
         # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
         weight = self._swapped(weight) if self.transposed else weight
         if self.rows is not None:
@@ -110,7 +112,7 @@ class Kronecker(nn.Module):
             rest = part
             for structure in self.structures:
                 if isinstance(structure, LowRank):
-                    nearest[-1] |= structure.nearest(rest, self.moments)
+                    nearest[-1] |= structure.nearest(rest, moments)
                 else:
                     nearest[-1] |= structure.nearest(rest) or {}
                 rest = part - structure.dense(nearest[-1])
@@ -194,8 +196,9 @@ def attach(
     kronecker: Kronecker,
     chains: dict[int, nn.Module],
     tensors: Sequence[Tensor] | None = None,
+    moments: Tensor | None = None,
 ) -> None:
-    """Replace a weight by `tensors`, the A and S of a parametrization; by default by the nearest ones.
+    """Replace a weight by `tensors`, those of a parametrization; by default by the nearest ones, weighed by `moments`.
 
     `chains` holds the A and S of each weight by its id, for other modules that have the same weight.
 
@@ -208,7 +211,9 @@ def attach(
     if known is not None:
         kronecker, tensors = known[0], [getattr(known, f"original{index}") for index in range(known.ntensors)]
     if tensors is not None:
-        kronecker.right_inverse = lambda weight: tuple(t.to(weight) for t in tensors)  # type: ignore[method-assign]
+        kronecker.right_inverse = lambda weight: tuple(t.to(weight) for t in tensors)  # type: ignore[method-assign, misc, assignment]
+    elif moments is not None:
+        kronecker.right_inverse = partial(kronecker.right_inverse, moments=moments)  # type: ignore[method-assign]
     try:
         parametrize.register_parametrization(module, key, kronecker)
     finally:

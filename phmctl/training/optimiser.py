@@ -1,4 +1,4 @@
-"""The optimiser: Adam or AdamW, moments as named tensors, and learning rates.
+"""The optimiser: Adam or AdamW, and learning rates.
 
 Weight decay applies to every parameter, as in the AdamW paper and torch, but only to the last factor of a weight
 (:mod:`phmctl.nn.rates`). ``clip`` bounds the norm of all gradients together: Adam's steps do not depend on the scale
@@ -9,8 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from phmctl.errors import RunError
@@ -20,7 +19,6 @@ from phmctl.runs import Run
 from phmctl.storage import read_json_object, saved_steps, write_atomic
 
 RATES = "rates.json"  # file in the run: parameter name -> rate as a multiple of the recipe's
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def build_optimiser(
@@ -69,25 +67,6 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
     """Set the learning rate of every group to the group's multiple of the model's rate."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["relative"]
-
-
-def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimiser's state as ``<moment>.<parameter's name>`` -> tensor."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        state = optimiser.state.get(parameter, {})
-        tensors.update({f"{moment}.{name}": state[moment] for moment in _MOMENTS if moment in state})
-    return tensors
-
-
-def prepare_moments(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Give every trainable parameter the optimiser state of a step, filled with zeros, and return all of it."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            state = {"step": torch.zeros((), device=parameter.device)}
-            state |= {moment: torch.zeros_like(parameter, requires_grad=False) for moment in _MOMENTS[1:]}
-            optimiser.state[parameter] = state
-    return optimiser_tensors(optimiser, model)
 
 
 def build_schedule(settings: TrainingSection) -> Callable[[int], float]:

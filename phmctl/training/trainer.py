@@ -26,7 +26,7 @@ from phmctl.processes import Processes, ValidationStoppedError
 from phmctl.recipe.schema import TrainingSection
 from phmctl.runs import Run
 from phmctl.runs.summary import is_done
-from phmctl.saving import copy_tensors, model_tensors
+from phmctl.saving import copy_tensors, model_tensors, optimiser_tensors, prepare_moments
 from phmctl.signals import StopRequest
 from phmctl.storage import (
     FORMAT,
@@ -42,8 +42,6 @@ from phmctl.training.optimiser import (
     build_optimiser,
     build_schedule,
     choose_rates,
-    optimiser_tensors,
-    prepare_moments,
     set_learning_rate,
 )
 from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput

@@ -11,7 +11,8 @@ from torch.optim import Adam, AdamW
 
 from phmctl import PHMLinear
 from phmctl.devices import has_bfloat16
-from phmctl.training.optimiser import build_optimiser, build_schedule, prepare_moments, set_learning_rate
+from phmctl.saving import prepare_moments
+from phmctl.training.optimiser import build_optimiser, build_schedule, set_learning_rate
 from phmctl.training.trainer import build_autocast
 from tests.training.fake import FakeModel, make_recipe
 
