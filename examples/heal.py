@@ -104,7 +104,7 @@ def shrink(task: CNN | BERT, n: int, share: float | None, steps: int, seed: int)
     small, report = phmctl.convert(dense, None if share else n, share=share)
     accuracies = [accuracy(dense, test), accuracy(small, test)]
     batches = (task.batch()[0] for _ in repeat(None))
-    phmctl.heal(small, dense, batches, steps=steps, lr=2 * task.rate, target="probabilities")
+    phmctl.heal(small, dense, batches, steps=steps, target="probabilities")
     accuracies.append(accuracy(small, test))
     with tempfile.TemporaryDirectory() as folder:
         phmctl.save(small, Path(folder, "small"))

@@ -112,7 +112,11 @@ def main() -> None:
     parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2", help="folder or name on the hub")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="one sentence a line, also .gz")
     parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
-    for name, value in (("steps", 3000), ("lr", 1e-3), ("seed", 0)):
+    parser.add_argument("--structure", help="low-rank (default), mixture or kronecker")
+    parser.add_argument("--n", type=int, help="blocks of a Kronecker sum in each direction")
+    parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
+    parser.add_argument("--layers", action="store_true", help="learn the outputs of all layers too")
+    for name, value in (("steps", 3000), ("lr", 0.0125), ("seed", 0)):
         parser.add_argument(f"--{name}", type=type(value), default=value)
     parser.add_argument("--sts", type=Path, help="csv of the STS benchmark, for the table")
     parser.add_argument("--output", type=Path, default=Path("minilm-small"))
@@ -133,11 +137,16 @@ def main() -> None:
         print(f"{name:20} {size:12,} bytes", f"{spearman(model, pairs):6.2f}" if pairs else "")
 
     teacher = build()
-    student, _ = phmctl.convert(teacher, share=options.share, inputs=islice(batches(texts, options.seed), CALIBRATION))
+    calibration = islice(batches(texts, options.seed), CALIBRATION)
+    size: Any = {"share": options.share, "structure": options.structure, "n": options.n}
+    student, _ = phmctl.convert(teacher, **size, inputs=calibration)
     show("dense", teacher)
     show("converted", student)
     training: Any = {"steps": options.steps, "lr": options.lr, "quantize": "int4", "folder": options.output / "healing"}
-    phmctl.heal(student, teacher, batches(texts, options.seed), output=embed, **training)
+    if options.layers:
+        training["layers"] = [f"encoder.layer.{index}" for index in range(teacher.config.num_hidden_layers - 1)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+        phmctl.heal(student, teacher, batches(texts, options.seed), output=embed, **training)
     show("healed", student)
     phmctl.save(student, options.output, quantize="int4")
     show("healed, 4 bits", phmctl.load_into(build(), options.output), "model.safetensors")

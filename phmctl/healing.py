@@ -17,7 +17,7 @@ from phmctl.errors import NonFiniteError, RunError, UserError, check_known
 from phmctl.nn.convert import conversions
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.moments import call
-from phmctl.nn.rates import parameter_groups
+from phmctl.nn.structures import rms
 from phmctl.saving import copy_tensors, model_tensors, optimiser_tensors, prepare_moments, rounded_weights
 from phmctl.storage import MODEL, MOMENTS, QUANTIZATIONS, read_checkpoint, sole_writer, write_checkpoint
 
@@ -25,6 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 _WARMUP = 50  # steps until the full rate, at most a tenth of all
 _CLIP = 1.0  # largest norm of the gradients
+_VECTORS = 0.025  # rate of norms and biases, and of a matrix of zeros, as a multiple of lr
 _SIMILARITIES = 5.0  # weight of the similarities within a batch, beside 1 − cosine
 
 
@@ -53,13 +54,26 @@ def answer(model: nn.Module, batch: Any) -> Tensor:
     return output
 
 
+def _answer(output: Callable[[nn.Module, Any], Tensor], model: nn.Module, role: str, batch: Any, step: int) -> Tensor:
+    """Return the output of the student or the teacher in at least float32. Raises UserError if there is none."""
+    try:
+        tensor = output(model, batch)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+        raise UserError(f"the {role} cannot read the batch of step {step + 1}: {problem}") from problem
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"output= must return a tensor, not a {type(tensor).__name__}")
+    if not tensor.numel():
+        raise UserError(f"the batch of step {step + 1} is empty")
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def heal(
     student: nn.Module,
     teacher: nn.Module,
     batches: Iterable[Any],
     *,
     steps: int,
-    lr: float,
+    lr: float = 0.0125,
     target: str | Loss = "cosine",
     layers: Sequence[str] = (),
     output: Callable[[nn.Module, Any], Tensor] = answer,
@@ -74,7 +88,7 @@ def heal(
     ::
 
         small, _ = phmctl.convert(model, share=0.25)
-        phmctl.heal(small, model, batches, steps=3000, lr=1e-3, target="probabilities")
+        phmctl.heal(small, model, batches, steps=3000, target="probabilities")
 
     For the embeddings of sentences, `output` pools the states::
 
@@ -83,10 +97,12 @@ def heal(
             mask = batch["attention_mask"].unsqueeze(-1)
             return (states * mask).sum(1) / mask.sum(1)
 
-        phmctl.heal(small, bert, batches, steps=3000, lr=1e-3, output=embed, folder="healing")
+        phmctl.heal(small, bert, batches, steps=3000, output=embed, folder="healing")
 
-    The optimiser is AdamW with :func:`phmctl.parameter_groups`, a warm-up of 50 steps, a linear decay to zero, and
-    gradients of norm 1 at most. The teacher is in evaluation mode.
+    The optimiser is AdamW with a warm-up of 50 steps, a linear decay to zero, and gradients of norm 1 at most. The
+    weights are trained already, so each matrix moves in a step by the same fraction of its scale: the rate is `lr`
+    times the root mean square that it has at the start. The rules of :func:`phmctl.parameter_groups` are for training
+    from scratch. The teacher is in evaluation mode.
 
     Args:
         student: a converted model, or one with PHM layers. It is changed in place.
@@ -94,13 +110,14 @@ def heal(
         batches: the inputs of each step: a tensor, a tuple of arguments or a dict of keyword arguments. A list or a
             ``DataLoader`` begins again when it ends.
         steps: number of steps.
-        lr: the rate of tables, norms and biases. That of a converted weight follows from it.
+        lr: how far a step moves a matrix, as a fraction of its root mean square. Norms and biases have the rate
+            lr / 40.
         target: ``cosine`` for embeddings (B, d), ``probabilities`` for logits, or a function that returns the loss from
             the student's output and the teacher's.
         layers: names of modules, in both models, whose outputs the student learns too, as relative squared errors.
         output: returns the tensor to learn from a model and a batch. By default it is what the model returns, or the
             `logits` of it.
-        weight_decay: weight decay of AdamW.
+        weight_decay: weight decay of the matrices.
         quantize: ``int4``, ``int8`` or ``float16`` if :func:`phmctl.save` will round the weights: the last fifth of the
             steps then computes with rounded weights, and the gradients change the exact ones.
         folder: a folder for the state of the training, from which a later call continues. The batches must come in the
@@ -112,26 +129,29 @@ def heal(
         the loss of each step.
 
     Raises:
-        UserError: the student is not converted, the batches end too early, a batch is empty, an output is no tensor or
-            differs in shape from the teacher's, or an argument is invalid.
+        UserError: the student is not converted or has no gradients, the batches end too early, a model cannot read a
+            batch, an output is no tensor or differs in shape from the teacher's, or an argument is invalid.
         RunError: the state in `folder` is damaged, or of another model or number of steps.
         NonFiniteError: a loss or a gradient is NaN or infinite. The weights are those before the step.
     """
     steps, every = check_count("steps", steps), check_count("every", every)
+    if not 0 < lr < math.inf or not 0 <= weight_decay < math.inf:
+        raise UserError(f"lr = {lr}, weight_decay = {weight_decay}: expected an lr above 0 and a decay of at least 0")
     if isinstance(target, str):
         check_known("target", target, TARGETS)
         target = TARGETS[target]
     check_known("quantisation", quantize, QUANTIZATIONS)
     if not conversions(student) and not any(isinstance(module, StructuredWeight) for module in student.modules()):
         raise UserError("the student has no converted weight; make it with phmctl.convert(model, share=0.25)")
-    optimiser = torch.optim.AdamW(parameter_groups(student, lr, weight_decay))
+    optimiser = torch.optim.AdamW(_groups(student, lr, weight_decay))
     prepare_moments(optimiser, student)
     rates = [group["lr"] for group in optimiser.param_groups]  # a later call reads them from the state
     losses: list[float] = []
     stream = _repeated(batches)
-    warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - steps // 5
+    warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - math.ceil(steps / 5)
     settings = {"steps": steps, "lr": lr, "quantize": quantize}
     with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
         checkpoint = None if folder is None else Path(folder) / "state"
         if checkpoint is not None:
             stack.enter_context(sole_writer(checkpoint))
@@ -145,10 +165,10 @@ def heal(
         for step in range(len(losses), steps):
             batch = next(stream)
             with torch.no_grad():
-                expected = _checked(output(teacher, batch), step)
+                expected = _answer(output, teacher, "teacher", batch, step)
             optimiser.zero_grad()
             with _rounded(student, quantize if step >= rounds_from else "float32"):
-                found = _checked(output(student, batch), step)
+                found = _answer(output, student, "student", batch, step)
                 if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
                     raise UserError(
                         f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal"
@@ -172,6 +192,19 @@ def heal(
     return losses
 
 
+def _groups(student: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Return a group for each parameter that has a gradient. Raises UserError if none has one."""
+    groups = []
+    for parameter in student.parameters():
+        if parameter.requires_grad:
+            scale = rms(parameter) if parameter.dim() > 1 else 0.0
+            decay = weight_decay if scale else 0.0
+            groups.append({"params": [parameter], "lr": lr * (scale or _VECTORS), "weight_decay": decay})
+    if not groups:
+        raise UserError("no parameter of the student has a gradient; call student.requires_grad_()")
+    return groups
+
+
 @contextmanager
 def _rounded(model: nn.Module, quantize: str) -> Iterator[None]:
     """Let a model compute with the weights that :func:`phmctl.save` would write."""
@@ -187,6 +220,8 @@ def _rounded(model: nn.Module, quantize: str) -> Iterator[None]:
 
 def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches again and again. Raises UserError if there are none, or an iterator is exhausted."""
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+        raise UserError(f"batches: expected a list, a DataLoader or an iterator, not a {type(batches).__name__}")
     while True:
         count = 0
         for batch in batches:
@@ -194,15 +229,6 @@ def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
             yield batch
         if not count:
             raise UserError("the batches are empty or exhausted; pass a list, a DataLoader, or an iterator with enough")
-
-
-def _checked(tensor: Tensor, step: int) -> Tensor:
-    """Return an output in at least float32. Raises UserError if it is not a tensor or has no rows."""
-    if not isinstance(tensor, Tensor):
-        raise UserError(f"output= must return a tensor, not a {type(tensor).__name__}")
-    if not tensor.numel():
-        raise UserError(f"the batch of step {step + 1} is empty")
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class _Outputs:

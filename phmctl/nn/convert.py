@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.errors import PhmctlError, UserError, check_known
+from phmctl.errors import DimensionError, PhmctlError, UserError, check_known
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
@@ -34,6 +34,7 @@ _CONVERTIBLE = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAtte
 _COUNTED = _NOT_SELECTED, _VECTOR = "not selected", "its weight is a vector"  # reasons whose modules are counted only
 
 STRUCTURE = "low-rank"  # the default of convert with a share
+_LEAST_RANK = 4  # healing does not repair a map of ten classes at rank 2, or a convolution of one channel at rank 1
 _BLOCKS = 8  # blocks of a weight in each direction, in a Kronecker sum of a share
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
@@ -104,9 +105,10 @@ def convert(
 
     The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
     each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization. Classes, hooks and forwards stay.
-    Shared weights stay shared. A module that cannot be converted stays unchanged, and without `select` one whose weight
-    has no gradient, such as a table of sinusoids. The report names every module that has a weight, with the reason if
-    it is unchanged. n need not divide the rows of a table: H is then the first rows of a larger sum.
+    Shared weights stay shared. A module that cannot be converted stays unchanged. Without `select` so does one whose
+    weight has no gradient, such as a table of sinusoids, or that a share leaves a rank below 4. The report names every
+    module that has a weight, with the reason if it is unchanged. n need not divide the rows of a table: H is then the
+    first rows of a larger sum.
 
     Args:
         model: any module, also a single layer.
@@ -152,7 +154,7 @@ def convert(
     before = _parameter_count(model)
     size = {"n": order, "algebra": algebra, "share": share, "structure": structure}
     moments = {} if inputs is None else input_moments(model, selected.values(), inputs)
-    converter = _Converter(model, list(selected.values()), size, moments, takes_frozen=select is not None)
+    converter = _Converter(model, list(selected.values()), size, moments, named=select is not None)
     # Tables come first, those with a padding row before the others: maps with the same weight keep the table's rows.
     ranks = {
         name: (not isinstance(part, _TABLES), getattr(part, "padding_idx", None) is None)
@@ -279,9 +281,9 @@ class _Converter:
         size: Mapping[str, Any],
         moments: Mapping[nn.Module, Tensor],
         *,
-        takes_frozen: bool,
+        named: bool,
     ) -> None:
-        self.size, self.moments, self.takes_frozen = size, moments, takes_frozen
+        self.size, self.moments, self.named = size, moments, named
         self.chains: dict[int, nn.Module] = {}  # parametrizations by the id of the weight that they replace
         converting = {owner for module in modules for owner, _ in _weight_attributes(module)}
         others = [(name, module) for name, module in model.named_modules() if module not in converting]
@@ -313,7 +315,7 @@ class _Converter:
                 return f"its weight is a {type(weight).__name__}, not a plain nn.Parameter"
             if id(weight) in self.dense:
                 return f"it shares its weight with {self.dense[id(weight)] or 'the model'}, which stays dense"
-        if not self.takes_frozen and not all(weight.requires_grad for weight in weights.values()):
+        if not self.named and not all(weight.requires_grad for weight in weights.values()):
             return "its weight has no gradient, so that training would not repair the error; name it in select"
         return None
 
@@ -322,6 +324,8 @@ class _Converter:
         try:
             for (owner, key), weight in weights.items():
                 kronecker = _kronecker(owner, key, weight, **self.size)
+                if not (self.named or kronecker.sum.n) and (rank := kronecker.arguments["rank"]) < _LEAST_RANK:
+                    raise DimensionError(f"the share leaves it rank {rank}; name it in select, or convert it with n")
                 attach(owner, key, kronecker, self.chains, moments=self.moments.get(owner))
         except PhmctlError as problem:
             for (owner, key), weight in weights.items():

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phmctl.errors import UserError
+
 
 def call(model: nn.Module, batch: Any) -> Any:
     """Return the output of a model for a tensor, a tuple of arguments or a dict of them."""
@@ -15,7 +17,11 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def input_moments(model: nn.Module, modules: Iterable[nn.Module], batches: Iterable[Any]) -> dict[nn.Module, Tensor]:
-    """Return the second moments of the inputs of each linear map (d, d), and the reads of each row of a table (k,)."""
+    """Return the second moments of the inputs of each linear map (d, d), and the reads of each row of a table (k,).
+
+    Raises:
+        UserError: there is no batch, the model cannot read a batch, or a moment is not finite.
+    """
     moments: dict[nn.Module, Tensor] = {}
 
     def add(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -26,15 +32,25 @@ def input_moments(model: nn.Module, modules: Iterable[nn.Module], batches: Itera
             found = torch.bincount(arguments[0].flatten(), minlength=len(module.weight)).double()  # type: ignore[arg-type]
         moments[module] = moments[module] + found if module in moments else found
 
+    if not isinstance(batches, Iterable):
+        raise UserError(f"inputs: expected batches for the model, not a {type(batches).__name__}")
+    number = 0
     modes = {module: module.training for module in model.modules()}
     hooks = [part.register_forward_pre_hook(add) for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
     model.eval()
     try:
-        for batch in batches:
-            call(model, batch)
+        for number, batch in enumerate(batches, 1):
+            try:
+                call(model, batch)
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+                raise UserError(f"inputs: the model cannot read batch {number}: {problem}") from problem
     finally:
         for hook in hooks:
             hook.remove()
         for module, mode in modes.items():
             module.training = mode
+    if not number or (moments and not any(bool(found.any()) for found in moments.values())):
+        raise UserError("inputs: the batches are empty or exhausted")
+    if not all(bool(found.isfinite().all()) for found in moments.values()):
+        raise UserError("inputs: an input of a layer is NaN or infinite")
     return moments

@@ -1,6 +1,7 @@
 """Weights that get a share of the dense weight's numbers: products of low rank, Kronecker sums and mixtures."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def reference(chain: Any) -> torch.Tensor:
 def test_a_map_has_the_share_and_is_what_the_definition_says(structure: str, share: float, shape: Any) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(*shape[::-1], dtype=torch.float64)
-    converted, report = phmctl.convert(layer, share=share, structure=structure)
+    converted, report = phmctl.convert(layer, share=share, structure=structure, select="*")
     row, chain = report.rows[0], converted.parametrizations.weight
     H = reference(chain)
     assert row.after == sum(tensor.numel() for tensor in chain.parameters())
@@ -102,7 +103,7 @@ def test_every_layer_answers_learns_and_becomes_dense(name: str, structure: str)
     layer = copy.deepcopy(LAYERS[name]).double()
     if (name, structure) in {("table", "kronecker"), ("bag", "kronecker")}:
         layer = type(layer)(48, 16, padding_idx=3).double()
-    converted, report = phmctl.convert(layer, share=0.4, structure=structure)
+    converted, report = phmctl.convert(layer, share=0.4, structure=structure, select="*")
     assert not report.rows[0].skipped
     assert report.rows[0].after <= 0.4 * report.rows[0].before
     outputs, dense = converted(*inputs_of(name)), phmctl.to_dense(converted)
@@ -229,13 +230,28 @@ def test_a_step_moves_each_summand_as_far_as_that_of_the_dense_weight(structure:
         ({"share": 0.25, "structure": "mixture", "algebra": "quaternion"}, "phm"),
         ({"n": 4, "structure": "mixture"}, "share"),
         ({"share": 0.25, "model": nn.Linear(1, 8)}, "no fewer"),
-        ({"share": 0.25, "model": nn.Linear(8, 8, device="meta")}, "meta"),
-        ({"share": 0.25, "model": nn.Linear(8, 8, dtype=torch.complex64)}, "complex"),
+        ({"share": 0.25}, "rank 2"),
+        ({"share": 0.25, "inputs": []}, "empty"),
+        ({"share": 0.25, "inputs": [torch.zeros(0, 16)]}, "empty"),
+        ({"share": 0.25, "inputs": 3}, "int"),
+        ({"share": 0.25, "inputs": [torch.full((4, 16), math.nan)]}, "NaN"),
+        ({"share": 0.25, "inputs": [torch.zeros(4, 15)]}, "batch 1"),
+        ({"share": 0.25, "select": "*", "model": nn.Linear(8, 8, device="meta")}, "meta"),
+        ({"share": 0.25, "select": "*", "model": nn.Linear(8, 8, dtype=torch.complex64)}, "complex"),
     ],
 )
 def test_impossible_shares_are_refused(options: dict[str, Any], place: str) -> None:
     with pytest.raises(UserError, match=place):
         phmctl.convert(**({"model": nn.Linear(16, 16)} | options))
+
+
+def test_without_select_a_product_of_little_rank_stays_dense() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    small, report = phmctl.convert(net, share=0.25)
+    assert [row.skipped is None for row in report.rows] == [True, False]
+    assert torch.equal(small[2].weight, net[2].weight)
+    _, report = phmctl.convert(net, share=0.25, select="*")
+    assert [row.after for row in report.rows] == [8 * 128, 2 * 74]
 
 
 def test_the_number_of_terms_is_at_most_that_of_independent_ones() -> None:
@@ -262,7 +278,7 @@ def test_the_product_is_the_nearest_on_the_inputs() -> None:
     """No other weight of the rank is nearer: the truncated decomposition of W X for inputs X (d, many)."""
     torch.manual_seed(0)
     layer, x = nn.Linear(12, 10, bias=False, dtype=torch.float64), torch.randn(500, 12, dtype=torch.float64).cumsum(1)
-    converted, _ = phmctl.convert(layer, share=0.4, inputs=[x])
+    converted, _ = phmctl.convert(layer, share=0.4, select="*", inputs=[x])
     rank = converted.parametrizations.weight.original0.shape[0]
     least = torch.linalg.svdvals(layer(x))[rank:].square().sum().item()
     assert (converted(x) - layer(x)).square().sum().item() == pytest.approx(least, rel=1e-2)
@@ -272,7 +288,8 @@ def test_rows_of_a_table_that_are_read_often_are_nearer_and_the_mode_stays() -> 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(60, 16, dtype=torch.float64), nn.Dropout(0.5))
     model.train()
-    converted, _ = phmctl.convert(model, share=0.3, inputs=[(torch.arange(3).repeat(400),), torch.arange(3)])
+    inputs = [(torch.arange(3).repeat(400),), torch.arange(3)]
+    converted, _ = phmctl.convert(model, share=0.3, select="*", inputs=inputs)
     errors = (converted[0].weight - model[0].weight).norm(dim=1)
     assert errors[:3].mean() < 0.2 * errors[3:].mean()
     assert model.training
