@@ -236,8 +236,9 @@ class _Outputs:
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         modules = dict(model.named_modules())
+        outer = [name for name in modules if name and "parametrizations" not in name.split(".")]
         for name in names:
-            check_known("layer", name, modules)
+            check_known("layer", name, outer)
         self.modules, self.kept = {name: modules[name] for name in names}, dict[str, Tensor]()
 
     def __enter__(self) -> "_Outputs":

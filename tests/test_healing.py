@@ -45,6 +45,19 @@ def test_a_student_learns_the_answers_and_the_teacher_stays(target: Any, structu
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
+def test_the_last_of_few_steps_is_rounded() -> None:
+    teacher, seen = teacher_of(), list[int]()
+    student, _ = phmctl.convert(teacher, share=0.4)
+
+    def output(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        matrix = next(parameter for parameter in model.parameters() if parameter.dim() > 1)
+        seen.append(len(matrix[0].unique()))
+        return model(batch)
+
+    phmctl.heal(student, teacher, batches_of(1), steps=4, output=output, quantize="int4")
+    assert min(seen[1:-2:2]) > 15 >= seen[-1]  # the student is the second of each step
+
+
 def test_the_modes_of_both_models_stay() -> None:
     teacher = teacher_of()
     student = phmctl.convert(teacher, share=0.4)[0].eval()
@@ -154,6 +167,7 @@ def generator() -> Iterator[torch.Tensor]:
         ({"batches": [torch.zeros(2, 3, 32)]}, "width"),
         ({"target": "cosin"}, "cosine"),
         ({"layers": ["7"]}, "layer '7'"),
+        ({"layers": ["0.parametrizations"]}, "layer '0.parametrizations'"),
         ({"steps": 0}, "steps"),
         ({"lr": -1.0}, "lr"),
         ({"weight_decay": -1.0}, "weight_decay"),
@@ -199,6 +213,7 @@ def test_the_last_steps_compute_with_the_rounded_weights(form: str, tmp_path: Pa
         return model(batch)
 
     phmctl.heal(student, teacher, [x], steps=10, lr=0.01, output=output, quantize=form)
+    assert len(found) == 10
     exact = student[0].parametrizations.weight.original1
     assert len(found[7].unique()) > len(found[8].unique()) or form == "float16"
     phmctl.save(student, tmp_path / "small", quantize=form)

@@ -134,18 +134,19 @@ def convert(
         UserError: neither n of at least 2, nor a fixed algebra, nor a share; no module that is selected can be
             converted; the model cannot be copied.
     """
+    if share is not None:
+        structure = STRUCTURE if structure is None else structure
+        check_known("structure", structure, STRUCTURES)
+        if not (isinstance(share, (int, float)) and 0 < share < 1):
+            raise UserError(f"share = {share!r}: expected a number between 0 and 1")
+        if algebra != LEARNED:
+            raise UserError(f"algebra = {algebra!r}: a share needs algebra 'phm'")
+        if structure == "low-rank" and n is not None:
+            raise UserError(f"n = {n}: a product of low rank has no n; pass structure='kronecker', or no share")
     order = _BLOCKS if n is None and share is not None else n
     order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if order is None else order)
     if share is None and (order == 1 or structure is not None):
         raise UserError(f"n = {n}: convert needs a share, n of at least 2, or a fixed algebra that implies it")
-    if share is not None:
-        structure = STRUCTURE if structure is None else structure
-        check_known("structure", structure, STRUCTURES)
-        is_number = isinstance(share, (int, float)) and 0 < share < 1
-        if not is_number or algebra != LEARNED or (structure == "low-rank" and n is not None):
-            raise UserError(
-                f"share = {share!r}: expected a number between 0 and 1, algebra 'phm', and n only with a Kronecker sum"
-            )
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
     selected = {
