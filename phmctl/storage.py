@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -70,9 +71,14 @@ def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> 
     timeout = -1 if busy is None else _BUSY_SECONDS
     file_lock = FileLock(path, timeout=timeout, poll_interval=0.02, fallback_to_soft=False)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file_lock.acquire()
+            while not file_lock.is_locked:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(
+                    dir=path.parent
+                ).close()  # where no file can be created, filelock retries forever
+                with suppress(FileNotFoundError):  # the last holder removed the folder that it had created
+                    file_lock.acquire()
         except Timeout as error:
             raise busy or error from None
         except OSError as error:
@@ -125,6 +131,8 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     """
     payload = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with writing(path):
+        if path.is_dir() and not path.is_symlink():
+            raise OutputError(f"{path} is a folder: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _hidden_name(path, "tmp")
         try:
@@ -229,6 +237,8 @@ def check_own(folder: Path, manifest: str, mark: str, *, also: str = "") -> None
     with writing(folder):
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise OutputError(f"{folder} is a file or a link, and is not replaced: move it away, or name another place")
+        if folder.exists() and (folder.is_mount() or folder.samefile(".")):
+            raise OutputError(f"{folder} is the working folder or a disk, and is not replaced: name a folder in it")
         own = own_files(folder / manifest, mark)
         files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     names = [path.relative_to(folder).as_posix() for path in files]
@@ -274,10 +284,19 @@ def clear(path: Path) -> None:
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder, ``*`` for all in a folder, and :func:`clear` it. Raises OutputError."""
-    with lock(path.with_name(".lock" if path.name == "*" else f".{path.name}.lock"), remove=True):
-        clear(path)
-        yield
+    """Hold the lock of a file or folder, ``*`` for all in a folder, and :func:`clear` it. Raises OutputError.
+
+    The folders that are created for it are removed at the end if they are empty.
+    """
+    created = [folder for folder in path.parents if not folder.exists()]
+    try:
+        with lock(path.parent / (".lock" if path.name == "*" else f".{path.name}.lock"), remove=True):
+            clear(path)
+            yield
+    finally:
+        with suppress(OSError):
+            for folder in created:
+                folder.rmdir()
 
 
 def file_entry(folder: Path, name: str) -> dict[str, Any]:

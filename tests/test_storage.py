@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -130,6 +131,33 @@ def test_a_lock_whose_file_is_removed_excludes_all_others(tmp_path: Path) -> Non
         list(pool.map(count, range(4)))
     assert counter.read_text() == "80"
     assert not path.exists()
+
+
+def test_a_place_where_no_file_can_be_created_is_an_output_error() -> None:
+    for place in (Path("/proc/phmctl"), Path("/proc/phmctl/new")):  # with `busy` no test waits forever
+        with pytest.raises(OutputError), lock(place, busy=RunError("busy")):
+            pass
+
+
+def test_a_failed_writer_leaves_no_folder_that_it_created(tmp_path: Path) -> None:
+    """A process that waits for the lock creates the folders again."""
+    (tmp_path / "old").mkdir()
+    place = tmp_path / "old" / "new" / "newer" / "out"
+
+    def write() -> None:
+        with sole_writer(place):
+            make_folder(place, "content")
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyError), sole_writer(place):
+            waiting = pool.submit(write)
+            time.sleep(0.2)
+            raise KeyError
+        waiting.result()
+    assert file_names(place.parent) == ["out"]
+    with pytest.raises(KeyError), sole_writer(tmp_path / "old" / "another" / "out"):
+        raise KeyError
+    assert file_names(tmp_path / "old") == ["new"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK])

@@ -148,8 +148,6 @@ class Run(Trained):
         The folder gets the name when it is complete. `fill` writes the tokenizers and texts into it before that.
         """
         parent = root / recipe.name / recipe.variant
-        with writing(parent):
-            parent.mkdir(parents=True, exist_ok=True)
         with writing(parent), sole_writer(parent / "new"), temporary_folder(parent / "new") as temporary:
             if fill is not None:
                 fill(cls(temporary, recipe))

@@ -230,6 +230,16 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
         export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
 
 
+def test_a_folder_that_cannot_be_replaced(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to("missing")
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
+    for output in (Path("/"), Path(), tmp_path / "working", Path("/proc"), Path("/proc/phmctl"), tmp_path / "link"):
+        with pytest.raises(OutputError):
+            export(small_run, exports.SAFETENSORS, output, texts=0)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "working"]
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_that_another_process_fills(
     small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool

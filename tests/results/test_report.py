@@ -122,8 +122,9 @@ def test_the_command_writes_the_file_and_prints_its_path(root: Path, tmp_path: P
 def test_without_matplotlib_or_a_file_to_write_nothing_is_written(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(OutputError):
-        call("report", root, "-o", tmp_path)
+    for folder in (tmp_path, "/", ".", ""):
+        with pytest.raises(OutputError):
+            call("report", root, "-o", folder)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError):
         call("report", root, "-o", tmp_path / "page.html")

@@ -31,7 +31,7 @@ def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError):
         Run.create(tmp_path, make_recipe(), fill=fill)
-    assert list((tmp_path / "fake/phm-n4").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_recipe_and_environment_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
