@@ -74,9 +74,8 @@ def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> 
         try:
             while not file_lock.is_locked:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                tempfile.TemporaryFile(
-                    dir=path.parent
-                ).close()  # where no file can be created, filelock retries forever
+                # filelock retries forever where no file can be created, as in /proc
+                tempfile.TemporaryFile(dir=path.parent).close()
                 with suppress(FileNotFoundError):  # the last holder removed the folder that it had created
                     file_lock.acquire()
         except Timeout as error:

@@ -6,7 +6,8 @@ import json
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -148,12 +149,15 @@ def test_a_failed_writer_leaves_no_folder_that_it_created(tmp_path: Path) -> Non
         with sole_writer(place):
             make_folder(place, "content")
 
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(KeyError), sole_writer(place):
+    def fail(pool: ThreadPoolExecutor) -> Future[None]:
+        with suppress(KeyError), sole_writer(place):
             waiting = pool.submit(write)
             time.sleep(0.2)
             raise KeyError
-        waiting.result()
+        return waiting
+
+    with ThreadPoolExecutor(1) as pool:
+        fail(pool).result()
     assert file_names(place.parent) == ["out"]
     with pytest.raises(KeyError), sole_writer(tmp_path / "old" / "another" / "out"):
         raise KeyError

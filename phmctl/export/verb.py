@@ -117,9 +117,9 @@ def export(
         )
     if to == CTRANSLATE2 and not isinstance(run.recipe, TranslationRecipe):
         raise UserError("CTranslate2 cannot run this classifier; export it --to onnx or safetensors")
+    if output.is_symlink() and not output.exists():
+        raise OutputError(f"{output} is a link to a missing folder: create that folder, or name another one")
     target = output.resolve()
-    if output.is_symlink() and not target.exists():
-        raise OutputError(f"{output} is a link to {target}, which is missing: create that folder, or name another one")
     with sole_writer(target):
         check_own(target, EXPORT, _MARK, also=_SCORES)
         if not force and (target / EXPORT).is_file():

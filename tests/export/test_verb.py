@@ -231,13 +231,14 @@ def test_a_folder_that_is_not_empty(small_run: Run, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_replaced(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "link").symlink_to("missing")
+    for name, target in (("link", "missing"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(target)
     (tmp_path / "working").mkdir()
     monkeypatch.chdir(tmp_path / "working")
-    for output in (Path("/"), Path(), tmp_path / "working", Path("/proc"), Path("/proc/phmctl"), tmp_path / "link"):
+    for output in ("/", "", "../working", "/proc", "/proc/phmctl", "../link", "../loop"):
         with pytest.raises(OutputError):
-            export(small_run, exports.SAFETENSORS, output, texts=0)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "working"]
+            export(small_run, exports.SAFETENSORS, Path(output), texts=0)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "loop", "working"]
 
 
 @pytest.mark.parametrize("force", [False, True])
