@@ -26,7 +26,7 @@ NOTHING = "nothing"
 class Section(BaseModel):
     """A part of a recipe: immutable, strictly typed, without unknown keys, NaN or infinity."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm", "low-rank"]
