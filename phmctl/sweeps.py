@@ -72,6 +72,8 @@ def sweep(
     rows, documents = [], []
     for each in trainings:
         run = newest_of(each.recipe, runs_root(runs))
+        if each.state == "stopped" and run is not None:
+            each.state = run.state  # finished if the signal came after the last step
         figures = ("–", "–") if run is None else (format_best(run), str(run.run.folder))
         rows.append((each.label, each.state, *figures))
         document = {"training": each.label, "state": each.state, "problem": each.problem or None}

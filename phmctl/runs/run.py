@@ -165,11 +165,7 @@ class Run(Trained):
     def open(cls, name: Path | str, root: str | Path | None = None) -> Self:
         """Open the run with a path, a name below `root` or a tag. See :func:`find_run`."""
         folder = find_run(name, root)
-        if (folder / EXPORT).is_file():
-            raise RunError(
-                f"{folder} is an export, not a run: decode, eval and serve accept it, "
-                "for training and exporting, name the run that it was made from"
-            )
+        _refuse_export(folder)
         for file_name in (RECIPE, ENVIRONMENT):
             if not (folder / file_name).is_file():
                 raise RunError(f"{folder} is incomplete: {file_name} is missing: {_ADVICE}")
@@ -419,6 +415,8 @@ def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None
         matching = next(filter(None, (list(_runs_below(folder)) for folder in folders)), None)
         matching = matching or [run for run in _runs_below(root) if read_tag(run) == str(name)]
         if not matching:
+            for folder in folders:
+                _refuse_export(folder)
             raise RunError(
                 f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
                 f"{_nearest_run(Path(name), root)} (list them with: phmctl runs)"
@@ -426,6 +424,14 @@ def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None
         runs += matching
     unique = {run.resolve(): run for run in runs}
     return sorted(unique.values(), key=_natural_order)
+
+
+def _refuse_export(folder: Path) -> None:
+    if (folder / EXPORT).is_file():
+        raise RunError(
+            f"{folder} is an export, not a run: name the run that it was made from. decode, eval and serve accept "
+            f"exports: {shlex.join(['phmctl', 'eval', str(folder)])}"
+        )
 
 
 def _natural_order(folder: Path) -> list[tuple[int, str]]:

@@ -5,10 +5,12 @@ import re
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from phmctl import sweeps
 from phmctl.cli.options import split_setting
 from phmctl.errors import DataError
 from phmctl.runs.results import read_metrics
@@ -87,6 +89,21 @@ def test_a_stopped_sweep_is_continued_to_the_same_weights(
     assert runs[2, 1].recipe == undisturbed.recipe
     digests = [run.weights("last").sha256 for run in (runs[2, 1].run, undisturbed)]
     assert digests[0] == digests[1]
+
+
+def test_a_training_that_a_signal_stops_after_the_last_step_is_finished(
+    sweep: list[object], copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_late(commands: Mapping[sweeps.Training, object], jobs: int) -> int:
+        first, second = commands
+        train(first.recipe, data=copying_data, runs=tmp_path / "runs", quiet=True)
+        first.state = second.state = "stopped"
+        return 130
+
+    monkeypatch.setattr(sweeps, "run_commands", stop_late)
+    result = call(*sweep, "--seed", "1,2", "--steps", 2, "--json")
+    assert [each["state"] for each in json.loads(result.stdout)["trainings"]] == ["finished", "stopped"]
+    assert (result.exit_code, "1 of 2" in result.stderr) == (130, True)
 
 
 def test_the_listed_commands_train_the_combinations(sweep: list[object], tmp_path: Path) -> None:

@@ -381,9 +381,10 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
             find(folder)
 
 
-def test_training_does_not_take_an_export(exported: Exported) -> None:
-    with pytest.raises(RunError, match=exported.export.folder.name):
-        Run.open(exported.export.folder)
+@pytest.mark.parametrize("take", [Run.open, phmctl.compare])
+def test_an_export_is_not_taken_as_a_run(exported: Exported, take: Callable[[Path], object]) -> None:
+    with pytest.raises(RunError, match=f"phmctl eval .*{exported.export.folder.name}"):
+        take(exported.export.folder)
 
 
 @pytest.mark.parametrize(
