@@ -1,4 +1,4 @@
-"""``examples/heal.py`` and ``examples/rates.py`` run, with few steps and small networks."""
+"""``examples/heal.py``, ``rates.py`` and ``translator.py`` run, with few steps and small networks."""
 
 import importlib.util
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from phmctl.runs import Run
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -31,3 +33,15 @@ def test_heal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run("rates", "--steps", "1", "--seeds", "1", monkeypatch=monkeypatch, WIDTH=16, LENGTH=8, LAYERS=1)
     assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+def test_translator(
+    tiny_run: Run, miniature_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PHMCTL_DATA", str(miniature_data))
+    arguments = (str(tiny_run.folder), "--steps", "2", "--share", "0.5", "--lines", "8")
+    run("translator", *arguments, monkeypatch=monkeypatch, CALIBRATION=1)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    sizes = [int(row[-4].replace(",", "")) for row in rows]
+    assert [row[0] for row in rows] == ["dense", "converted", "healed", "healed,"]
+    assert sizes[0] > sizes[1] == sizes[2] > 4 * sizes[3]
