@@ -344,6 +344,11 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
         was_best_or_last = member.checkpoint_option in (None, AUTO) and (member.checkpoint or "").startswith("step-")
         if was_best_or_last and member.run.checkpoint_names():
             remarks.append(f"was scored at {member.checkpoint}, now neither its best nor last checkpoint")
+        if member.run.checkpoint_names():
+            try:
+                member.run.weights(member.checkpoint_option or AUTO)
+            except RunError as error:
+                remarks.append(f"cannot be scored: {error}")
         changes = variant.first.differences(member)
         if changes:
             remarks.append("differs: " + "; ".join(difference_lines(changes, f"seed {variant.first.seed}")))

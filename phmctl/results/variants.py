@@ -92,7 +92,7 @@ class ComparedRun:
     def lacks_result(self, split: str) -> bool:
         """Return whether the run is not scored yet but has the checkpoint and the text for it."""
         with suppress(RunError):
-            self.run.checkpoint(self.checkpoint_option or AUTO)
+            self.run.weights(self.checkpoint_option or AUTO)
             return self.result is None and split in (self.run.splits() or [split])
         return False
 

@@ -48,7 +48,6 @@ from phmctl.storage import (
     step_of,
     sync,
     temporary_folder,
-    verify_checkpoint,
     write_atomic,
     write_json,
     writing,
@@ -271,8 +270,7 @@ class Run(Trained):
 
     def weights(self, checkpoint: str = "best") -> Weights:
         folder = self.checkpoint(checkpoint)
-        if not (folder / MANIFEST).is_file():
-            verify_checkpoint(folder, ())  # raises an error that suggests another checkpoint
+        read_manifest(folder)  # raises RunError if it is missing or damaged
         return Weights(folder.name, sha256(folder / MANIFEST))
 
     def set_pointer(self, name: str, step: int | None) -> None:

@@ -168,7 +168,8 @@ def _state(run: Run, checkpoint_state: Mapping[str, Any]) -> tuple[State, str | 
         return "failed", error
     training = run.recipe.training
     step, stale = checkpoint_state.get("step", 0), checkpoint_state.get("stale", 0)
-    trained = bool(checkpoint_state) and is_done(step, stale, training.steps, training.patience)
+    validated = checkpoint_state.get("validated", step) == step  # a signal in the last step skips the validation
+    trained = bool(checkpoint_state) and validated and is_done(step, stale, training.steps, training.patience)
     averaged = not training.average or (run.checkpoints_folder / AVERAGE).is_dir()
     return ("finished" if trained and averaged else "stopped"), None
 

@@ -221,6 +221,19 @@ def test_damaged_recipes_and_results_are_each_reported_once(tmp_path: Path) -> N
     assert str(sound.folder) not in warnings
 
 
+@pytest.mark.parametrize("hypotheses", [REFERENCES, None])
+def test_a_damaged_manifest_is_named(tmp_path: Path, hypotheses: Sequence[str] | None) -> None:
+    run = make_run(tmp_path, settings=REAL, hypotheses=hypotheses)
+    manifest = run.checkpoint("best") / "manifest.json"
+    comparison = compare_runs(["miniature"], runs=tmp_path)
+    assert str(manifest) not in "".join(comparison.notes())
+    manifest.write_text("{")
+    damaged = compare_runs(["miniature"], runs=tmp_path)
+    assert str(manifest) in "".join(damaged.notes())
+    assert damaged.missing() == []
+    assert damaged.variants[0].values(damaged.metrics[0]) == comparison.variants[0].values(comparison.metrics[0])
+
+
 def test_speeds_on_different_machines_are_marked(tmp_path: Path) -> None:
     make_run(tmp_path, settings=REAL, rate=800)
     make_run(tmp_path, settings=PHM, rate=700, environment=MACHINE | {"threads": 2})

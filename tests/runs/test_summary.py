@@ -63,8 +63,9 @@ def test_states(tmp_path: Path) -> None:
     new, begun = make(tmp_path), make(tmp_path, {"step": 4, "stale": 0}, steps=10)
     patient = make(tmp_path, {"step": 4, "stale": 2}, steps=10, patience=2)
     done, unaveraged = (make(tmp_path, {"step": 10, "stale": 0}, steps=10, average=average) for average in (0, 1))
-    states = [summarise(run.folder).state for run in (new, begun, patient, done, unaveraged)]
-    assert states == ["stopped", "stopped", "finished", "finished", "stopped"]
+    unvalidated = make(tmp_path, {"step": 10, "stale": 0, "validated": 5}, steps=10)
+    states = [summarise(run.folder).state for run in (new, begun, patient, done, unaveraged, unvalidated)]
+    assert states == ["stopped", "stopped", "finished", "finished", "stopped", "stopped"]
 
 
 def test_a_run_that_is_held_is_running_and_is_not_disturbed(tmp_path: Path) -> None:
