@@ -145,8 +145,12 @@ def main() -> None:
     training: Any = {"steps": options.steps, "lr": options.lr, "quantize": "int4", "folder": options.output / "healing"}
     if options.layers:
         training["layers"] = [f"encoder.layer.{index}" for index in range(teacher.config.num_hidden_layers - 1)]
-    with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
-        phmctl.heal(student, teacher, batches(texts, options.seed), output=embed, **training)
+
+    def output(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+            return embed(model, batch)
+
+    phmctl.heal(student, teacher, batches(texts, options.seed), output=output, **training)
     show("healed", student)
     phmctl.save(student, options.output, quantize="int4")
     show("healed, 4 bits", phmctl.load_into(build(), options.output), "model.safetensors")

@@ -67,6 +67,15 @@ def _answer(output: Callable[[nn.Module, Any], Tensor], model: nn.Module, role: 
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def _check_shapes(found: Tensor, expected: Tensor, target: Loss) -> None:
+    """Raise UserError if the student's output has another shape than the teacher's, or one that cosine cannot read."""
+    if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
+        raise UserError(
+            f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal shapes, for"
+            " cosine (batch, width)"
+        )
+
+
 def heal(
     student: nn.Module,
     teacher: nn.Module,
@@ -167,13 +176,10 @@ def heal(
             with torch.no_grad():
                 expected = _answer(output, teacher, "teacher", batch, step)
             optimiser.zero_grad()
+            torch.clear_autocast_cache()  # a scope around all steps would keep the weights of the first
             with _rounded(student, quantize if step >= rounds_from else "float32"):
                 found = _answer(output, student, "student", batch, step)
-                if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
-                    raise UserError(
-                        f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal"
-                        " shapes, for cosine (batch, width)"
-                    )
+                _check_shapes(found, expected, target)
                 loss = target(found, expected) + outputs[0].loss(outputs[1])
                 loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)

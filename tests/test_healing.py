@@ -58,6 +58,22 @@ def test_the_last_of_few_steps_is_rounded() -> None:
     assert min(seen[1:-2:2]) > 15 >= seen[-1]  # the student is the second of each step
 
 
+def test_a_scope_of_autocast_around_all_steps_learns_too() -> None:
+    teacher, losses = teacher_of(), []
+    for inside in (True, False):
+
+        def output(model: nn.Module, batch: torch.Tensor, inside: bool = inside) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside or torch.is_autocast_enabled("cpu")):
+                return model(batch)
+
+        student, _ = phmctl.convert(teacher, share=0.4)
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+            losses.append(phmctl.heal(student, teacher, batches_of(1), steps=60, lr=0.05, output=output))
+    assert losses[0][-1] < 0.5 * losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
 def test_the_modes_of_both_models_stay() -> None:
     teacher = teacher_of()
     student = phmctl.convert(teacher, share=0.4)[0].eval()
