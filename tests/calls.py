@@ -2,18 +2,42 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from phmctl.cli.main import app
+from phmctl.runs.results import read_metrics
+from phmctl.signals import StopRequest
 
 
 def call(*arguments: object, stdin: bytes | str = "") -> Result:
     """Call ``phmctl`` with these arguments; its errors are raised."""
     return CliRunner().invoke(app, [*map(str, arguments)], input=stdin, catch_exceptions=False)
+
+
+def stop_training(number: signal.Signals, run: Path, *arguments: object) -> Result:
+    """Call ``phmctl``, and send this process a signal when the training in the folder `run` has logged a step."""
+
+    def send() -> None:
+        for _ in range(2400):
+            if read_metrics(run / "metrics.jsonl"):
+                os.kill(os.getpid(), number)
+                return
+            time.sleep(0.05)
+
+    sending = threading.Thread(target=send)
+    with StopRequest():  # a late signal does not end the tests
+        sending.start()
+        result = call(*arguments)
+        sending.join()
+    return result
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[Any]:

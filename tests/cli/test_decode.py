@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 from pathlib import Path
 
@@ -92,15 +93,20 @@ def test_a_bar_is_shown_for_a_file_on_a_terminal_only(
     assert "━" not in call(*arguments[:-2]).stderr
 
 
-def test_a_killed_process_keeps_its_answers(run: Run, expected: list[str], tmp_path: Path) -> None:
+def test_answers_are_in_the_file_at_once_and_sigint_ends_with_exit_code_130(
+    run: Run, expected: list[str], tmp_path: Path
+) -> None:
     path = tmp_path / "out"
     with start("decode", run.folder, "--json", "--output", path, stdin=subprocess.PIPE) as process:
-        for line in SOURCES[:3]:
+        for line in SOURCES[:2]:
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
             process.stdout.readline()
-        process.kill()
-    assert lines(path.read_text(encoding="utf-8")) == expected[:3]
+        assert lines(path.read_text(encoding="utf-8")) == expected[:2]  # a killed process has written them too
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == "ended by SIGINT\n"
+    assert lines(path.read_text(encoding="utf-8")) == expected[:2]
 
 
 def test_a_reader_that_leaves_ends_the_process_silently(run: Run) -> None:

@@ -4,8 +4,7 @@ import json
 import re
 import shlex
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ import pytest
 from phmctl import sweeps
 from phmctl.cli.options import split_setting
 from phmctl.errors import DataError
-from phmctl.runs.results import read_metrics
-from phmctl.runs.summary import Summary, list_runs
+from phmctl.runs.summary import list_runs
 from phmctl.training.train import train
-from tests.calls import call, start
+from tests.calls import call, stop_training
 from tests.training.copying import copying_recipe
 
 
@@ -25,9 +23,11 @@ def sweep(train_copying: list[object]) -> list[object]:
     return ["sweep", *train_copying[1:]]
 
 
-def known(root: Path) -> dict[tuple[int, int], Summary]:
-    """The runs, by n and seed."""
-    return {(run.recipe.model.n, run.recipe.training.seed): run for run in list_runs((), root)}
+def train_here(commands: Mapping[sweeps.Training, Sequence[str]], jobs: int) -> None:
+    """Run the commands of a sweep in this process."""
+    for training, command in commands.items():
+        assert call(*command).exit_code == 0
+        training.state = "finished"
 
 
 def test_a_sweep_skips_finished_trainings_and_reports_failures(
@@ -62,32 +62,26 @@ def test_a_sweep_on_data_that_is_not_prepared_starts_no_training(copying_file: P
 
 
 def test_a_stopped_sweep_is_continued_to_the_same_weights(
-    sweep: list[object], copying_data: Path, tmp_path: Path
+    sweep: list[object], copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SIGTERM the training saves; the same command finishes it and starts the waiting training."""
-    settings = ("steps=100", "save_every=100", "validate_every=100", "log_every=1")
-    command = [*sweep, "--seed", "1,2", *(f"--set=training.{setting}" for setting in settings)]
-    process = start(*command)
-    deadline = time.monotonic() + 120
-    while not read_metrics(tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    out, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors
-    assert "2 of 2 trainings are not finished" in errors
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("seed=")] == ["stopped", "waiting"]
-    (stopped,) = known(tmp_path / "runs").values()
+    changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
+    settings = (f"--set=training.{key}={value}" for key, value in changes.items() if key != "steps")
+    command = [*sweep, "--steps", "100,1", *settings]
+    result = stop_training(signal.SIGTERM, tmp_path / "runs/copying/phm-n2/v001", *command)
+    assert result.exit_code == 143, result.stderr
+    assert "2 of 2 trainings are not finished" in result.stderr
+    assert [line.split()[1] for line in result.stdout.splitlines() if "steps=" in line] == ["stopped", "waiting"]
+    (stopped,) = list_runs((), tmp_path / "runs")
     assert (stopped.state, 0 < stopped.step < 100) == ("stopped", True)
 
-    again = call(*command)
-    assert again.stdout.count("finished") == 2
-    assert "seed=2: training " in again.stderr
-    runs = known(tmp_path / "runs")
-    assert {run.state for run in runs.values()} == {"finished"}
-    changes = {"steps": 100, "save_every": 100, "validate_every": 100, "log_every": 1}
+    monkeypatch.setattr(sweeps, "run_commands", train_here)
+    assert call(*command).stdout.count("finished") == 2
+    runs = {run.recipe.training.steps: run for run in list_runs((), tmp_path / "runs")}
+    assert [runs[steps].state for steps in (100, 1)] == ["finished", "finished"]
     undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
-    assert runs[2, 1].recipe == undisturbed.recipe
-    digests = [run.weights("last").sha256 for run in (runs[2, 1].run, undisturbed)]
+    assert runs[100].recipe == undisturbed.recipe
+    digests = [run.weights("last").sha256 for run in (runs[100].run, undisturbed)]
     assert digests[0] == digests[1]
 
 
@@ -106,19 +100,19 @@ def test_a_training_that_a_signal_stops_after_the_last_step_is_finished(
     assert (result.exit_code, "1 of 2" in result.stderr) == (130, True)
 
 
-def test_the_listed_commands_train_the_combinations(sweep: list[object], tmp_path: Path) -> None:
+def test_the_listed_commands_train_the_combinations(
+    sweep: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = ["--n", "1,2", "--seed", "1,2", "--steps", 2, "--set", 'description="a, b"']
     commands = call(*sweep, *grid, "--list").stdout.splitlines()
     assert len(commands) == 4
     assert not (tmp_path / "runs").exists()
     name, *arguments = shlex.split(commands[1])
     assert name == "phmctl"
+    monkeypatch.setattr(sweeps, "run_commands", train_here)
     assert call(*arguments).exit_code == 0
-    again = call(*arguments)
-    assert (again.exit_code, again.stderr) == (0, "")  # nothing was started
-    ((n, seed),) = known(tmp_path / "runs")
-    assert (n, seed) == (1, 2)
-    assert known(tmp_path / "runs")[1, 2].recipe.description == "a, b"
+    (run,) = list_runs((), tmp_path / "runs")
+    assert (run.recipe.model.n, run.recipe.training.seed, run.recipe.description) == (1, 2, "a, b")
 
 
 def test_combinations_with_equal_recipes_are_one_training(copying_file: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from phmctl.errors import RecipeError, UserError
 from phmctl.runs.results import read_metrics
-from tests.calls import call, start
+from tests.calls import call, start, stop_training
 
 
 def test_options_reach_the_recipe(train_copying: list[object]) -> None:
@@ -62,14 +62,10 @@ def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_fil
 
 
 def test_ctrl_c_saves_and_the_run_can_be_resumed(train_copying: list[object], tmp_path: Path) -> None:
-    process = start(*train_copying, "--steps", 100_000)
-    metrics = tmp_path / "runs/copying/phm-n2/v001/metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not read_metrics(metrics) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    run = tmp_path / "runs/copying/phm-n2/v001"
+    stopped = stop_training(signal.SIGINT, run, *train_copying, "--steps", 100_000, "--set", "training.log_every=1")
+    errors = stopped.stderr
+    assert stopped.exit_code == 130
     assert "stopped and saved at step" in errors
     saved = int(errors.rsplit("at step ", 1)[1].split(";")[0])
     # The last line is a complete command that resumes the run.
@@ -79,10 +75,11 @@ def test_ctrl_c_saves_and_the_run_can_be_resumed(train_copying: list[object], tm
     assert json.loads(resumed.stdout)["steps"] == saved + 2
 
 
-def test_a_lost_terminal_loses_no_training(train_copying: list[object], tmp_path: Path) -> None:
+def test_a_lost_terminal_loses_no_training(tmp_path: Path) -> None:
     """Training continues after stderr is closed, and saves on SIGHUP."""
-    run = tmp_path / "runs/copying/phm-n2/v001"
-    with start(*train_copying, "--steps", 100_000, "--set", "training.log_every=1") as process:
+    run = tmp_path / "hamilton/phm-n4/v001"
+    command = ("train", "hamilton", "--steps", 1_000_000, "--runs", tmp_path, "--set", "training.log_every=1")
+    with start(*command) as process:
         process.stderr.readline()
         process.stderr.close()
         deadline = time.monotonic() + 100
