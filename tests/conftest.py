@@ -9,8 +9,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# One thread per test process, set before torch creates its thread pools.
+# One thread per test process, set before torch creates its thread pools; the second one of a few tests does not spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pathlib import Path
 

@@ -26,19 +26,19 @@ def test_texts_do_not_depend_on_batch_size_and_order(kit: Kit, lines: list[str],
     assert texts(translations) == [expected[row] for row in order]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_dense_model_gives_the_same_texts_with_any_number_of_threads(kit: Kit, threads: int) -> None:
+def test_the_dense_model_gives_the_same_texts_with_any_number_of_threads(kit: Kit) -> None:
     """The functions are equal up to rounding, which matters only if candidates have nearly equal scores."""
     phm = Kit(sharp_model(kit.tokenizers.source.size, algebra="phm", n=2), kit.tokenizers)
-    expected = texts(phm.translator().translate(TEXT[:6]))
+    expected = texts(phm.translator().translate(TEXT[:4]))
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(threads)
-        dense = Kit(to_dense(phm.model), kit.tokenizers)  # type: ignore[arg-type]
-        assert texts(dense.translator().translate(TEXT[:6])) == expected
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            dense = Kit(to_dense(phm.model), kit.tokenizers)  # type: ignore[arg-type]
+            assert texts(dense.translator().translate(TEXT[:4])) == expected
     finally:
         torch.set_num_threads(before)
-    assert len({row[0] for row in expected}) > 3
+    assert len({row[0] for row in expected}) > 2
 
 
 def test_lines_without_words_stay_empty(kit: Kit) -> None:

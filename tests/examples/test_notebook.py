@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from phmctl import shipped
+
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOK = ROOT / "examples" / "first_hour.ipynb"
 
@@ -16,6 +18,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     for text, changed in (("STEPS = 1800", "STEPS = 3"), ('split="test"', 'split="valid"')):
         assert text in program
         program = program.replace(text, changed)
+    for split, size in (("train", 1000), ("valid", 100), ("test", 20)):
+        monkeypatch.setitem(shipped.SIZES, split, size)
     monkeypatch.chdir(tmp_path)
     exec(compile(program, NOTEBOOK.name, "exec"), {})
     printed = capsys.readouterr().out

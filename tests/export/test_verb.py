@@ -3,7 +3,6 @@
 import json
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from copy import copy
@@ -60,21 +59,16 @@ def test_scores_of_the_run_are_in_the_card_with_their_signature(tmp_path: Path) 
 
 
 @torch.no_grad()
-def test_the_plain_form_needs_only_its_own_code(tiny_run: Run, tmp_path: Path) -> None:
+def test_the_plain_form_holds_the_code_that_computes_the_model(tiny_run: Run, tmp_path: Path) -> None:
     folder = export(tiny_run, exports.SAFETENSORS, tmp_path / "export", texts=4).export.folder
     code = (folder / "plain.py").read_text(encoding="utf-8")
     assert code == Path(plain.__file__).read_text(encoding="utf-8")
     assert len(code.splitlines()) <= 250
     with pytest.raises(ValueError, match="id 3"):
         plain.load(folder)(torch.tensor([[5, 6, 3], [5, 6, 7]]), torch.tensor([[2], [2]]))
-    source, target = [[5, 6, 7, 3], [9, 3, 0, 0]], [[2, 8, 9], [2, 7, 7]]
-    code = (
-        "import sys, torch; sys.modules['phmctl'] = None; import plain; model = plain.load('.');"
-        f"torch.save(model(torch.tensor({source}), torch.tensor({target})), '../logits.pt')"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
-    theirs, model = torch.load(tmp_path / "logits.pt"), load_translator(tiny_run, device="cpu").engine.model
-    ours = model.logits(model(torch.tensor(source), torch.tensor(target)))
+    source, target = torch.tensor([[5, 6, 7, 3], [9, 3, 0, 0]]), torch.tensor([[2, 8, 9], [2, 7, 7]])
+    theirs, model = plain.load(folder)(source, target), load_translator(tiny_run, device="cpu").engine.model
+    ours = model.logits(model(source, target))
     torch.testing.assert_close(theirs, ours[..., : theirs.shape[-1]], rtol=1e-4, atol=1e-4)
     rows = json.loads((folder / "config.json").read_text())["rows"]
     assert rows["encoder.0.attention.key.weight"][0][0] == "encoder.0.attention.query_key_value"

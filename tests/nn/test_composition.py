@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -113,6 +113,7 @@ def test_the_tree_by_its_equation(kind: str) -> None:
     assert len(model.nodes) == N // 2  # type: ignore[arg-type]
 
 
+@settings(max_examples=12)  # each builds eight models
 @given(
     st.sampled_from(["linear", "hierarchical", "bilinear", "second-order", "heads-bilinear"]),
     st.sampled_from([("real", 1), ("phm", 2), ("phm", 4), ("quaternion", 4)]),
