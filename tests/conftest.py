@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from phmctl import shipped
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
@@ -49,12 +50,14 @@ def tiny_recipe() -> TranslationRecipe:
 
 @pytest.fixture(scope="session")
 def miniature_data(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationRecipe) -> Path:
-    """A data folder with the miniature corpus prepared."""
+    """A data folder with the first 2,000 training pairs of the miniature prepared."""
     from phmctl.data.card import load_card
     from phmctl.data.prepare import prepare
 
     root = tmp_path_factory.mktemp("data")
-    prepare(tiny_recipe.data, load_card("miniature"), root=root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shipped.SIZES, "train", 2000)
+        prepare(tiny_recipe.data, load_card("miniature"), root=root)
     return root
 
 
