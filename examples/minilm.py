@@ -151,7 +151,6 @@ def main() -> None:
             return embed(model, batch)
 
     phmctl.heal(student, teacher, batches(texts, options.seed), output=output, **training)
-    show("healed", student)
     phmctl.save(student, options.output, quantize="int4")
     show("healed, 4 bits", phmctl.load_into(build(), options.output), "model.safetensors")
     tokenizer.save(str(options.output / "tokenizer.json"))

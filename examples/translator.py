@@ -71,7 +71,6 @@ def main() -> None:
     show("converted", small)
     steps: Any = {"steps": options.steps, "lr": options.lr, "quantize": "int4", "target": "probabilities"}
     phmctl.heal(small, dense, batches(train, options.tokens, seed), output=logits, **steps)
-    show("healed", small)
     with tempfile.TemporaryDirectory() as folder:
         phmctl.save(small, folder, quantize="int4")
         size = Path(folder, "model.safetensors").stat().st_size

@@ -198,6 +198,28 @@ def by_bytes() -> Figure:
     return drawn
 
 
+def minilm() -> Figure:
+    """Draw the score of all-MiniLM-L6-v2 over the size of the file, after as many steps as any file has."""
+    drawn = figure(3.2)
+    axes = drawn.add_subplot(ylabel="Spearman × 100, STS-B dev")
+    kinds = {"dense": DENSE, "low rank": PHM, "mixture": WIDER, "Kronecker sum": TAUGHT}
+    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for row in results.sentence_models():
+        if not row["steps"] or int(row["steps"]) >= results.LONG:
+            points[row["model"].partition(",")[0]].append((int(row["bytes"]) / 1e6, float(row["dev"])))
+    for kind, color in kinds.items():
+        if points[kind]:
+            axes.plot(*zip(*sorted(points[kind]), strict=True), "o-", color=COLORS[color], label=kind, linewidth=1.2)
+    for row in results.sentence_models():
+        if not row["steps"]:
+            draw_name(axes, (int(row["bytes"]) / 1e6, float(row["dev"])), row["form"], "center", (0, 9), COLORS[DENSE])
+    draw_scale(axes, (1, 3, 10, 30, 90), "MB")
+    axes.set_xlim(0.7, 130)
+    axes.margins(y=0.15)
+    axes.legend(loc="lower right")
+    return drawn
+
+
 def tasks() -> Figure:
     """Draw the difference from dense on other tasks."""
     rows = [(name, *each) for name in results.TASKS for each in results.task(name)]
@@ -294,6 +316,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "teacher": teacher,
     "bytes": by_bytes,
     "tasks": tasks,
+    "minilm": minilm,
 }
 
 

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from phmctl.metrics.significance import Estimate, t_interval, two_sided_t
 
 ROOT = Path(__file__).parent.parent
+LONG = 3000  # steps of the files that are compared with the dense sentence model
 MARGIN = 0.5  # the loss that a test of non-inferiority excludes
 Training = dict[str, str]  # a row of the table by column
 
@@ -24,6 +25,13 @@ def trainings() -> tuple[Training, ...]:
         rows = list(csv.DictReader(file))
     stored = [row | {"table": "bytes", "form": "float32"} for row in rows if row["megabytes"] and not row["form"]]
     return (*rows, *stored)
+
+
+@cache
+def sentence_models() -> tuple[Training, ...]:
+    """Return the rows of docs/lab/minilm.csv: forms of all-MiniLM-L6-v2 with bytes and the score on STS-B dev."""
+    with (ROOT / "docs" / "lab" / "minilm.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
 
 
 def select(table: str, **values: str) -> list[Training]:
