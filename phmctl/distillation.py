@@ -126,7 +126,7 @@ def _check_student(run: Run, student: Recipe, overrides: Mapping[str, object]) -
     task = run.recipe.task
     conflicts = {key for key, _ in flatten(overrides)} & _SET_KEYS[task]
     if conflicts:
-        raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (--start sets the initial weights)")
+        raise UserError(f"distil sets {', '.join(sorted(conflicts))}; leave it out (start sets the initial weights)")
     if student.task != task:
         raise RunError(f"{run.folder} has task {task!r}, the student's recipe {student.task!r}")
     ours, theirs = (recipe.data.model_dump(include=_SHARED_KEYS[task]) for recipe in (student, run.recipe))
@@ -150,7 +150,7 @@ def _prepare_taught_corpus(run: Run, student: Recipe, root: Path, beam: int | No
     if not teacher.exists():  # it is written last, so the other files are complete
         _translate_training_text(run, search, references, folder)
     if references and not reference.exists():
-        raise RunError(f"the training text of {run.folder} has words that its vocabulary lacks: give --no-references")
+        raise RunError(f"the training text of {run.folder} has words outside its vocabulary: leave the references out")
     splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
     for split, paths in splits.items():
         for path in paths:

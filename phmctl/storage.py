@@ -99,15 +99,11 @@ def is_locked(path: Path) -> bool:
         return False
     from filelock import FileLock, Timeout
 
-    file_lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        file_lock.acquire()
-    except Timeout:
-        return True
-    except OSError:
-        return False
-    file_lock.release()
-    return False
+        with FileLock(path, blocking=False, fallback_to_soft=False):
+            return False
+    except OSError as error:
+        return isinstance(error, Timeout)
 
 
 # -------------------------------------------------------------------------------------------------------- files
@@ -283,11 +279,8 @@ def clear(path: Path) -> None:
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder, ``*`` for all in a folder, and :func:`clear` it. Raises OutputError.
-
-    The folders that are created for it are removed at the end if they are empty.
-    """
-    created = [folder for folder in path.parents if not folder.exists()]
+    """Hold the lock of a file or folder, ``*`` for all in a folder, and :func:`clear` it. Raises OutputError."""
+    created = [folder for folder in path.parents if not folder.exists()]  # removed at the end if they are empty
     try:
         with lock(path.parent / (".lock" if path.name == "*" else f".{path.name}.lock"), remove=True):
             clear(path)
@@ -393,9 +386,7 @@ def step_of(name: str) -> int | None:
 
 def saved_steps(folder: Path) -> list[int]:
     """Return the steps with a checkpoint in `folder`, in ascending order."""
-    if not folder.is_dir():
-        return []
-    steps = [step_of(path.name) for path in folder.iterdir() if path.is_dir()]
+    steps = [step_of(path.name) for path in folder.glob("step-*") if path.is_dir()]
     return sorted(step for step in steps if step is not None)
 
 
@@ -503,6 +494,6 @@ class _Advice:
         others = [self.folder.with_name(name) for name in names if name != self.folder.name]
         undamaged = [other.name for other in others if is_whole(other, hashed=True)]
         if not undamaged:
-            start = " from the weights with --init" if self.resuming else ""
+            start = " from the weights with init" if self.resuming else ""
             return f"there is no other undamaged checkpoint: copy the run again or train again{start}"
-        return f"use another one: --checkpoint {undamaged[-1]} (undamaged: {', '.join(undamaged)})"
+        return f"use another one: checkpoint {undamaged[-1]} (undamaged: {', '.join(undamaged)})"

@@ -89,7 +89,7 @@ def prepare(
     if name is None:
         raise DataError("no corpus is named. phmctl prepare-data --list shows the dataset cards")
     if files and table:
-        raise DataError("--table is for labelled text, and the other files are parallel text: give only one of them")
+        raise DataError("table is for labelled text, and the other files are parallel text: give only one of them")
     own_files = {split: _file_groups(split_files) for split, split_files in (files or table or {}).items()}
     section = _without_none(
         tokenizer=tokenizer,
@@ -146,7 +146,7 @@ def _pair(option: str, value: Pair | None) -> tuple[str, str] | None:
         return None
     names = [str(name).strip() for name in (value.split(",") if isinstance(value, str) else value)]
     if len(names) != 2 or "" in names:
-        raise DataError(f"--{option} {','.join(names)}: expected two names, SOURCE,TARGET")
+        raise DataError(f"{option}={','.join(names)}: expected two names, SOURCE,TARGET")
     return names[0], names[1]
 
 
@@ -219,11 +219,11 @@ def train(
     from phmctl.training.train import train as run_training
 
     if checkpoint is not None and not resume:
-        raise UserError(f"--checkpoint {checkpoint} says where to continue from. Add --resume, or leave it out")
+        raise UserError(f"checkpoint={checkpoint} says where to continue from. Add resume, or leave it out")
     check_tag(tag)
     written, run = recipe_and_run(recipe, resume=resume, runs=runs)
     if tag is not None and run is not None:
-        raise UserError(f"--tag {tag} names a new run. Leave it out to continue {run.folder}")
+        raise UserError(f"tag={tag} names a new run. Leave it out to continue {run.folder}")
     overrides = common_overrides(
         n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
     )
@@ -251,7 +251,7 @@ def recipe_and_run(
         run = Run.open(recipe, runs)
         return run.recipe, run
     if Path(recipe).is_dir():
-        raise UserError(f"{recipe} is a folder, not a recipe. Add --resume to continue a run")
+        raise UserError(f"{recipe} is a folder, not a recipe. Add resume to continue a run")
     return recipe, None
 
 

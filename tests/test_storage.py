@@ -362,7 +362,7 @@ def test_the_message_names_another_checkpoint(checkpoint: Path) -> None:
     for other in ("step-000005", "average"):
         write_checkpoint(checkpoint.with_name(other), {}, {})
     (checkpoint / "state.json").unlink()
-    with pytest.raises(RunError, match=r"--checkpoint step-000005 .*average, step-000005"):
+    with pytest.raises(RunError, match=r"checkpoint step-000005 .*average, step-000005"):
         read_checkpoint(checkpoint, ["model"])
 
 

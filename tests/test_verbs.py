@@ -69,7 +69,7 @@ def test_scores_equal_those_of_the_command(tmp_path: Path, capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
     printed = call("eval", run.folder, "--beam", 1, "--json").stdout
     assert json.loads(printed) == json.loads(json.dumps(report.as_json()))
-    with pytest.raises(UserError, match="--table"):
+    with pytest.raises(UserError, match=r"^table: "):
         phmctl.evaluate(run.folder, table="new.tsv")
     with pytest.raises(RunError, match="nothing"):
         phmctl.evaluate(tmp_path / "nothing")

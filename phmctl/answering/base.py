@@ -83,8 +83,12 @@ def plan(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
 
 def check_texts(texts: Texts, name: str = "texts") -> list[str]:
     """Return `texts` as a list. Raises UserError if it is not a list of strings, DataError for invalid Unicode."""
-    strings = [text for text in texts if isinstance(text, str)]
-    if isinstance(texts, str) or len(strings) != len(texts):
+    try:
+        strings = [text for text in texts if isinstance(text, str)]
+        is_list = not isinstance(texts, str) and len(strings) == len(texts)
+    except TypeError:
+        is_list = False
+    if not is_list:
         raise UserError(f"{name} must be a list of strings; pass a single text as [text]")
     try:
         "".join(strings).encode()

@@ -194,7 +194,7 @@ class Classifier:
             yield torch.from_numpy(rows), collate(encoded, rows).to(self.device)
 
     def _examples(self, texts: Texts) -> list[tuple[str, ...]]:
-        if isinstance(texts, str):
+        if isinstance(texts, str) or not hasattr(texts, "__len__"):
             check_texts(texts)
         examples = [tuple(example) if isinstance(example, list | tuple) else (example,) for example in texts]
         for number, example in enumerate(examples, start=1):

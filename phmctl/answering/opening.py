@@ -98,7 +98,7 @@ class Export(Trained):
         if checkpoint not in (AUTO, "best", exported, name):
             raise RunError(
                 f"{self.folder} holds {exported} of {self.manifest['run']} and no checkpoint {checkpoint!r}; "
-                "leave --checkpoint out, or export that checkpoint of the run"
+                "leave checkpoint out, or export that checkpoint of the run"
             )
         digests = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
         return Weights(name, sha256_text([json.dumps(digests)]))
@@ -216,9 +216,9 @@ def check_options(source: Source, device: str, threads: int, precision: str | No
         raise UserError("threads: torch's are the whole process's; call torch.set_num_threads, or set OMP_NUM_THREADS")
     if isinstance(source, Export):
         if precision is not None:
-            raise UserError(f"--precision {precision}: {source.folder} has a fixed precision. Leave it out")
+            raise UserError(f"precision={precision}: {source.folder} has a fixed precision. Leave it out")
         if engine_of(source) != TORCH and device not in ("auto", "cpu"):
-            raise UserError(f"--device {device}: an export to {source.to} runs on the CPU. Leave it out")
+            raise UserError(f"device={device}: an export to {source.to} runs on the CPU. Leave it out")
 
 
 def about(source: Source, checkpoint: str) -> Document:

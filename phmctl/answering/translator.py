@@ -222,7 +222,9 @@ class Translator:
         source_texts = check_texts(sources, "sources")
         target_texts = check_texts(targets, "targets")
         if len(source_texts) != len(target_texts):
-            raise UserError(f"{len(source_texts)} sources and {len(target_texts)} targets: give one target a source")
+            raise UserError(
+                f"the numbers of sources and targets are {len(source_texts)} and {len(target_texts)}: give equal ones"
+            )
         source_ids, _ = self.token_ids(source_texts, strict=True)
         target_ids = self.tokenizers.target.encode(self._clean(target_texts))
         scores = [-math.inf if ids else 0.0 for ids in target_ids]  # replaced unless the source is empty

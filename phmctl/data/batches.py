@@ -138,7 +138,7 @@ def plan_by_tokens(
         row = int(cost.argmax())
         raise DataError(
             f"row {row + 1} has {int(cost[row])} tokens, but a batch has at most {batch_tokens}. "
-            f"Raise training.batch_tokens or prepare with a smaller --max-tokens"
+            f"Raise training.batch_tokens or prepare with a smaller max_tokens"
         )
     numbers = RandomNumbers(seed, epoch) if shuffle else None
     order = _by_length(cost, np.asarray(lengths[0], np.int64) - np.asarray(lengths[-1], np.int64), numbers)

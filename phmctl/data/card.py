@@ -93,10 +93,10 @@ def table_format(
             raise DataError(f"column {column!r} is named twice: name different columns")
     for column in extra:
         if column in (*columns, *RESERVED):
-            raise DataError(f"--extra {column}: the name is taken. Rename the column of whole numbers")
+            raise DataError(f"extra={column}: the name is taken. Rename the column of whole numbers")
     numbers = all(column.isdecimal() for column in (*columns, *extra))
     if header is False and not numbers:
-        raise DataError(f"with --no-header, columns are numbers from 0, not {', '.join((*columns, *extra))}")
+        raise DataError(f"without a header, columns are numbers from 0, not {', '.join((*columns, *extra))}")
     places: dict[str, Column] = {column: int(column) if numbers else column for column in (*columns, *extra)}
     return RowFormat(
         texts=tuple(places[column] for column in texts),
@@ -110,7 +110,7 @@ def table_format(
 def labelled_format(texts: Sequence[str] | None, label: str | None, **options: Any) -> RowFormat:
     """Return the format of labelled tables, as :func:`table_format`. Raises DataError if a column is missing."""
     if texts is None or not 1 <= len(texts) <= 2 or label is None:
-        raise DataError("tables need --text COLUMN (once, or twice for pairs) and --label COLUMN")
+        raise DataError("labelled tables need text, one column or two for pairs, and label, a column")
     return table_format(texts, label, **options)
 
 

@@ -86,8 +86,8 @@ class Corpus:
         """
         if [*self.splits][:2] != ["train", "valid"]:
             names = ", ".join(self.splits) or "no split"
-            remedy = ", or take valid and test out of train: --split 1000,1000" if "train" in self.splits else ""
-            raise DataError(f"{self.name!r} has {names}. --train and --valid, or --table of both, are needed{remedy}")
+            remedy = ", or take valid and test out of train with split=1000,1000" if "train" in self.splits else ""
+            raise DataError(f"{self.name!r} has {names}. Files for train and valid are needed{remedy}")
         splits, languages, files, origin = dict(self.splits), self.languages, self.files, self.origin
         if reverse:
             if languages and languages != _SIDES:  # the placeholders of own files without languages stay
@@ -165,7 +165,7 @@ def find_files(card: Card, folder: Path) -> tuple[Layout, dict[str, Path]]:
     Raises DataError otherwise. The message lists the missing files of each layout.
     """
     if not folder.is_dir():
-        raise DataError(f"--source {folder} is not a folder. Give the folder with the files of {card.id!r}")
+        raise DataError(f"source={folder} is not a folder. Give the folder with the files of {card.id!r}")
     visible = (path for path in folder.rglob("[!.]*") if not re.search(r"/\.", f"/{path.relative_to(folder)}"))
     below = sorted(visible, key=lambda path: (len(path.parts), str(path)))
     lacking: dict[str, list[str]] = {}
@@ -308,7 +308,7 @@ def extract(archive: Path, folder: Path) -> None:
                 raise
             raise DataError(
                 f"{archive} cannot be unpacked ({_reason(error)}): remove it to fetch it again, or unpack it yourself "
-                "and use --source DIR"
+                "and name the folder as source"
             ) from error
         seal(content, EXTRACTED, {})
 
@@ -322,7 +322,7 @@ def load_rows(hub: Hub, cache: Path) -> tuple[Splits, list[SourceFile], str]:
     import datasets
 
     if Path(hub.id).exists():  # `datasets` would read it instead of the hub's dataset
-        raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset. Read it with --source DIR")
+        raise DataError(f"a local folder has the name {hub.id!r} of the hub's dataset. Name it as source")
     note(f"loading {hub.id} through datasets ...")
     try:
         dataset: Any = datasets.load_dataset(
@@ -385,11 +385,9 @@ def own_corpus(
         options: ``extra``, ``header`` and ``quoting`` of tables, as in :func:`phmctl.data.card.table_format`.
     """
     if name in shipped_names("cards"):
-        raise DataError(
-            f"{name!r} is a card. Choose another name for your files, or use --source with the card's files"
-        )
+        raise DataError(f"{name!r} is a card. Choose another name for your files, or use source with the card's files")
     if languages and not all(map(is_code, languages)):
-        raise DataError(f"--languages {','.join(languages)}: expected two codes, SOURCE,TARGET, as de,en")
+        raise DataError(f"languages={','.join(languages)}: expected two codes, SOURCE,TARGET, as de,en")
     row_format = None
     if labelled:
         row_format = labelled_format(text, label, **options)
@@ -399,7 +397,7 @@ def own_corpus(
     splits: Splits = {}
     source_files: list[SourceFile] = []
     for split_name, groups in files.items():
-        source_files += _source_files(split_name, groups, f"--table {split_name}" if labelled else f"--{split_name}")
+        source_files += _source_files(split_name, groups)
         splits[split_name] = concatenate(
             [_own_rows(paths, row_format, languages or _SIDES, skip=skip_bad_lines, chosen=chosen) for paths in groups]
         )
@@ -428,7 +426,7 @@ def own_corpus(
     return corpus.with_splits(splits, held_out)
 
 
-def _source_files(split: str, groups: Sequence[Sequence[Path]], option: str) -> list[SourceFile]:
+def _source_files(split: str, groups: Sequence[Sequence[Path]]) -> list[SourceFile]:
     """Return the files of a split. Raises DataError if one is missing, or if they are no tables and pairs of files."""
     try:
         check_split(split)
@@ -437,10 +435,10 @@ def _source_files(split: str, groups: Sequence[Sequence[Path]], option: str) -> 
     for paths in groups:
         if len(paths) not in (1, 2) or len({path.resolve() for path in paths}) < len(paths):
             named = " ".join(map(str, paths))
-            raise DataError(f"{option} {named}: give a source file and a target file, or one table with both sides")
+            raise DataError(f"{split}: {named}: give a source file and a target file, or one table with both sides")
         for path in paths:
             if not path.is_file():
-                raise DataError(f"{option}: {path} is not a file")
+                raise DataError(f"{split}: {path} is not a file")
     return [
         SourceFile(path, split, side)
         for paths in groups
@@ -457,7 +455,7 @@ def _own_rows(
             return translation_memory(paths[0], languages)
         return table_rows(paths[0], row_format, skip=skip, chosen=chosen)
     if row_format is not None:
-        raise DataError(f"{paths[0]} {paths[1]}: --columns, --header, --quoting and --extra are for tables")
+        raise DataError(f"{paths[0]} {paths[1]}: columns, header, quoting and extra are for tables")
     return parallel_files(paths[:1], paths[1:], None, skip=skip)
 
 
@@ -477,8 +475,8 @@ def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, 
         if cells and (file_type == "jsonl" or len(cells) != 2):
             columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
             raise DataError(
-                f"{path} has {len(cells)} columns, but a single file must be a table of both sides. Name two files, "
-                f"SOURCE TARGET, or columns: --columns SOURCE,TARGET\nthe columns are {columns}"
+                f"{path} must be a table of both sides, source and target, because it is a single file. Name two "
+                f"files, or set columns to the two columns\nthe columns are {columns}"
             )
     rows = tables([path], row_format)
     first_row = next((row for row in rows if row.readable), None)

@@ -43,14 +43,9 @@ MAX_LEARNED_ROWS = 1_000_000  # a vocabulary of more train rows is learned from 
 CHUNK_ROWS = 4096  # rows that are tokenized at a time
 _MIN_SHARE = 0.5  # share of the published rows below which a warning says that the source may be incomplete
 _VECTORS = "vectors"  # split and side of word vectors in a manifest's sources
-# Options of ``prepare-data``, and keys of the data section, that one kind of text has, and how to give own files.
+# Options of ``prepare-data``, and keys of the data section, that one kind of text has.
 _LABELLED_ONLY = {"text", "label", "vectors"}
 _PARALLEL_ONLY = {"columns", "languages", "joint", "direction", "copies"}
-_FLAGS = {"joint": "--joint or --separate", "direction": "--reverse"}
-_OWN_FILES = {
-    True: "--table SPLIT=FILE --text COLUMN --label COLUMN",
-    False: "--train FILE [--train FILE] --valid FILE [--valid FILE]",
-}
 
 
 def prepare_named(
@@ -83,14 +78,13 @@ def prepare_named(
     used = [*options, *settings, *([] if vectors is None else ["vectors"])]
     wrong = [key for key in used if key in (_PARALLEL_ONLY if labelled else _LABELLED_ONLY)]
     if wrong:
-        named = ", ".join(_FLAGS.get(key, f"--{key}") for key in wrong)
+        named = ", ".join("reverse" if key == "direction" else key for key in wrong)
         own_type, other_type = ("labelled", "parallel") if labelled else ("parallel", "labelled")
-        raise DataError(f"{named} is for {other_type} text, but {name} is {own_type} text: {_OWN_FILES[labelled]}")
+        raise DataError(f"{named} is for {other_type} text, but {name} is {own_type} text: leave it out")
     if card and options:
-        named = ", ".join(f"--{key.replace('_', '-')}" for key in options)
-        raise DataError(f"{named} is for your own files: give those with {_OWN_FILES[labelled]}")
+        raise DataError(f"{', '.join(options)} is for files of your own, and {name} is a card: leave it out")
     if source is not None and not card:
-        raise DataError("--source is for a card's files. With files of your own leave it out")
+        raise DataError("source is for a card's files. With files of your own leave it out")
     base_recipe = None if recipe is None else load_recipe(recipe)
     section_type = LabelledSection if labelled else ParallelSection
     if vocabulary and not base_recipe:
@@ -121,7 +115,7 @@ def prepare(
     word vectors can be up to date without `vectors`.
     """
     if vectors is not None and data.tokenizer != "word":
-        raise DataError(f"--vectors: word vectors need --tokenizer word, not {data.tokenizer}")
+        raise DataError(f"word vectors need tokenizer=word, not {data.tokenizer}")
     cleaned, content = _cleaning_and_settings(data, base, cleaning or {}, vocabulary)
     settings = content["settings"]
     card = base if isinstance(base, Card) else None

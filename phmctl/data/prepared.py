@@ -201,7 +201,7 @@ def reading_arrow(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"cannot read {path}: {error}. Prepare the data again with --force") from error
+        raise DataError(f"cannot read {path}: {error}. Prepare the data again with force") from error
 
 
 def write_split(

@@ -236,8 +236,8 @@ def parse_row(record: Record, header: list[str], row_format: RowFormat, location
     if header and len(record) != len(header):
         quoting = "on" if row_format.quoted else "off"
         raise DataError(
-            f"{location}: {len(record)} columns, but the header has {len(header)}. Check that quoting should "
-            f"be {quoting}. --skip-bad-lines leaves these rows out"
+            f"{location}: the number of columns is {len(record)}, but the header's is {len(header)}. Check that "
+            f"quoting should be {quoting}. skip_bad_lines leaves these rows out"
         )
     texts = tuple(join_lines(_text(record, header, column, location)) for column in row_format.texts)
     extras = {name: _extra(record, header, column, location) for name, column in row_format.extras.items()}
@@ -264,7 +264,7 @@ def _text(record: Record, header: list[str], column: Column, location: Location)
         if record == [""]:
             raise DataError(f"{location} is empty. Remove the empty lines")
         if index >= len(record):
-            raise DataError(f"{location}: {len(record)} columns, but column {index} (counted from 0) is needed")
+            raise DataError(f"{location}: column {index} (counted from 0) is missing")
         text = record[index]
     if _NOT_TEXT.search(text):
         raise DataError(f"{location}: {column!r} contains NUL or an unpaired surrogate, which are not characters")
@@ -370,14 +370,14 @@ def translation_memory(path: Path, languages: tuple[str, str]) -> Iterator[Row]:
         if source == target:
             raise DataError(
                 f"{path}: {' and '.join(languages)} are both the segment of {source!r}. It has {', '.join(available)}: "
-                "name the varieties with --languages SOURCE,TARGET"
+                "name the varieties in languages"
             )
         empty = False
         yield Row((segments[source], segments[target]))
     if empty:
         found = ", ".join(available) or "no language"
         raise DataError(
-            f"{path} has no unit in both {' and '.join(languages)}. It has {found}: --languages SOURCE,TARGET"
+            f"{path} has no unit in both {' and '.join(languages)}. It has {found}: name two of them in languages"
         )
 
 

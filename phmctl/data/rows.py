@@ -98,11 +98,11 @@ def hold_out(splits: Mapping[str, RowSource], text: str) -> Division:
     numbers = [] if match is None else [float(number) for number in match.groups() if number is not None]
     percent = "%" in text
     if not numbers or min(numbers) <= 0 or (percent and sum(numbers) >= 100):
-        raise DataError(f"--split {text}: expected rows of valid and test, 1000,1000, or shares of train, 5%,5%")
+        raise DataError(f"split={text}: expected rows of valid and test, 1000,1000, or shares of train, 5%,5%")
     names = ("valid", "test")[: len(numbers)]
     for name in names:
         if name in splits:
-            raise DataError(f"--split {text} takes {name} from train. Leave the option or the {name} files out")
+            raise DataError(f"split={text} takes {name} from train. Leave split or the {name} files out")
     rows = splits.get("train", ())
 
     @cache  # counting the sources takes passes over the files
@@ -135,7 +135,7 @@ def hold_out(splits: Mapping[str, RowSource], text: str) -> Division:
                 wanted -= counts[group]
                 left -= 1
         if not left:
-            raise DataError(f"--split {text} leaves none of the {total:,} rows for train. Take fewer")
+            raise DataError(f"split={text} leaves none of the {total:,} rows for train. Take fewer")
         return chosen
 
     @repeatable

@@ -227,6 +227,6 @@ class Vocabulary:
         for key, expected in learned.items():
             if key != "max_tokens" and chosen[key] != expected:
                 raise DataError(
-                    f"--{key.replace('_', '-')}: the vocabulary of {self.origin} was learned with {expected!r}, not "
-                    f"{chosen[key]!r}. Leave the option out, or set this value in the recipe"
+                    f"{key}: the vocabulary of {self.origin} was learned with {expected!r}, not "
+                    f"{chosen[key]!r}. Leave it out, or set this value in the recipe"
                 )

@@ -207,12 +207,12 @@ def _metric(name: str, references: Sequence[str] | None, **options: Unpack[Score
         return TER(references=streams, normalized=no_blanks, asian_support=no_blanks)
     if tokenize not in BLEU.TOKENIZERS:
         known = ", ".join(sorted(BLEU.TOKENIZERS))
-        raise UserError(f"--tokenize {tokenize}: sacrebleu has {known}{nearest(tokenize, BLEU.TOKENIZERS)}")
+        raise UserError(f"tokenize={tokenize}: sacrebleu has {known}{nearest(tokenize, BLEU.TOKENIZERS)}")
     try:  # force: `looks_tokenised` replaces sacrebleu's warning
         return BLEU(lowercase=lowercase, references=streams, tokenize=tokenize, force=True)
     except (ImportError, RuntimeError, OSError) as error:  # a missing library, or a model that it cannot download
         reason = " ".join(str(error).split())
-        raise UserError(f"--tokenize {tokenize}: {reason or type(error).__name__}") from error
+        raise UserError(f"tokenize={tokenize}: {reason or type(error).__name__}") from error
 
 
 def _score(

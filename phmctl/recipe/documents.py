@@ -202,8 +202,8 @@ def _merge(content: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 
 def change(section: Model, changes: Mapping[str, object], refusal: type[UserError]) -> Model:
-    """Return a section with fields changed by options: ``--max-tokens`` sets `max_tokens`."""
-    options: dict[KeyPath, str] = {(key,): f"--{key.replace('_', '-')} {value}" for key, value in changes.items()}
+    """Return a section with fields changed by arguments."""
+    options: dict[KeyPath, str] = {(key,): f"{key}={value}" for key, value in changes.items()}
     document = Document({**section.model_dump(), **changes}, options=options)
     return document.validate(type(section), refusal)
 

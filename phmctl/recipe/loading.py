@@ -49,9 +49,9 @@ def common_overrides(**options: int | str | Path | None) -> list[Override]:
     for name, value in options.items():
         if value is not None:
             text = str(value) if isinstance(value, Path) else value
-            overrides.append(Override(COMMON[name], text, f"--{name} {value}"))
+            overrides.append(Override(COMMON[name], text, f"{name}={value}"))
     n, algebra = options.get("n"), options.get("algebra")
-    source = f"--n {n}" if algebra is None else f"--algebra {algebra}"
+    source = f"n={n}" if algebra is None else f"algebra={algebra}"
     implied: dict[str, object] = {}
     if n is not None and algebra is None:
         implied["model.algebra"] = "real" if n == 1 else "phm"
@@ -73,7 +73,7 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
     if packaged.is_file():
         return packaged
     guess = nearest(name, shipped_names("recipes"))
-    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess} (list them: phmctl recipes)")
+    raise RecipeError(f"no recipe {name!r}: neither a file nor a shipped recipe{guess}; phmctl recipes lists them")
 
 
 def load_recipe(name: str, overrides: Sequence[str | Override] = ()) -> Recipe:
@@ -156,12 +156,12 @@ def parsed(overrides: Iterable[str | Override]) -> Iterator[Override]:
         else:
             key, equals, value = item.partition("=")
             if not equals or not key.strip():
-                raise RecipeError(f"--set {item}: expected key.path=value, for example --set training.steps=200")
+                raise RecipeError(f"setting {item!r}: expected key.path=value, for example training.steps=200")
             try:
-                override = Override(key.strip(), compose(value)[1], f"--set {item}")
+                override = Override(key.strip(), compose(value)[1], f"setting {item!r}")
             except yaml.YAMLError as error:
                 problem = getattr(error, "problem", None) or error
-                raise RecipeError(f"--set {item}: the value is not valid YAML: {problem}") from error
+                raise RecipeError(f"setting {item!r}: the value is not valid YAML: {problem}") from error
         for key, value in flatten({override.key: override.value}):
             yield replace(override, key=key, value=value)
 

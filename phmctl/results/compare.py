@@ -267,7 +267,7 @@ def _find_baseline(variants: Sequence[Variant], name: str | None, root: Path | N
         return matches[0]
     labels = [variant.label for variant in matches or variants]
     problem = "several variants match" if matches else "no variant matches"
-    raise RunError(f"--baseline {name}: {problem}{nearest(name, labels)}; the labels are {', '.join(labels)}")
+    raise RunError(f"baseline={name}: {problem}{nearest(name, labels)}; the labels are {', '.join(labels)}")
 
 
 def _check_comparable(variants: Sequence[Variant], baseline: Variant, split: str) -> None:

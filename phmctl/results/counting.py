@@ -187,10 +187,10 @@ def count_parameters(
     """
     tables, recipes = table_names(), shipped_names("recipes")
     if recipe is None and not paper:
-        raise UserError("count-params needs a RECIPE, or --paper for the published tables")
+        raise UserError("no recipe is named; paper shows the published tables")
     if recipe is None or (paper and recipe in tables and recipe not in recipes):
         if ns or algebras or overrides:
-            raise UserError("--n, --algebra and --set do not apply to a published table; name a recipe")
+            raise UserError("n, algebra and settings do not apply to a published table; name a recipe")
         return ParameterCount(recipe or "the papers", (), tuple(published_tables(recipe or "")))
     if paper and not Path(recipe).is_file():
         check_known("table or recipe", recipe, dict.fromkeys([*tables, *recipes]))

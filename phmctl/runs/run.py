@@ -239,7 +239,7 @@ class Run(Trained):
         if names:
             raise RunError(
                 f"{self.folder} has no checkpoint {name!r}{nearest(name, names)}: it has {', '.join(names)}: "
-                f"use --checkpoint {names[0]}"
+                f"use checkpoint {names[0]}"
             )
         reason = read_failure(self.folder)
         if reason:
@@ -290,8 +290,7 @@ class Run(Trained):
     def claimed(self) -> AbstractContextManager[None]:
         """Prevent other processes from training this run. Raises RunError if another process trains it."""
         busy = RunError(
-            f"another process is training {self.folder}: wait for it or stop it, "
-            "or leave --resume out to start a new run"
+            f"another process is training {self.folder}: wait for it or stop it, or leave resume out to start a new run"
         )
         return lock(self.folder / LOCK, busy=busy)
 
@@ -416,8 +415,8 @@ def select_runs(names: Sequence[str | Path] = (), root: str | Path | None = None
             for folder in folders:
                 _refuse_export(folder)
             raise RunError(
-                f"no run at {name} or below {root} (--runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
-                f"{_nearest_run(Path(name), root)} (list them with: phmctl runs)"
+                f"no run at {name} or below {root} (runs or PHMCTL_RUNS): no {RECIPE}, and no tag"
+                f"{_nearest_run(Path(name), root)}; phmctl runs lists them"
             )
         runs += matching
     unique = {run.resolve(): run for run in runs}
@@ -463,7 +462,7 @@ def _nearest_run(path: Path, root: Path) -> str:
 def check_tag(tag: str | None) -> None:
     """Raise UserError unless a tag is a plain name. It can be given instead of a path."""
     if tag is not None and not _TAG.fullmatch(tag):
-        raise UserError(f"--tag {tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
+        raise UserError(f"tag={tag}: use at most 64 letters, digits, '.', '_', '+' and '-'")
 
 
 def read_tag(run: Path) -> str | None:

@@ -10,7 +10,7 @@ from phmctl.errors import UserError
 from phmctl.recipe.schema import Recipe
 from phmctl.runs import AUTO
 from phmctl.runs.results import check_scorable
-from phmctl.tasks.base import Answering, Report, TaskSpec, Trains, option_name
+from phmctl.tasks.base import Answering, Report, TaskSpec, Trains
 from phmctl.tasks.classification import CLASSIFICATION, PROBING
 from phmctl.tasks.rule import RULE
 from phmctl.tasks.translation import TRANSLATION
@@ -82,7 +82,7 @@ def evaluate(
     task_options = set_options(run.recipe.task, scoring.options, options)
     other_text = [name for name in ("source", "table") if name in task_options]
     if split != "test" and other_text:
-        raise UserError(f"--split {split} scores the run's own text, --{other_text[0]} other text: leave one out")
+        raise UserError(f"split={split} scores the run's own text, {other_text[0]} other text: leave one out")
     if "table" not in task_options:  # the scores of a table are not stored
         check_scorable(run)
     return scoring.evaluate(run, split, checkpoint, device, **task_options)
@@ -91,9 +91,9 @@ def evaluate(
 def set_options(task: str, known: Sequence[str], options: Mapping[str, object]) -> dict[str, object]:
     """Return the options that are not None. Raises UserError for options that the task does not have."""
     values = {name: value for name, value in options.items() if value is not None}
-    unknown = [option_name(name) for name in values if name not in known]
+    unknown = [name for name in values if name not in known]
     if unknown:
-        valid = ", ".join(map(option_name, known)) or "no options"
+        valid = ", ".join(known) or "no options"
         raise UserError(f"{', '.join(unknown)}: task {task!r} does not have this option; it has {valid}")
     return values
 

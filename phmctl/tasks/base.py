@@ -198,11 +198,6 @@ def text_sizes(recipe: Any, data: Path | None, names: tuple[str, str], words: st
     return Sizes({names[0]: vocabulary, names[1]: classes or vocabulary}, note)
 
 
-def option_name(name: str) -> str:
-    """Return a key in the spelling of the command line: ``--batch-tokens``."""
-    return f"--{name.replace('_', '-')}"
-
-
 # --------------------------------------------------------------------------------------------- comparisons of answers
 
 

@@ -202,7 +202,7 @@ def evaluate(
     if table is not None:
         examples, name = read_table(run, Path(table), labelled_format(text, label)), Path(table).name
     elif columns:
-        raise UserError("--text and --label are columns of a table: give it with --table FILE")
+        raise UserError("text and label are columns of a table: give the table too")
     else:
         examples, name = read_examples(run, split), split
 
@@ -212,7 +212,9 @@ def evaluate(
     weights, classifier = run.load_checkpoint(checkpoint, load_with_weights)
     if len(examples.texts[0]) != classifier.texts:
         found = len(examples.texts[0])
-        raise UserError(f"{run.name} reads {classifier.texts} texts an example, not {found}; see --text")
+        raise UserError(
+            f"{run.name} reads {classifier.texts} texts an example, not {found}: name other columns as text"
+        )
     with progress(f"labelling with {run.name}", len(examples.texts)) as advance:
         predictions = classifier.label(examples.texts, advance)
     predicted = [prediction.label for prediction in predictions]

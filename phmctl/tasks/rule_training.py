@@ -166,7 +166,7 @@ class RuleTask(Task):
         if not all(map(torch.equal, read_truth(run), self.truth)):
             raise RunError(
                 f"{run.folder / TRUTH} is not the map that the recipe draws here (another version of torch?): "
-                "leave --resume out to start a new run"
+                "leave resume out to start a new run"
             )
 
     def furnish(self, run: Run) -> None:

@@ -62,7 +62,7 @@ def text_of(run: Source, split: str) -> Text:
 def text_of_files(run: Source, source: Path | str | None, references: Sequence[Path | str] | None) -> Text:
     """Return the text of files, cleaned like the run's own text. Raises DataError."""
     if source is None or not references:
-        raise DataError("your own text needs both --source FILE and --reference FILE (repeatable)")
+        raise DataError("your own text needs both a source and a reference, or several references")
     cleaning = load_cleaning(run)
     paths = [Path(source), *map(Path, references)]
     texts = [[clean_line(line, cleaning) for line in read_sentences(path, guess_format(path))] for path in paths]
@@ -248,7 +248,7 @@ def load(
         precision=precision,
     )
     if n_best is not None and n_best > settings.beam:
-        raise UserError(f"--n-best {n_best} needs a beam at least as large; add --beam {n_best}")
+        raise UserError(f"n_best={n_best} needs a beam at least as large: beam={n_best}")
     return load_translator(run, checkpoint, device, settings, threads=threads, n_best=n_best, strict=strict)
 
 

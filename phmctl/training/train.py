@@ -314,7 +314,7 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
         lines = [f"  {key}: {before!r} in the run, {now!r} now\n" for key, (before, now) in changes.items()]
         raise RecipeError(
             f"the recipe differs from {run.folder / RECIPE}:\n{''.join(lines)}"
-            "leave these values out, or leave --resume out to start a new run"
+            "leave these values out, or leave resume out to start a new run"
         )
 
 
@@ -343,7 +343,7 @@ def read_to_resume(
     if averaged and (not steps or (name == "last" and max(complete, default=0) < averaged[-1])):
         raise RunError(
             f"{run.folder} is trained to step {averaged[-1]}, and that checkpoint is missing or damaged. The average "
-            f"has weights only; start a new run from it with --init {run.folder}"
+            f"has weights only; start a new run from it with init={run.folder}"
         )
     if name == "last":
         if not steps:

@@ -62,6 +62,8 @@ def test_lines_of_text_and_of_pairs(classifier: Classifier, pairs: Classifier) -
     for model, examples in ((classifier, [("a", "b")]), (pairs, [("a", "b"), "a"])):
         with pytest.raises(UserError, match=f"example {len(examples)} has"):
             model.classify(examples)
+    with pytest.raises(UserError, match="texts"):
+        classifier.classify(None)
 
 
 def test_what_cannot_answer_is_refused(runs: dict[str, Run], tiny_run: Run, tmp_path: Path) -> None:

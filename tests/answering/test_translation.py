@@ -78,10 +78,11 @@ def test_a_text_longer_than_the_model_knows(translator: Translator) -> None:
     ("call", "error", "message"),
     [
         (lambda model: model.translate("Ein Mann"), UserError, "texts"),
+        (lambda model: model.translate(None), UserError, "texts"),
         (lambda model: model.translate(["a", "\ud800"]), DataError, "texts"),
         (lambda model: model.translate(["a"], n_best=9), UserError, "n_best = 9"),
-        (lambda model: model.translate(["a"], beam=0), RecipeError, r"beam.0"),
-        (lambda model: model.score(["a"], []), UserError, "1 sources.* 0 targets"),
+        (lambda model: model.translate(["a"], beam=0), RecipeError, r"^beam=0:"),
+        (lambda model: model.score(["a"], []), UserError, "sources and targets .* 1 and 0"),
         (lambda model: model.score("a", "b"), UserError, "sources"),
     ],
 )

@@ -90,5 +90,5 @@ def test_extra_columns_break_scores_down(tmp_path):
     with pytest.raises(DataError, match=r"'lenght' \(.*'length\'"):
         prepare(tmp_path, "mine", *tables, *columns[:-1], "lenght")
     for name in ("predicted", "label", "gold", "first_text"):
-        with pytest.raises(DataError, match=f"--extra {name}: "):
+        with pytest.raises(DataError, match=f"extra={name}: "):
             prepare(tmp_path, "mine", *tables, *columns[:-1], name)

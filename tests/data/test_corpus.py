@@ -100,10 +100,10 @@ def test_wmt_archives_are_read_in_the_card_s_order_and_direction(tmp_path):
 
 def test_own_files_that_are_missing_or_identical(tmp_path):
     source, target = put(tmp_path / "t.de", "eins"), put(tmp_path / "t.en", "one")
-    with pytest.raises(DataError, match=r"--valid: .*v\.en"):
+    with pytest.raises(DataError, match=r"valid: .*v\.en"):
         own_corpus("mine", {"train": [(source, target)], "valid": [(source, tmp_path / "v.en")]})
     for paths in ((source, target, tmp_path), (source, source)):
-        with pytest.raises(DataError, match=r"--train .*t\.de"):
+        with pytest.raises(DataError, match=r"train: .*t\.de"):
             own_corpus("mine", {"train": [paths], "valid": [(source, target)]})
 
 

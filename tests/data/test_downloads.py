@@ -193,5 +193,5 @@ def test_errors_of_the_hub(tmp_path, monkeypatch):
         load_rows(hub, tmp_path / "cache")
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)  # a local folder with the name of the dataset
-    with pytest.raises(DataError, match=r"'a/b'.*--source DIR"):
+    with pytest.raises(DataError, match=r"'a/b'.*source"):
         load_rows(hub, tmp_path / "cache")

@@ -143,7 +143,7 @@ def test_own_tables(tmp_path):
 @pytest.mark.parametrize(
     ("files", "place"),
     [
-        ({"train": "nowhere.tsv", "valid": "a.tsv"}, r"--table train: .*nowhere\.tsv"),
+        ({"train": "nowhere.tsv", "valid": "a.tsv"}, r"train: .*nowhere\.tsv"),
         ({"dev": "a.tsv"}, "'dev'"),
         ({"train": "a.tsv", "valid": "a.tsv"}, r"a\.tsv.* 'lable' .*'label'.* label, text"),
     ],

@@ -263,13 +263,13 @@ def test_a_folder_that_cannot_be_written_is_a_users_error(tmp_path, monkeypatch)
         ({"valid": []}, "valid of 'tiny'"),
         ({"valid": [("ein Hund", " "), ("", "a dog")]}, "valid of 'tiny'"),
         ({"test": []}, "test of 'tiny'"),
-        ({"valid": None}, "train, test.*--train .*--valid"),
+        ({"valid": None}, "train, test.*train .*valid"),
     ],
 )
 def test_nothing_to_train_on_is_a_users_error(tmp_path, splits, message):
     with pytest.raises(DataError, match=message):
         prepare(SECTION, corpus(**splits), CLEANING, root=tmp_path)
-    with pytest.raises(DataError, match=r"valid, test.*--train"):
+    with pytest.raises(DataError, match=r"valid, test.*train"):
         prepare(SECTION.model_copy(update={"copies": True}), corpus(train=None), CLEANING, root=tmp_path)
 
 
@@ -285,7 +285,7 @@ def test_settings_come_from_the_call_the_recipe_or_the_card(tmp_path):
     )
     chosen = choose_section("mine", ParallelSection, load_recipe(recipe), {"max_tokens": 44})
     assert (chosen.card, chosen.vocabulary, chosen.max_tokens) == ("mine", 77, 44)
-    with pytest.raises(DataError, match=r"--max-tokens 0: "):
+    with pytest.raises(DataError, match=r"max_tokens=0: "):
         choose_section("mine", ParallelSection, None, {"max_tokens": 0})
 
 

@@ -192,7 +192,7 @@ def test_vectors(tmp_path, capsys):
     assert "--vectors" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("tokenizer", "place"), [("word", "nowhere"), ("bpe", "--vectors: .*bpe")])
+@pytest.mark.parametrize(("tokenizer", "place"), [("word", "nowhere"), ("bpe", "vectors .*bpe")])
 def test_invalid_vectors(tmp_path, tokenizer, place):
     section = SECTION.model_copy(update={"tokenizer": tokenizer, "vocabulary": 300})
     with pytest.raises(DataError, match=place):
@@ -210,7 +210,7 @@ def test_the_manifest_of_another_task_is_refused(tmp_path):
 
 
 def test_sections():
-    with pytest.raises(DataError, match="--vocabulary 1"):
+    with pytest.raises(DataError, match="vocabulary=1"):
         choose("own", None, {"vocabulary": 1})
     with pytest.raises(RecipeError, match=r"'translation'.*'classification'"):
         choose("own", "miniature", {})

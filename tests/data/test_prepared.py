@@ -141,7 +141,7 @@ def test_a_missing_damaged_or_other_arrow_file_is_refused(tmp_path, content):
         path.write_bytes(content)
     elif content is not None:
         write_table(path, content)
-    with pytest.raises(DataError, match=r"train\.arrow.* --force"):
+    with pytest.raises(DataError, match=r"train\.arrow.* force"):
         Split(path)
 
 

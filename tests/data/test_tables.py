@@ -68,9 +68,9 @@ def test_line_ends_of_carriage_returns_alone_are_named(tmp_path, quoting, skip):
 
 @pytest.mark.parametrize("quoting", [True, False])
 def test_a_row_with_too_few_or_many_fields(tmp_path, quoting):
-    for row, columns in (("a\t0", 2), ("a\tb\tc\t0", 4)):
+    for row, columns in (("a", 1), ("a\t0", 2), ("a\tb\tc\t0", 4)):
         path = put(tmp_path / "a.tsv", "premise\thypothesis\tlabel", "a\tb\t0", row)
-        with pytest.raises(DataError, match=rf"a\.tsv, line 3: {columns} "):
+        with pytest.raises(DataError, match=rf"a\.tsv, line 3: .* {columns}, "):
             read(path, quoting=quoting, **PAIR)
         (dropped,) = (
             example for example in read(path, quoting=quoting, odd_rows="drop", **PAIR) if not example.readable

@@ -142,10 +142,10 @@ def test_the_usual_tokenizer_of_a_language() -> None:
 
 
 def test_a_missing_tokenizer_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--tokenize ja-mekab: .*'ja-mecab'"):
+    with pytest.raises(UserError, match=r"tokenize=ja-mekab: .*'ja-mecab'"):
         check_tokenizer("ja-mekab")
     if importlib.util.find_spec("MeCab") is None:
-        with pytest.raises(UserError, match=r"--tokenize ja-mecab: .*pip install sacrebleu\[ja\]"):
+        with pytest.raises(UserError, match=r"tokenize=ja-mecab: .*pip install sacrebleu\[ja\]"):
             check_tokenizer("ja-mecab")
 
 

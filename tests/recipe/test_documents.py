@@ -71,5 +71,5 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_change_sets_fields_and_names_their_options() -> None:
     assert change(Part(rate=2.0), {"size": 5}, RecipeError) == Part(size=5, rate=2.0)
-    with pytest.raises(RecipeError, match=r"^--size x: size "):
+    with pytest.raises(RecipeError, match=r"^size=x: size "):
         change(Part(), {"size": "x"}, RecipeError)

@@ -64,7 +64,7 @@ def test_keys_that_yaml_1_1_reads_as_booleans_are_names() -> None:
         ("training.steps=1:30", "training.steps should be a valid integer, not '1:30'"),
         ("training.tensorboard=yes", "training.tensorboard should be a valid boolean, not 'yes'"),
         ("model.width=" + "1" + "0" * 17, "model.width should be less than or equal to 65536"),
-        ("training.seed=" + "7" * 5000, "--set training.seed="),
+        ("training.seed=" + "7" * 5000, "setting 'training.seed="),
     ],
 )
 def test_values_out_of_range_are_refused(override: str, place: str) -> None:

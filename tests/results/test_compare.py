@@ -255,7 +255,7 @@ def test_a_finished_run_represents_its_seed_and_an_ambiguous_baseline_is_refused
     comparison = compare_runs([str(tmp_path)])
     members = [member for variant in comparison.variants for member in variant.runs]
     assert [member.run.folder for member in members] == [run.folder for run in runs[:2]]
-    with pytest.raises(RunError, match=r"--baseline real: .*real dropout=0\.1, real dropout=0\.3"):
+    with pytest.raises(RunError, match=r"baseline=real: .*real dropout=0\.1, real dropout=0\.3"):
         compare_runs([str(tmp_path)], baseline="real")
 
 

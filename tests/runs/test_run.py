@@ -194,7 +194,7 @@ def test_a_checkpoint_that_is_none_is_refused_with_those_that_are(trained: Run) 
 def test_a_pointer_that_leads_nowhere_is_refused(trained: Run, name: str, content: bytes | None) -> None:
     path = trained.checkpoints_folder / name
     trained.set_pointer(name, None) if content is None else path.write_bytes(content)
-    with pytest.raises(RunError, match=f"{name}.*--checkpoint "):
+    with pytest.raises(RunError, match=f"{name}.*checkpoint "):
         trained.checkpoint(name)
 
 

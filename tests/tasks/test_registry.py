@@ -141,8 +141,8 @@ def test_commands_and_options_that_it_lacks_are_refused_by_name(recipe: str) -> 
     for arguments, name in (
         (("bench", "decode", recipe), "'digit'"),
         (("prepare-data", "miniature", "--recipe", recipe), "'digit'"),
-        (("decode", run, "--beam", "4", "--n-best", "2"), "--beam, --n-best"),
-        (("eval", run, "--lowercase"), "--lowercase"),
+        (("decode", run, "--beam", "4", "--n-best", "2"), "beam, n_best"),
+        (("eval", run, "--lowercase"), "lowercase"),
     ):
         with pytest.raises(UserError, match=name):
             commands.call(*arguments)

@@ -74,7 +74,7 @@ def test_the_advice_of_a_damaged_checkpoint_names_undamaged_ones(fit: Fit) -> No
     run = fit(steps=20, keep=4).run
     for step in (10, 20):
         _flip_weights(run.checkpoint(str(step)))
-    with pytest.raises(RunError, match=r"--checkpoint step-000015 .*undamaged: step-000005, step-000015\)"):
+    with pytest.raises(RunError, match=r"checkpoint step-000015 .*undamaged: step-000005, step-000015\)"):
         fit(old=run, steps=30, keep=4)
     assert fit(old=run, checkpoint="step-000015", steps=30, keep=4).steps == 30
 

@@ -206,7 +206,7 @@ def test_where_only_the_average_is_left_no_checkpoint_is_advised_that_resuming_r
     run = fit(steps=20, keep=4, average=2).run
     for folder in run.checkpoints_folder.glob("step-*"):
         shutil.rmtree(folder)
-    with pytest.raises(RunError, match="--init"):
+    with pytest.raises(RunError, match="with init"):
         train_task(FakeTask(), make_recipe(steps=20, keep=4, average=2), Path("unused"), old=run, checkpoint="best")
     assert run.checkpoint("average").is_dir()
 
@@ -297,7 +297,7 @@ def test_lost_moments_are_met_with_advice_that_can_be_followed(fit: Fit, average
     for step in run.checkpoints_folder.glob("step-*"):
         if step != run.checkpoint("last"):
             shutil.rmtree(step)
-    with pytest.raises(RunError, match="--init") as caught:
+    with pytest.raises(RunError, match="with init") as caught:
         fit(old=run, steps=30, keep=1, average=average)
     assert "--checkpoint" not in str(caught.value)
 

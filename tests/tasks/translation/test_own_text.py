@@ -76,7 +76,7 @@ def test_files_that_do_not_fit(run: Run, tmp_path: Path) -> None:
         paths = {"reference": [tmp_path / name for name in references], "source": source and tmp_path / source}
         with pytest.raises(DataError):
             phmctl.evaluate(run.folder, device="cpu", **paths)
-    with pytest.raises(UserError, match=r"split valid .*source"):
+    with pytest.raises(UserError, match=r"split=valid .*source"):
         phmctl.evaluate(run.folder, "valid", source=tmp_path / "s", reference=[tmp_path / "r"])
     assert not list(run.results_folder.glob("*"))
 
