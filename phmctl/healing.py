@@ -226,7 +226,7 @@ def _rounded(model: nn.Module, quantize: str) -> Iterator[None]:
 
 def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches again and again. Raises UserError if there are none, or an iterator is exhausted."""
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor):
+    if not isinstance(batches, Iterable):
         raise UserError(f"batches: expected a list, a DataLoader or an iterator, not a {type(batches).__name__}")
     while True:
         count = 0

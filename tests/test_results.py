@@ -15,6 +15,7 @@ from tools import blocks, figures, reference, results
 
 README = figures.ROOT / "README.md"
 RESULTS = figures.ROOT / "docs" / "results.md"
+SHRINK = figures.ROOT / "docs" / "shrink.md"
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 
 
@@ -91,7 +92,7 @@ def _parts(text: str) -> tuple[str, list[float]]:
 
 
 def test_pages_show_every_figure_with_a_text() -> None:
-    pages = README.read_text(encoding="utf-8") + RESULTS.read_text(encoding="utf-8")
+    pages = "".join(page.read_text(encoding="utf-8") for page in (README, RESULTS, SHRINK))
     texts = dict(re.findall(r"!\[([^]]+)\]\((?:docs/)?img/([\w-]+)\.svg\)", pages))
     for path in figures.IMAGES.glob("*.svg"):
         assert path.stem in (*texts.values(), "phm-light", "phm-dark"), path
