@@ -1,6 +1,5 @@
 """``phmctl sweep``: train every combination of values, each in a process."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from phmctl.runs.run import check_tag, runs_root
 from phmctl.runs.summary import format_best, newest_of
 from phmctl.signals import StopRequest
 from phmctl.tasks import trains
-from phmctl.threads import check_jobs, cores
+from phmctl.threads import check_jobs, shared
 
 _STOPPED = {129, 130, 138, 143}  # exit codes of a training that a signal stopped
 _SIGNAL_POLL_SECONDS = 0.3
@@ -110,9 +109,7 @@ def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int |
 
     A failed training does not stop the others. After a signal no training begins, and those that run save and end.
     """
-    setting = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(setting) if setting.isdecimal() else cores()  # threads of all processes
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(threads // jobs, 1))}
+    environment = shared(jobs)
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running: dict[Training, subprocess.Popen[str]] = {}
 

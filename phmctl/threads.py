@@ -14,13 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from phmctl.console import warn
 from phmctl.errors import UserError
 
 BUSY = 0.4  # processes a core, besides this one, from which threads yield
 _USERS = ("OMP_", "GOMP_", "KMP_", "MKL_")  # beginnings of variables by which a user chooses
 _SAMPLES = 5
 _chosen: dict[str, str] = {}  # the variables that choose_threads has set
-_MAX_JOBS_PER_CORE = 8  # more processes only wait for each other, and 1,000 make a machine unusable
+_SHARE = "PHMCTL_CORES"  # the cores of each process of a sweep
+_MOST_PER_CORE = 8  # more processes or threads only wait for each other, and 1,000 make a machine unusable
 
 
 def choose_threads() -> None:
@@ -45,6 +47,7 @@ def set_threads(threads: int) -> None:
     """
     if not threads:
         return
+    _check_count("threads", threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -57,9 +60,18 @@ def threads_of(environment: Mapping[str, Any]) -> int:
     An equal number makes the resumed training equal an uninterrupted one to the last bit. The user's OMP_NUM_THREADS is
     kept, and a machine with fewer cores chooses anew.
     """
-    threads = [environment, *environment.get("resumed", [])][-1].get("threads")
+    resumed = environment.get("resumed")
+    last = resumed[-1] if isinstance(resumed, list) and resumed else environment
+    threads = last.get("threads") if isinstance(last, dict) else None
     users = "OMP_NUM_THREADS" in os.environ and "OMP_NUM_THREADS" not in _chosen
-    return threads if isinstance(threads, int) and not users and 0 < threads <= visible_cores() else 0
+    if type(threads) is not int or threads < 1 or users:
+        return 0
+    if threads > visible_cores():
+        warn(
+            f"the training had {threads} threads, and this machine has {visible_cores()} cores: last digits will differ"
+        )
+        return 0
+    return threads
 
 
 def described() -> dict[str, str]:
@@ -74,14 +86,25 @@ def visible_cores() -> int:
 
 def cores() -> int:
     """Return the number of cores that this process may use. A container may see more than the quota allows."""
-    return max(1, int(min(visible_cores(), *_quotas())))
+    share = os.environ.get(_SHARE, "")
+    return max(1, int(min(visible_cores(), *_quotas(), int(share) if share.isdecimal() else math.inf)))
+
+
+def shared(jobs: int) -> dict[str, str]:
+    """Return the variables of each of several processes at once, which choose their threads within equal shares."""
+    mine = {name: value for name, value in os.environ.items() if name not in _chosen}
+    return {**mine, _SHARE: str(max(cores() // jobs, 1))}
 
 
 def check_jobs(jobs: int) -> None:
     """Raise UserError if the number of processes is far above the number of cores."""
-    limit = _MAX_JOBS_PER_CORE * cores()
-    if jobs > limit:
-        raise UserError(f"--jobs {jobs}: this machine has {cores()} cores; use at most {limit}")
+    _check_count("--jobs", jobs)
+
+
+def _check_count(name: str, count: int) -> None:
+    limit = _MOST_PER_CORE * cores()
+    if count > limit:
+        raise UserError(f"{name} = {count}: this machine has {cores()} cores; use at most {limit}")
 
 
 def load() -> float:
@@ -115,7 +138,7 @@ def _quotas() -> Iterator[float]:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
             group = root / path.lstrip("/")
             for folder in (group, *group.parents):
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ArithmeticError, ValueError):
                     texts = [(folder / name).read_text(encoding="ascii") for name in names]
                     quota, period = map(float, " ".join(texts).split())
                     if quota > 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from phmctl import threads
+from phmctl.errors import UserError
 from phmctl.threads import choose_threads, threads_of
 
 
@@ -114,6 +115,9 @@ def test_quotas_of_both_versions_of_control_groups(
         ({"threads": 2, "resumed": [{"threads": 1}, {"threads": 3}]}, 3),
         ({"threads": 64}, 0),
         ({}, 0),
+        ({"threads": True}, 0),
+        ({"threads": 2, "resumed": ["x"]}, 0),
+        ({"threads": 2, "resumed": None}, 2),
     ],
 )
 def test_a_resumed_training_takes_over_the_threads(
@@ -122,3 +126,28 @@ def test_a_resumed_training_takes_over_the_threads(
     assert threads_of(record) == expected
     environment.setenv("OMP_NUM_THREADS", "1")
     assert threads_of(record) == 0
+
+
+def test_processes_of_a_sweep_have_equal_shares_and_take_over_the_threads(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(threads, "load", lambda: 9.0)
+    choose_threads()
+    child = threads.shared(2)
+    assert not {"OMP_NUM_THREADS", "OMP_WAIT_POLICY"} & child.keys()
+    environment.delenv("OMP_WAIT_POLICY")
+    environment.setattr(threads, "_chosen", {})
+    environment.setenv("PHMCTL_CORES", child["PHMCTL_CORES"])
+    choose_threads()
+    assert variables() == ("2", "passive")
+    assert threads_of({"threads": 1}) == 1
+    assert threads_of({"threads": 3}) == 3
+
+
+def test_a_sweep_leaves_the_threads_that_a_user_has_set(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OMP_NUM_THREADS", "3")
+    choose_threads()
+    assert threads.shared(2)["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_thousand_threads_are_refused(environment: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="threads = 1000"):
+        threads.set_threads(1000)

@@ -101,7 +101,7 @@ class TrainingSection(Section):
     patience: Annotated[NonNegativeInt, CHOICE] = 0
     device: Annotated[str, NOTHING] = "auto"  # auto, cpu, cuda, cuda:1
     initialise_from: str | None = None  # run whose tensors initialise the model
-    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads (0: torch's default)
+    threads: Annotated[NonNegativeInt, NOTHING] = 0  # CPU threads (0: as many as cores)
     tensorboard: Annotated[bool, NOTHING] = False  # also write TensorBoard files
     compile: bool = False  # use torch.compile (on a CPU with a C++ compiler)
     timeout: Annotated[PositiveInt, NOTHING] = 600  # seconds that a process waits for the others
