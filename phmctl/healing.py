@@ -1,5 +1,6 @@
 """Train a converted model to answer as the dense model does (:func:`heal`)."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -140,7 +141,7 @@ def heal(
     Raises:
         UserError: the student is not converted or has no gradients, the batches end too early, a model cannot read a
             batch, an output is no tensor or differs in shape from the teacher's, or an argument is invalid.
-        RunError: the state in `folder` is damaged, or of another model or number of steps.
+        RunError: the state in `folder` is damaged, or of another teacher or with other arguments.
         NonFiniteError: a loss or a gradient is NaN or infinite. The weights are those before the step.
     """
     steps, every = check_count("steps", steps), check_count("every", every)
@@ -150,15 +151,15 @@ def heal(
         check_known("target", target, TARGETS)
         target = TARGETS[target]
     check_known("quantisation", quantize, QUANTIZATIONS)
-    if not conversions(student) and not any(isinstance(module, StructuredWeight) for module in student.modules()):
-        raise UserError("the student has no converted weight; make it with phmctl.convert(model, share=0.25)")
+    _check_models(student, teacher)
     optimiser = torch.optim.AdamW(_groups(student, lr, weight_decay))
     prepare_moments(optimiser, student)
     rates = [group["lr"] for group in optimiser.param_groups]  # a later call reads them from the state
     losses: list[float] = []
     stream = _repeated(batches)
     warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - math.ceil(steps / 5)
-    settings = {"steps": steps, "lr": lr, "quantize": quantize}
+    settings = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "quantize": quantize, "layers": list(layers)}
+    settings |= {"target": getattr(target, "__name__", type(target).__name__), "teacher": _fingerprint(teacher)}
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         checkpoint = None if folder is None else Path(folder) / "state"
@@ -196,6 +197,28 @@ def heal(
             if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == steps):
                 _store(checkpoint, student, optimiser, settings | {"rates": rates, "losses": losses})
     return losses
+
+
+def _check_models(student: nn.Module, teacher: nn.Module) -> None:
+    """Raise UserError if the student is not converted, shares a parameter with the teacher, or is in float16."""
+    if not conversions(student) and not any(isinstance(module, StructuredWeight) for module in student.modules()):
+        raise UserError("the student has no converted weight; make it with phmctl.convert(model, share=0.25)")
+    trained = {parameter for parameter in student.parameters() if parameter.requires_grad}
+    if not trained.isdisjoint(teacher.parameters()):
+        raise UserError("the student shares a parameter with the teacher, which healing would change; pass a copy")
+    if any(parameter.dtype == torch.float16 for parameter in trained):
+        raise UserError(
+            "the student is in float16, which AdamW's steps make infinite; heal in float32 and save float16"
+        )
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Return a hash of a model's parameters."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            found.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _groups(student: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
@@ -241,6 +264,8 @@ class _Outputs:
     """The outputs of named layers in the last pass of a model, which hooks keep."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        if isinstance(names, str):
+            raise UserError(f"layers: expected a list of names, not {names!r}")
         modules = dict(model.named_modules())
         outer = [name for name in modules if name and "parametrizations" not in name.split(".")]
         for name in names:
@@ -264,8 +289,10 @@ class _Outputs:
     def loss(self, teacher: "_Outputs") -> Tensor | float:
         """Return the mean of the relative squared errors to the teacher's outputs."""
         errors = []
-        for name, expected in teacher.kept.items():
-            found = self.kept[name]
+        for name in self.modules:
+            found, expected = self.kept.get(name), teacher.kept.get(name)
+            if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+                raise UserError(f"layer {name} was not called, or returns no tensor")
             if found.shape != expected.shape:
                 raise UserError(f"layer {name}: the student's output has another shape than the teacher's")
             errors.append((found - expected).square().sum() / expected.square().sum().clamp(min=1e-12))

@@ -1,5 +1,6 @@
 """Healing: a converted model learns the dense model's answers; a killed healing continues bit for bit."""
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +143,12 @@ def test_a_killed_healing_continues_bit_for_bit(tmp_path: Path) -> None:
     assert phmctl.heal(finished, teacher, batches_of(7), folder=tmp_path / "healing", **options) == losses
     with pytest.raises(RunError, match="steps = 30"):
         phmctl.heal(fresh(), teacher, batches_of(7), folder=tmp_path / "healing", **options | {"steps": 40})
+    with pytest.raises(RunError, match="target = probability_loss"):
+        phmctl.heal(fresh(), teacher, batches_of(7), folder=tmp_path / "healing", **options | {"target": "cosine"})
+    stranger = copy.deepcopy(teacher)
+    stranger[0].weight.data += 1
+    with pytest.raises(RunError, match="teacher"):
+        phmctl.heal(fresh(), stranger, batches_of(7), folder=tmp_path / "healing", **options)
     other = phmctl.convert(teacher, share=0.2)[0]
     with pytest.raises(RunError, match="does not fit"):
         phmctl.heal(other, teacher, batches_of(7), folder=tmp_path / "healing", **options)
@@ -183,6 +190,8 @@ def generator() -> Iterator[torch.Tensor]:
         ({"batches": [torch.zeros(2, 3, 32)]}, "width"),
         ({"target": "cosin"}, "cosine"),
         ({"layers": ["7"]}, "layer '7'"),
+        ({"layers": "0"}, "layers"),
+        ({"student": phmctl.convert(teacher_of(), share=0.4)[0].half()}, "float16"),
         ({"layers": ["0.parametrizations"]}, "layer '0.parametrizations'"),
         ({"steps": 0}, "steps"),
         ({"lr": -1.0}, "lr"),
@@ -200,6 +209,19 @@ def test_impossible_healings_are_refused(change: dict[str, Any], place: str) -> 
     options = {"student": phmctl.convert(teacher, share=0.4)[0], "teacher": teacher, "batches": batches_of()}
     with pytest.raises(UserError, match=place):
         phmctl.heal(**({**options, "steps": 5, "lr": 0.01} | change))
+
+
+def test_layers_that_are_not_called_and_shared_parameters_are_refused() -> None:
+    class Idle(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](x)  # type: ignore[no-any-return]
+
+    teacher = Idle(nn.Linear(32, 16), nn.Linear(16, 16))
+    student, _ = phmctl.convert(teacher, share=0.5)
+    with pytest.raises(UserError, match="layer 1"):
+        phmctl.heal(student, teacher, batches_of(), steps=1, layers=["1"])
+    with pytest.raises(UserError, match="shares"):
+        phmctl.heal(student, student, batches_of(), steps=1)
 
 
 @pytest.mark.parametrize("spoil", [lambda y: y * float("nan"), lambda y: (y - y).sqrt() + y])
