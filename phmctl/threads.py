@@ -47,7 +47,7 @@ def set_threads(threads: int) -> None:
     """
     if not threads:
         return
-    _check_count("threads", threads)
+    _check_count(f"threads = {threads}", threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -98,13 +98,13 @@ def shared(jobs: int) -> dict[str, str]:
 
 def check_jobs(jobs: int) -> None:
     """Raise UserError if the number of processes is far above the number of cores."""
-    _check_count("--jobs", jobs)
+    _check_count(f"--jobs {jobs}", jobs)
 
 
-def _check_count(name: str, count: int) -> None:
+def _check_count(setting: str, count: int) -> None:
     limit = _MOST_PER_CORE * cores()
     if count > limit:
-        raise UserError(f"{name} = {count}: this machine has {cores()} cores; use at most {limit}")
+        raise UserError(f"{setting}: this machine has {cores()} cores; use at most {limit}")
 
 
 def load() -> float:
