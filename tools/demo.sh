@@ -22,9 +22,10 @@ printf '\nThree models are trained at once: PHM (n = 4), its dense twin, and a d
 shown sweep miniature --n 4,1 --jobs 3
 shown sweep miniature --n 1 "${size[@]}" --jobs 3
 "$phmctl" sweep miniature --n 1 "${size[@]}" --jobs 3 >"$tables/small" 2> >(sed 's/^all values/small/' >&2) &
-trap 'kill -TERM %1' INT # a shell lets its background commands ignore Ctrl-C
+small_sweep=$!
+trap 'kill -TERM $small_sweep' INT # a shell lets its background commands ignore Ctrl-C
 "$phmctl" sweep miniature --n 4,1 --jobs 3 >"$tables/twins" || { wait; exit 1; }
-wait $!
+wait $small_sweep
 run=$(run_of n=4 "$tables/twins")
 dense=$(run_of n=1 "$tables/twins")
 small=$(run_of all "$tables/small")
