@@ -17,7 +17,7 @@ from phmctl.console import progress
 from phmctl.errors import NonFiniteError, RunError, UserError, check_known
 from phmctl.nn.convert import conversions
 from phmctl.nn.linear import StructuredWeight
-from phmctl.nn.moments import call
+from phmctl.nn.moments import call, reading
 from phmctl.nn.structures import rms
 from phmctl.saving import copy_tensors, model_tensors, optimiser_tensors, prepare_moments, rounded_weights
 from phmctl.storage import MODEL, MOMENTS, QUANTIZATIONS, read_checkpoint, sole_writer, write_checkpoint
@@ -57,10 +57,8 @@ def answer(model: nn.Module, batch: Any) -> Tensor:
 
 def _answer(output: Callable[[nn.Module, Any], Tensor], model: nn.Module, role: str, batch: Any, step: int) -> Tensor:
     """Return the output of the student or the teacher in at least float32. Raises UserError if there is none."""
-    try:
+    with reading(f"the {role} cannot read the batch of step {step + 1}"):
         tensor = output(model, batch)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
-        raise UserError(f"the {role} cannot read the batch of step {step + 1}: {problem}") from problem
     if not isinstance(tensor, Tensor):
         raise UserError(f"output= must return a tensor, not a {type(tensor).__name__}")
     if not tensor.numel():
@@ -158,12 +156,19 @@ def heal(
     losses: list[float] = []
     stream = _repeated(batches)
     warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - math.ceil(steps / 5)
-    settings = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "quantize": quantize, "layers": list(layers)}
-    settings |= {"target": getattr(target, "__name__", type(target).__name__), "teacher": _fingerprint(teacher)}
+    settings: dict[str, object] = {
+        "steps": steps,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "quantize": quantize,
+        "layers": list(layers),
+        "target": getattr(target, "__name__", type(target).__name__),
+    }
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         checkpoint = None if folder is None else Path(folder) / "state"
         if checkpoint is not None:
+            settings["teacher"] = _fingerprint(teacher)
             stack.enter_context(sole_writer(checkpoint))
             if checkpoint.exists():
                 rates, losses = _restore(checkpoint, student, optimiser, settings, stream)

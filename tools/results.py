@@ -28,10 +28,10 @@ def trainings() -> tuple[Training, ...]:
 
 
 @cache
-def sentence_models() -> tuple[Training, ...]:
-    """Return the rows of docs/lab/minilm.csv: forms of all-MiniLM-L6-v2 with bytes and the score on STS-B dev."""
+def sentence_models(*, short: bool = False) -> tuple[Training, ...]:
+    """Return the rows of docs/lab/minilm.csv: the dense model and what was healed for long, or for fewer steps only."""
     with (ROOT / "docs" / "lab" / "minilm.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
+        return tuple(row for row in csv.DictReader(file) if (0 < int(row["steps"] or 0) < LONG) == short)
 
 
 def select(table: str, **values: str) -> list[Training]:

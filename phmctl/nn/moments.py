@@ -1,6 +1,7 @@
 """Second moments of the inputs of a model's layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ def call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn an error of a model that cannot read its input into a UserError that begins with `what`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
+        raise UserError(f"{what}: {problem}") from problem
 
 
 def input_moments(model: nn.Module, modules: Iterable[nn.Module], batches: Iterable[Any]) -> dict[nn.Module, Tensor]:
@@ -40,10 +50,8 @@ def input_moments(model: nn.Module, modules: Iterable[nn.Module], batches: Itera
     model.eval()
     try:
         for number, batch in enumerate(batches, 1):
-            try:
+            with reading(f"inputs: the model cannot read batch {number}"):
                 call(model, batch)
-            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
-                raise UserError(f"inputs: the model cannot read batch {number}: {problem}") from problem
     finally:
         for hook in hooks:
             hook.remove()
