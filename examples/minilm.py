@@ -134,7 +134,7 @@ def main() -> None:
 
     def show(name: str, model: nn.Module, file: str | None = None) -> None:
         size = (options.output / file).stat().st_size if file else 4 * sum(map(Tensor.numel, model.parameters()))
-        print(f"{name:20} {size:12,} bytes", f"{spearman(model, pairs):6.2f}" if pairs else "")
+        print(f"{name:20} {size:12,} bytes", f"{spearman(model, pairs):6.2f}" if pairs else "", flush=True)
 
     teacher = build()
     calibration = islice(batches(texts, options.seed), CALIBRATION)

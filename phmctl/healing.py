@@ -98,19 +98,8 @@ def heal(
         small, _ = phmctl.convert(model, share=0.25)
         phmctl.heal(small, model, batches, steps=3000, target="probabilities")
 
-    For the embeddings of sentences, `output` pools the states::
-
-        def embed(model, batch):
-            states = model(**batch).last_hidden_state
-            mask = batch["attention_mask"].unsqueeze(-1)
-            return (states * mask).sum(1) / mask.sum(1)
-
-        phmctl.heal(small, bert, batches, steps=3000, output=embed, folder="healing")
-
     The optimiser is AdamW with a warm-up of 50 steps, a linear decay to zero, and gradients of norm 1 at most. The
-    weights are trained already, so each matrix moves in a step by the same fraction of its scale: the rate is `lr`
-    times the root mean square that it has at the start. The rules of :func:`phmctl.parameter_groups` are for training
-    from scratch. The teacher is in evaluation mode.
+    rules of :func:`phmctl.parameter_groups` are for training from scratch. The teacher is in evaluation mode.
 
     Args:
         student: a converted model, or one with PHM layers. It is changed in place.
@@ -118,8 +107,8 @@ def heal(
         batches: the inputs of each step: a tensor, a tuple of arguments or a dict of keyword arguments. A list or a
             ``DataLoader`` begins again when it ends.
         steps: number of steps.
-        lr: how far a step moves a matrix, as a fraction of its root mean square. Norms and biases have the rate
-            lr / 40.
+        lr: how far a step moves a matrix, as a fraction of the root mean square that it has at the start. Norms and
+            biases have the rate lr / 40.
         target: ``cosine`` for embeddings (B, d), ``probabilities`` for logits, or a function that returns the loss from
             the student's output and the teacher's.
         layers: names of modules, in both models, whose outputs the student learns too, as relative squared errors.
@@ -140,30 +129,19 @@ def heal(
         UserError: the student is not converted or has no gradients, the batches end too early, a model cannot read a
             batch, an output is no tensor or differs in shape from the teacher's, or an argument is invalid.
         RunError: the state in `folder` is damaged, or of another teacher or with other arguments.
-        NonFiniteError: a loss or a gradient is NaN or infinite. The weights are those before the step.
+        NonFiniteError: a loss or a gradient is NaN or infinite. The parameters are those before the step.
     """
     steps, every = check_count("steps", steps), check_count("every", every)
-    if not 0 < lr < math.inf or not 0 <= weight_decay < math.inf:
-        raise UserError(f"lr = {lr}, weight_decay = {weight_decay}: expected an lr above 0 and a decay of at least 0")
-    if isinstance(target, str):
-        check_known("target", target, TARGETS)
-        target = TARGETS[target]
+    compare = _checked_target(target)
     check_known("quantisation", quantize, QUANTIZATIONS)
     _check_models(student, teacher)
-    optimiser = torch.optim.AdamW(_groups(student, lr, weight_decay))
-    prepare_moments(optimiser, student)
+    optimiser = _optimiser(student, lr, weight_decay)
     rates = [group["lr"] for group in optimiser.param_groups]  # a later call reads them from the state
     losses: list[float] = []
     stream = _repeated(batches)
     warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - math.ceil(steps / 5)
-    settings: dict[str, object] = {
-        "steps": steps,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "quantize": quantize,
-        "layers": list(layers),
-        "target": getattr(target, "__name__", type(target).__name__),
-    }
+    settings = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "quantize": quantize, "layers": list(layers)}
+    settings["target"] = getattr(compare, "__name__", type(compare).__name__)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         checkpoint = None if folder is None else Path(folder) / "state"
@@ -185,8 +163,8 @@ def heal(
             torch.clear_autocast_cache()  # a scope around all steps would keep the weights of the first
             with _rounded(student, quantize if step >= rounds_from else "float32"):
                 found = _answer(output, student, "student", batch, step)
-                _check_shapes(found, expected, target)
-                loss = target(found, expected) + outputs[0].loss(outputs[1])
+                _check_shapes(found, expected, compare)
+                loss = compare(found, expected) + outputs[0].loss(outputs[1])
                 loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
             if not (loss.isfinite() and norm.isfinite()):
@@ -202,6 +180,14 @@ def heal(
             if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == steps):
                 _store(checkpoint, student, optimiser, settings | {"rates": rates, "losses": losses})
     return losses
+
+
+def _checked_target(target: str | Loss) -> Loss:
+    """Return the loss. Raises UserError if it is neither a name nor a function."""
+    if callable(target):
+        return target
+    check_known("target", target, TARGETS)
+    return TARGETS[target]
 
 
 def _check_models(student: nn.Module, teacher: nn.Module) -> None:
@@ -226,8 +212,11 @@ def _fingerprint(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _groups(student: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Return a group for each parameter that has a gradient. Raises UserError if none has one."""
+def _optimiser(student: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Return AdamW with a group for each parameter that has a gradient. Raises UserError if none has one."""
+    numbers = isinstance(lr, int | float) and isinstance(weight_decay, int | float)
+    if not (numbers and 0 < lr < math.inf and 0 <= weight_decay < math.inf):
+        raise UserError(f"lr={lr!r}, weight_decay={weight_decay!r}: expected an lr above 0 and a decay of at least 0")
     groups = []
     for parameter in student.parameters():
         if parameter.requires_grad:
@@ -236,7 +225,9 @@ def _groups(student: nn.Module, lr: float, weight_decay: float) -> list[dict[str
             groups.append({"params": [parameter], "lr": lr * (scale or _VECTORS), "weight_decay": decay})
     if not groups:
         raise UserError("no parameter of the student has a gradient; call student.requires_grad_()")
-    return groups
+    optimiser = torch.optim.AdamW(groups)
+    prepare_moments(optimiser, student)
+    return optimiser
 
 
 @contextmanager

@@ -195,6 +195,8 @@ def generator() -> Iterator[torch.Tensor]:
         ({"layers": ["0.parametrizations"]}, "layer '0.parametrizations'"),
         ({"steps": 0}, "steps"),
         ({"lr": -1.0}, "lr"),
+        ({"lr": "0.01"}, "lr"),
+        ({"target": 3}, "target 3"),
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"batches": 3}, "batches"),
         ({"batches": [torch.zeros(2, 31)]}, "the teacher cannot read the batch of step 1"),
