@@ -14,6 +14,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor, nn
 
@@ -35,11 +36,6 @@ def batches(split: Split, tokens: int, seed: int) -> Iterator[Batch]:
             yield batch.source, batch.target[:, :-1]
 
 
-def logits(model: Any, batch: Batch) -> Tensor:
-    """Return the logits (N, V) of all positions that are not padding."""
-    return model.logits(model(*batch)[batch[1] != PAD])  # type: ignore[no-any-return]
-
-
 def main() -> None:
     """Convert, heal, save and measure."""
     parser = argparse.ArgumentParser()
@@ -49,6 +45,7 @@ def main() -> None:
     parser.add_argument("--structure", help="low-rank (default), mixture or kronecker")
     parser.add_argument("--n", type=int, help="blocks of a Kronecker sum in each direction")
     parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers; 0: PHM with n")
+    parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
     parser.add_argument("--lr", type=float, default=0.0125)
     for name, number in (("steps", 1000), ("tokens", 2048), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=number)
@@ -56,6 +53,11 @@ def main() -> None:
     run, translator = Run.open(options.run), phmctl.load(options.run, device="cpu")
     data = PreparedData.find(run.recipe.data, data_root())
     sources, references = (side[: options.lines] for side in data.split(options.split).texts)
+
+    def logits(model: Any, batch: Batch) -> Tensor:
+        """Return the logits (N, V) of all positions that are not padding."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+            return model.logits(model(*batch)[batch[1] != PAD])  # type: ignore[no-any-return]
 
     def show(stage: str, model: nn.Module, size: int | None = None) -> None:
         translator.engine.model = model.eval()

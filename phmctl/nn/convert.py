@@ -134,26 +134,13 @@ def convert(
         UserError: neither n of at least 2, nor a fixed algebra, nor a share; no module that is selected can be
             converted; the model cannot be copied.
     """
-    if share is not None:
-        structure = STRUCTURE if structure is None else structure
-        check_known("structure", structure, STRUCTURES)
-        if not (isinstance(share, (int, float)) and 0 < share < 1):
-            raise UserError(f"share = {share!r}: expected a number between 0 and 1")
-        if algebra != LEARNED:
-            raise UserError(f"algebra = {algebra!r}: a share needs algebra 'phm'")
-        if structure == "low-rank" and n is not None:
-            raise UserError(f"n = {n}: a product of low rank has no n; pass structure='kronecker', or no share")
-    order = _BLOCKS if n is None and share is not None else n
-    order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if order is None else order)
-    if share is None and (order == 1 or structure is not None):
-        raise UserError(f"n = {n}: convert needs a share, n of at least 2, or a fixed algebra that implies it")
+    size = _checked_size(n, share, structure, algebra)
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
     selected = {
         name: module for name, module in found.items() if _is_convertible(module) and _matches(select, name, module)
     }
     before = _parameter_count(model)
-    size = {"n": order, "algebra": algebra, "share": share, "structure": structure}
     moments = {} if inputs is None else input_moments(model, selected.values(), inputs)
     converter = _Converter(model, list(selected.values()), size, moments, named=select is not None)
     # Tables come first, those with a padding row before the others: maps with the same weight keep the table's rows.
@@ -171,6 +158,24 @@ def convert(
         raise UserError("; ".join(["no module can be converted", f"modules with weights: {kinds}", *reasons]))
     describe_in_configs(model)
     return model, Conversion([rows[name] for name in selected], others, before, _parameter_count(model))
+
+
+def _checked_size(n: int | None, share: float | None, structure: str | None, algebra: str) -> dict[str, Any]:
+    """Return the arguments of :func:`convert` that set the size of each weight, with defaults. Raises UserError."""
+    if share is not None:
+        structure = STRUCTURE if structure is None else structure
+        check_known("structure", structure, STRUCTURES)
+        if not (isinstance(share, (int, float)) and 0 < share < 1):
+            raise UserError(f"share = {share!r}: expected a number between 0 and 1")
+        if algebra != LEARNED:
+            raise UserError(f"algebra = {algebra!r}: a share needs algebra 'phm'")
+        if structure == "low-rank" and n is not None:
+            raise UserError(f"n = {n}: a product of low rank has no n; pass structure='kronecker', or no share")
+    order = _BLOCKS if n is None and share is not None else n
+    order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if order is None else order)
+    if share is None and (order == 1 or structure is not None):
+        raise UserError(f"n = {n}: convert needs a share, n of at least 2, or a fixed algebra that implies it")
+    return {"n": order, "algebra": algebra, "share": share, "structure": structure}
 
 
 def _row(name: str, module: nn.Module) -> Converted:
