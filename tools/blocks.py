@@ -312,11 +312,11 @@ def papers() -> str:
 def minilm() -> str:
     """Return the table of all-MiniLM-L6-v2: the dense forms, and each file after as many steps as any."""
     rows = []
-    for row in sorted(results.sentence_models(), key=lambda row: -int(row["bytes"])):
+    for row, scores in sorted(results.sentence_models(), key=lambda pair: -int(pair[0]["bytes"])):
         numbers = f"{float(row['share']):.1%}" if row["share"] else "100 %"
         form = {"int8": "8 bits", "int4": "4 bits"}.get(row["form"], row["form"])
         steps = f"{int(row['steps']):,}" if row["steps"] else "–"
-        rows.append((f"{row['model']}, {form}", numbers, steps, f"{int(row['bytes']):,}", row["dev"]))
+        rows.append((f"{row['model']}, {form}", numbers, steps, f"{int(row['bytes']):,}", scores.text()))
     return table(("all-MiniLM-L6-v2", "numbers", "steps of healing", "bytes", "Spearman × 100, STS-B dev"), rows)
 
 
@@ -324,6 +324,7 @@ def minilm() -> str:
 def minilm_structures() -> str:
     """Return the table of the structures at equal numbers, after few steps."""
     rows = []
-    for row in results.sentence_models(short=True):
-        rows.append((row["model"], f"{float(row['share']):.1%}", row["steps"], row["lr"], row["bytes"], row["dev"]))
+    for row, scores in results.sentence_models(short=True):
+        size = f"{int(row['bytes']):,}"
+        rows.append((row["model"], f"{float(row['share']):.1%}", row["steps"], row["lr"], size, scores.text()))
     return table(("structure", "numbers", "steps", "lr", "bytes", "Spearman × 100, STS-B dev"), rows)

@@ -204,14 +204,15 @@ def minilm() -> Figure:
     axes = drawn.add_subplot(ylabel="Spearman × 100, STS-B dev")
     kinds = {"dense": DENSE, "low rank": PHM, "mixture": WIDER, "Kronecker sum": TAUGHT}
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
-    for row in results.sentence_models():
-        points[row["model"].partition(",")[0]].append((int(row["bytes"]) / 1e6, float(row["dev"])))
+    models = results.sentence_models()
+    for row, scores in models:
+        points[row["model"].partition(" of ")[0]].append((int(row["bytes"]) / 1e6, scores.mean))
     for kind, color in kinds.items():
         if points[kind]:
             axes.plot(*zip(*sorted(points[kind]), strict=True), "o-", color=COLORS[color], label=kind, linewidth=1.2)
-    for row in results.sentence_models():
+    for row, scores in models:
         if not row["steps"]:
-            draw_name(axes, (int(row["bytes"]) / 1e6, float(row["dev"])), row["form"], "center", (0, 9), COLORS[DENSE])
+            draw_name(axes, (int(row["bytes"]) / 1e6, scores.mean), row["form"], "center", (0, 9), COLORS[DENSE])
     draw_scale(axes, (1, 3, 10, 30, 90), "MB")
     axes.set_xlim(0.7, 130)
     axes.margins(y=0.15)

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,13 +26,6 @@ def trainings() -> tuple[Training, ...]:
         rows = list(csv.DictReader(file))
     stored = [row | {"table": "bytes", "form": "float32"} for row in rows if row["megabytes"] and not row["form"]]
     return (*rows, *stored)
-
-
-@cache
-def sentence_models(*, short: bool = False) -> tuple[Training, ...]:
-    """Return the rows of docs/lab/minilm.csv: the dense model and what was healed for long, or for fewer steps only."""
-    with (ROOT / "docs" / "lab" / "minilm.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(row for row in csv.DictReader(file) if (0 < int(row["steps"] or 0) < LONG) == short)
 
 
 def select(table: str, **values: str) -> list[Training]:
@@ -60,6 +54,25 @@ class Sample:
         return f"{self.mean:.2f}" if self.deviation is None else f"{self.mean:.2f} ± {self.deviation:.2f}"
 
 
+@cache
+def sentence_models(*, short: bool = False) -> tuple[tuple[Training, Sample], ...]:
+    """Return the models of docs/lab/minilm.csv, with the scores of their seeds.
+
+    They are the dense model and what was healed for long or, if `short`, for fewer steps only.
+    """
+    seeds: dict[tuple[str, ...], list[Training]] = {}
+    with (ROOT / "docs" / "lab" / "minilm.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if (0 < int(row["steps"] or 0) < LONG) == short:
+                seeds.setdefault(tuple(row[key] for key in ("model", "share", "steps", "lr", "form")), []).append(row)
+    return tuple((rows[0], sample_of([float(row["dev"]) for row in rows])) for rows in seeds.values())
+
+
+def sample_of(scores: Sequence[float]) -> Sample:
+    """Return scores with their mean and deviation."""
+    return Sample(tuple(scores), len(scores), fmean(scores), stdev(scores) if len(scores) > 1 else None)
+
+
 def sample(table: str, model: str, metric: str, **values: str) -> Sample:
     """Return a model's scores; a row of several seeds has precedence over the rows of single seeds."""
     rows = [row for row in select(table, model=model, **values) if row[metric]]
@@ -71,7 +84,7 @@ def sample(table: str, model: str, metric: str, **values: str) -> Sample:
             deviation = row.get(f"{metric}_sd")
             first, last = map(int, row["seed"].split("-"))
             return Sample(seeds, last - first + 1, float(row[metric]), float(deviation) if deviation else None)
-    return Sample(seeds, len(seeds), fmean(seeds), stdev(seeds) if len(seeds) > 1 else None)
+    return sample_of(seeds)
 
 
 @dataclass(frozen=True)
