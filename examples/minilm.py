@@ -5,7 +5,8 @@
 
 The texts are 100,000 sentences of any source, one a line, without labels. The model becomes products of low rank that
 learn to embed as it does. `minilm-small` gets them at 4 bits: `model.safetensors`, for ``phmctl.load_into``, and
-`model.onnx`. The 3,000 steps take 20 minutes of processor time. The same command continues a run that was killed.
+`model.onnx`. With --bfloat16, 600 steps take 7 minutes of processor time for a first result, and 3,000 take 23 minutes
+for 1.5 points more. The same command continues a run that was killed.
 """
 
 import argparse
