@@ -313,7 +313,7 @@ def minilm() -> str:
     """Return the table of all-MiniLM-L6-v2: the dense forms, and each file after as many steps as any."""
     rows = []
     for row, scores in sorted(results.sentence_models(), key=lambda pair: -int(pair[0]["bytes"])):
-        numbers = f"{float(row['share']):.1%}" if row["share"] else "100 %"
+        numbers = f"{100 * float(row['share'] or 1):g} %"
         form = {"int8": "8 bits", "int4": "4 bits"}.get(row["form"], row["form"])
         steps = f"{int(row['steps']):,}" if row["steps"] else "–"
         rows.append((f"{row['model']}, {form}", numbers, steps, f"{int(row['bytes']):,}", scores.text()))
@@ -324,7 +324,7 @@ def minilm() -> str:
 def minilm_structures() -> str:
     """Return the table of the structures at equal numbers, after few steps."""
     rows = []
-    for row, scores in results.sentence_models(short=True):
-        size = f"{int(row['bytes']):,}"
-        rows.append((row["model"], f"{float(row['share']):.1%}", row["steps"], row["lr"], size, scores.text()))
+    for row, scores in sorted(results.sentence_models(short=True), key=lambda pair: -pair[1].mean):
+        numbers, size = f"{100 * float(row['share']):g} %", f"{int(row['bytes']):,}"
+        rows.append((row["model"], numbers, row["steps"], row["lr"], size, scores.text()))
     return table(("structure", "numbers", "steps", "lr", "bytes", "Spearman × 100, STS-B dev"), rows)
