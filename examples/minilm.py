@@ -128,6 +128,8 @@ def main() -> None:
     for path in options.text:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             texts += [encoding.ids for encoding in tokenizer.encode_batch(file.read().splitlines())]
+    if not texts:
+        parser.error("--text: the files hold no text")
     rows = [line.split("\t") for line in options.sts.open(encoding="utf-8")] if options.sts else []
     pairs = [(float(row[4]), *(tokenizer.encode(text).ids for text in row[5:7])) for row in rows]
     settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "add_pooling_layer": False}

@@ -463,7 +463,8 @@ def _remove_kronecker(module: nn.Module, weights: dict[tuple[int, ...], nn.Param
     for key, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
         if is_computed(module, key):
             sources = list(chain.parameters())
-            weight = nn.Parameter(getattr(module, key).clone(memory_format=torch.contiguous_format), any(source.requires_grad for source in sources))
+            H = getattr(module, key).clone(memory_format=torch.contiguous_format)  # safetensors wants no other
+            weight = nn.Parameter(H, any(source.requires_grad for source in sources))
             restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
 
 
@@ -474,7 +475,7 @@ def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, 
     weight = module._parameters.get("weight")
     if weight is None:  # with n = 1 the weight is a parameter and stays the same object
         with without_autocast(sources[0].device.type):
-            weight = nn.Parameter(module.weight.detach(), any(source.requires_grad for source in sources))
+            weight = nn.Parameter(module.weight.detach().contiguous(), any(source.requires_grad for source in sources))
     padding = getattr(module, "padding_idx", None)
     if padding is not None:  # the PHM table returns zeros for it, whatever that row of H is
         weight.data[padding] = 0
