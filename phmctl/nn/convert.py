@@ -475,7 +475,7 @@ def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, 
     weight = module._parameters.get("weight")
     if weight is None:  # with n = 1 the weight is a parameter and stays the same object
         with without_autocast(sources[0].device.type):
-            weight = nn.Parameter(module.weight.detach().contiguous(), any(source.requires_grad for source in sources))
+            weight = nn.Parameter(module.weight.detach(), any(source.requires_grad for source in sources))
     padding = getattr(module, "padding_idx", None)
     if padding is not None:  # the PHM table returns zeros for it, whatever that row of H is
         weight.data[padding] = 0

@@ -199,7 +199,7 @@ class LowRank(Structure):
 
     def dense(self, tensors: Tensors) -> Tensor:
         L, R = tensors["L"], tensors["R"]
-        return (R.flatten(1).t() @ L.t()).t().reshape(len(L), *R.shape[1:])
+        return (L @ R.flatten(1)).reshape(len(L), *R.shape[1:])
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
         return F.linear(F.linear(x, tensors["R"]), tensors["L"], bias)

@@ -299,7 +299,7 @@ def test_rows_of_a_table_that_are_read_often_are_nearer_and_the_mode_stays() -> 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_dense_copy_can_be_written_as_safetensors(structure: str) -> None:
-    model = nn.Sequential(nn.Embedding(24, 16), nn.Linear(16, 32))
+    model = nn.Sequential(nn.Embedding(24, 16), nn.Linear(16, 32), nn.ConvTranspose1d(24, 16, 3))
     small, _ = phmctl.convert(model, share=0.5, structure=structure, select="*")
     dense = phmctl.to_dense(small)
     assert all(parameter.is_contiguous() for parameter in dense.parameters())
