@@ -122,6 +122,9 @@ def main() -> None:
     parser.add_argument("--sts", type=Path, help="csv of the STS benchmark, for the table")
     parser.add_argument("--output", type=Path, default=Path("minilm-small"))
     options = parser.parse_args()
+    missing = [path for path in (*options.text, options.sts) if path and not path.is_file()]
+    if missing:
+        parser.error(f"no file: {', '.join(map(str, missing))}")
     tokenizer: Any = AutoTokenizer.from_pretrained(options.model).backend_tokenizer
     tokenizer.no_padding(), tokenizer.enable_truncation(LENGTH)
     texts = []

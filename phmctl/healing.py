@@ -67,12 +67,21 @@ def _answer(output: Callable[[nn.Module, Any], Tensor], model: nn.Module, role: 
 
 
 def _check_shapes(found: Tensor, expected: Tensor, target: Loss) -> None:
-    """Raise UserError if the student's output has another shape than the teacher's, or one that cosine cannot read."""
-    if found.shape != expected.shape or (target is cosine_loss and found.dim() != 2):
-        raise UserError(
-            f"the student returns {tuple(found.shape)}, the teacher {tuple(expected.shape)}; expected equal shapes, for"
-            " cosine (batch, width)"
-        )
+    """Raise UserError if the outputs differ in shape, or have one that the loss cannot read."""
+    shape = tuple(found.shape)
+    if shape != tuple(expected.shape):
+        raise UserError(f"the student returns {shape}, the teacher {tuple(expected.shape)}")
+    if target is cosine_loss and len(shape) != 2:
+        raise UserError(f"the models return {shape}; target 'cosine' needs (batch, width)")
+    if target is probability_loss and (not shape or shape[-1] < 2):
+        raise UserError(f"the models return {shape}; target 'probabilities' needs logits of at least two classes")
+
+
+def _checked_loss(loss: Any) -> Tensor:
+    """Return the loss of a step. Raises UserError if it is not a number with a gradient."""
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        raise UserError("target= must return a tensor with one number, no axes, and a gradient to the student's output")
+    return loss
 
 
 def heal(
@@ -127,7 +136,8 @@ def heal(
 
     Raises:
         UserError: the student is not converted or has no gradients, the batches end too early, a model cannot read a
-            batch, an output is no tensor or differs in shape from the teacher's, or an argument is invalid.
+            batch, an output is no tensor or differs in shape from the teacher's, `target` returns no number with a
+            gradient, or an argument is invalid.
         RunError: the state in `folder` is damaged, or of another teacher or with other arguments.
         NonFiniteError: a loss or a gradient is NaN or infinite. The parameters are those before the step.
     """
@@ -164,7 +174,7 @@ def heal(
             with _rounded(student, quantize if step >= rounds_from else "float32"):
                 found = _answer(output, student, "student", batch, step)
                 _check_shapes(found, expected, compare)
-                loss = compare(found, expected) + outputs[0].loss(outputs[1])
+                loss = _checked_loss(compare(found, expected)) + outputs[0].loss(outputs[1])
                 loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
             if not (loss.isfinite() and norm.isfinite()):
@@ -310,7 +320,10 @@ def _restore(
     stream: Iterator[Any],
 ) -> tuple[list[float], list[float]]:
     """Continue from a state, past the batches that it has seen. Return the initial rates and the losses."""
-    stored = read_checkpoint(folder, (MODEL, MOMENTS))
+    try:
+        stored = read_checkpoint(folder, (MODEL, MOMENTS))
+    except RunError as error:
+        raise RunError(f"the state of the healing in {folder} is damaged; remove it to begin again") from error
     for name, value in expected.items():
         if stored.state.get(name) != value:
             raise RunError(f"{folder} was made with {name} = {stored.state.get(name)}, not {value}; use another folder")

@@ -154,6 +154,15 @@ def test_a_killed_healing_continues_bit_for_bit(tmp_path: Path) -> None:
         phmctl.heal(other, teacher, batches_of(7), folder=tmp_path / "healing", **options)
 
 
+def test_a_damaged_state_is_refused_with_its_place(tmp_path: Path) -> None:
+    teacher, options = teacher_of(), {"steps": 2, "folder": tmp_path / "healing"}
+    phmctl.heal(phmctl.convert(teacher, share=0.4)[0], teacher, batches_of(7), **options)
+    state = next((tmp_path / "healing").rglob("model.safetensors"))
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(RunError, match="remove it"):
+        phmctl.heal(phmctl.convert(teacher, share=0.4)[0], teacher, batches_of(7), **options)
+
+
 def test_batches_are_arguments_of_the_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -204,6 +213,12 @@ def generator() -> Iterator[torch.Tensor]:
         ({"student": phmctl.convert(teacher_of(), share=0.4)[0].requires_grad_(False)}, "gradient"),
         ({"output": lambda model, batch: None}, "NoneType"),
         ({"teacher": nn.LSTM(32, 16)}, "output="),
+        ({"output": lambda model, batch: model(batch).sum()}, "cosine"),
+        ({"output": lambda model, batch: model(batch).sum(), "target": "probabilities"}, "probabilities"),
+        ({"output": lambda model, batch: model(batch)[:, :1], "target": "probabilities"}, "two classes"),
+        ({"target": lambda y, t: 0.5}, "target="),
+        ({"target": lambda y, t: (y - t).square().mean(1)}, "target="),
+        ({"target": lambda y, t: (y - t).detach().square().mean()}, "gradient"),
     ],
 )
 def test_impossible_healings_are_refused(change: dict[str, Any], place: str) -> None:

@@ -34,19 +34,21 @@ def input_moments(model: nn.Module, modules: Iterable[nn.Module], batches: Itera
     """
     moments: dict[nn.Module, Tensor] = {}
 
-    def add(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def add(module: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Tensor]) -> None:
+        x = arguments[0] if arguments else keywords["input"]
         if isinstance(module, nn.Linear):
-            x = arguments[0].detach().double().flatten(0, -2)  # (positions, d)
+            x = x.detach().double().reshape(-1, x.shape[-1])  # (positions, d)
             found = x.mT @ x
         else:
-            found = torch.bincount(arguments[0].flatten(), minlength=len(module.weight)).double()  # type: ignore[arg-type]
+            found = torch.bincount(x.flatten(), minlength=len(module.weight)).double()  # type: ignore[arg-type]
         moments[module] = moments[module] + found if module in moments else found
 
     if not isinstance(batches, Iterable):
         raise UserError(f"inputs: expected batches for the model, not a {type(batches).__name__}")
     number = 0
     modes = {module: module.training for module in model.modules()}
-    hooks = [part.register_forward_pre_hook(add) for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
+    parts = [part for part in modules if isinstance(part, nn.Linear | nn.Embedding)]
+    hooks = [part.register_forward_pre_hook(add, with_kwargs=True) for part in parts]
     model.eval()
     try:
         for number, batch in enumerate(batches, 1):

@@ -284,6 +284,22 @@ def test_the_product_is_the_nearest_on_the_inputs() -> None:
     assert (converted(x) - layer(x)).square().sum().item() == pytest.approx(least, rel=1e-2)
 
 
+def test_inputs_may_be_single_rows_and_arguments_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(input=x)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    layer, x = nn.Linear(48, 64, dtype=torch.float64), torch.randn(100, 48, dtype=torch.float64).cumsum(1)
+    expected = phmctl.convert(layer, share=0.3, inputs=[x])[0].weight
+    torch.testing.assert_close(phmctl.convert(layer, share=0.3, inputs=x)[0].weight, expected)
+    torch.testing.assert_close(phmctl.convert(Named(layer), share=0.3, inputs=[x])[0].layer.weight, expected)
+
+
 def test_rows_of_a_table_that_are_read_often_are_nearer_and_the_mode_stays() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(60, 16, dtype=torch.float64), nn.Dropout(0.5))
