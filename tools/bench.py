@@ -5,10 +5,12 @@
     python tools/bench.py lstm --n 5                    # PHMLSTM against nn.LSTM, in the shape of Table 1's classifiers
     python tools/bench.py transformer RECIPE --n 4      # training steps against nn.Transformer, on the prepared data
     python tools/bench.py engines FILE RUN EXPORT ...   # translations of a file's lines by a run and its exports
+    python tools/bench.py sentences DIR MODEL           # the ONNX file of examples/minilm.py, and MODEL in int8
 """
 
 import argparse
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -155,6 +157,51 @@ def bench_engines(lines: Sequence[str], folders: Sequence[str], rounds: int = 5)
     return Bench(f"{len(lines)} lines, speed over {folders[0]}", machine(), rows)
 
 
+class SentenceEncoder(nn.Module):
+    """The mean of the states of a BERT, as ``examples/minilm.py`` computes it."""
+
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the embeddings (B, d) of ids and mask (B, T)."""
+        states = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state  # (B, T, d)
+        mask = attention_mask.unsqueeze(-1).to(states)  # (B, T, 1)
+        return F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+
+
+def bench_sentences(small: Path, dense: str, length: int = 30, rounds: int = 20) -> Bench:
+    """Time onnxruntime on one thread: ``model.onnx`` of a folder, and a dense BERT with its maps in int8."""
+    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime.quantization import quantize_dynamic
+    from transformers import BertModel
+
+    names = ("input_ids", "attention_mask")
+    example = (torch.ones(2, 4, dtype=torch.long),) * 2
+    bert = BertModel.from_pretrained(dense, add_pooling_layer=False, attn_implementation="eager")
+    axes: Any = [{0: "batch", 1: "length"}] * 2
+    one_thread = SessionOptions()
+    one_thread.intra_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder:
+        exact, rounded = Path(folder, "dense.onnx"), Path(folder, "int8.onnx")
+        options: Any = {"input_names": names, "dynamic_shapes": axes, "verbose": False}
+        torch.onnx.export(SentenceEncoder(bert).eval(), example, exact, dynamo=True, **options)
+        quantize_dynamic(exact, rounded)
+        files = {"dense, int8": rounded, "small": small / "model.onnx"}
+        sessions = {name: InferenceSession(file, one_thread) for name, file in files.items()}
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+    rows = []
+    for batch in (1, 32):
+        ids = torch.randint(bert.config.vocab_size, (batch, length))
+        inputs = {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()}
+        calls = {name: partial(session.run, None, inputs) for name, session in sessions.items()}
+        for name, timing in time_in_turns(f"{batch} texts", calls, rounds=rounds).items():
+            row = {"texts": batch, "model": name, "bytes": sizes[name], "seconds": timing.seconds}
+            rows.append(row | {"speed": timing.ratio.inverse})
+    return Bench(f"texts of {length} tokens, one thread, speed over the dense model", machine(), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -168,12 +215,17 @@ def main() -> None:
     engines = commands.add_parser("engines")
     engines.add_argument("file", type=Path)
     engines.add_argument("folders", nargs="+")
+    sentences = commands.add_parser("sentences")
+    sentences.add_argument("folder", type=Path)
+    sentences.add_argument("model")
     options = parser.parse_args()
     if options.command == "lstm":
         bench = bench_lstm(options.n)
     elif options.command == "transformer":
         recipe = resolve(options.recipe, common_overrides(n=options.n), options.set)
         bench = bench_transformer(expect(recipe, TranslationRecipe), options.data)
+    elif options.command == "sentences":
+        bench = bench_sentences(options.folder, options.model)
     else:
         bench = bench_engines(options.file.read_text(encoding="utf-8").splitlines(), options.folders)
     emit(bench.table().drawn())

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 import phmctl
 from tests.examples.test_scripts import EXAMPLES
+from tools import bench
 
 transformers = pytest.importorskip("transformers")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -75,6 +76,11 @@ def test_minilm(
     [found] = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
     assert torch.allclose(torch.from_numpy(found), expected, atol=1e-4)
     assert torch.allclose(expected.norm(dim=-1), torch.ones(4))
+    table = bench.bench_sentences(folder, str(source), length=4, rounds=1).rows
+    assert [(row["texts"], row["model"]) for row in table] == [
+        (texts, model) for texts in (1, 32) for model in ("dense, int8", "small")
+    ]
+    assert table[1]["bytes"] == (folder / "model.onnx").stat().st_size
 
 
 def test_spearman_averages_the_ranks_of_equal_values(monkeypatch: pytest.MonkeyPatch) -> None:
