@@ -74,8 +74,8 @@ def bullets() -> str:
     time = results.duration(WIDE, "Zen 4") / results.duration("dense", "Zen 4")
     return "\n".join(
         [
-            f"- **{share(TABLES)} of all weights (n = 4, tables too)**: {plateau(TABLES).text()} "
-            f"({plateau(TABLES).count} seeds) against {dense.text()}. `phmctl train multi30k-de-en-tiny`",
+            f"- **{share(TABLES)} of all weights (n = 4, tables too), level**: {plateau(TABLES).text()} BLEU, "
+            f"{interval(against_dense(TABLES))}. `phmctl train multi30k-de-en-tiny`",
             f"- **{share('PHM, n = 2')} (n = 2, dense tables), level**: {interval(half)}. "
             "`phmctl train multi30k-de-en --n 2`",
             f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}, taught by dense "
