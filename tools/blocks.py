@@ -268,14 +268,16 @@ def short_scores() -> str:
 
 @block
 def pairs_best() -> str:
-    """Return the accuracy of sentence pairs at each model's best rate."""
+    """Return the accuracies of sentence pairs on valid and test, at each model's best rate on valid."""
     name, rows = "sentence pairs", []
     for model in dict.fromkeys(row["model"] for row in select(name)):
         rates = dict.fromkeys(row["rate"] for row in select(name, model=model))
         scores = {rate: results.sample(name, model, "valid_accuracy", rate=rate) for rate in rates}
         best = max(scores, key=lambda rate: scores[rate].mean)
-        rows.append([model, f"{results.parameters(model, name):,}", best, scores[best].text()])
-    return table(["model", "parameters", "rate", "% correct"], rows)
+        tested = any(row["accuracy"] for row in select(name, model=model, rate=best))
+        test = results.sample(name, model, "accuracy", rate=best).text() if tested else "–"
+        rows.append([model, f"{results.parameters(model, name):,}", best, scores[best].text(), test])
+    return table(["model", "parameters", "rate", "% of valid", "% of test"], rows)
 
 
 @block
