@@ -187,7 +187,7 @@ def by_bytes() -> Figure:
                 draw_sample(axes, megabytes, bleu, color, mark=marks[form])
         axes.set_title(f"{int(number):,} steps", fontsize=10)
         draw_scale(axes, (1, 3, 10, 25), "MB")
-        axes.set_xlim(0.7, 33)
+        axes.set_xlim(0.5, 33)
     panels[0].set_ylabel("BLEU")
     handles = []
     for index, model in enumerate(models):
