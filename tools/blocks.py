@@ -106,7 +106,7 @@ def scored(model: str) -> list[str]:
 
 @block
 def size() -> str:
-    changes = {model: against_dense(model) for model in (*results.STRUCTURES, TABLES)}
+    changes = {model: against_dense(model) for model in (*results.STRUCTURES, *results.small_models())}
     rows = [[*scored("dense"), "–", "–", "–"]]
     for model, change in changes.items():
         rows.append([*scored(model), interval(change), probability(change.p_value), probability(change.p_inferior)])

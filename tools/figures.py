@@ -119,7 +119,7 @@ def parameters() -> Figure:
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
     sides = {"dense": ("right", -8, 3), "PHM, n = 8": ("right", -8, 0), "quaternion": ("left", 8, -6)}
-    for model in ("dense", *results.STRUCTURES, TABLES):
+    for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
         side, right, up = sides.get(model, ("left", 8, 0))

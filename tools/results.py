@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from phmctl.metrics.significance import Estimate, t_interval, two_sided_t
+from phmctl.recipe.loading import load_recipe
+from phmctl.results.ledger import ledger_for_recipe
 
 ROOT = Path(__file__).parent.parent
 LONG = 3000  # steps of the files that are compared with the dense sentence model
@@ -113,19 +115,25 @@ def welch(baseline: Sample, system: Sample) -> Change:
 AVERAGE = {"rate": "4e-3", "steps": "4000", "checkpoint": "average"}
 LAST = {**AVERAGE, "checkpoint": "last"}
 EIGHT = {"rate": "8e-3", "steps": "800", "checkpoint": "last"}
+TAUGHT = ", taught"
 WIDE = "PHM, n = 4, d = 512"
 TABLES = "PHM, n = 4, PHM tables"
-WEIGHTS = {  # of the whole model, tables included, by `phmctl count-params`
-    "dense": 5_735_424,
-    "PHM, n = 2": 3_900_592,
-    "PHM, n = 4": 2_984_320,
-    "PHM, n = 8": 2_535_424,
-    "quaternion": 2_982_912,
-    TABLES: 1_448_384,
-    WIDE: 5_786_704,
-    "dense, d = 128": 3_006_976,
+NARROW = "dense, d = 128, tables of 64"
+SETTINGS = {  # of the model section of the recipe multi30k-de-en
+    "dense": "",
+    "PHM, n = 2": "algebra=phm n=2",
+    "PHM, n = 4": "algebra=phm n=4",
+    "PHM, n = 8": "algebra=phm n=8",
+    "quaternion": "algebra=quaternion",
+    "PHM, n = 2, PHM tables": "algebra=phm n=2 embeddings=phm",
+    TABLES: "algebra=phm n=4 embeddings=phm",
+    "PHM, n = 8, PHM tables": "algebra=phm n=8 embeddings=phm",
+    WIDE: "algebra=phm n=4 parametrization=factors rank=4 width=512 feed_forward=2048 embedding_width=256",
+    "dense, d = 128": "width=128 feed_forward=512 embedding_width=256",
+    NARROW: "width=128 feed_forward=512 embedding_width=64",
 }
 STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
+SMALL = ("PHM, n = 2, PHM tables", TABLES, "PHM, n = 8, PHM tables", NARROW)  # maps and tables are small
 TASKS = {  # of each other task: the score, the rates of dense and of PHM, and the models that docs/results.md names
     "agreement": ("accuracy", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")),
     "sentence pairs": ("accuracy", "7.6e-3", "3.8e-3", ("PHM, n = 2", "PHM, n = 5", "PHM, n = 10")),
@@ -140,15 +148,24 @@ AT_SIXTEEN = {"rate": "1.6e-2", "checkpoint": "average", "steps": "4000"}
 
 def table_of(model: str) -> str:
     """Return the table with a model's trainings of 4,000 steps."""
-    if model in (WIDE, TABLES):
-        return "equal parameters" if model == WIDE else "bytes"
-    return "teacher" if "taught" in model else "plateau"
+    if model == WIDE:
+        return "equal parameters"
+    if model.removesuffix(TAUGHT) in SMALL:
+        return "bytes"
+    return "teacher" if model.endswith(TAUGHT) else "plateau"
 
 
 def plateau(model: str, metric: str = "BLEU") -> Sample:
     """Return the scores after 4,000 steps, each model at its best rate."""
+    table = table_of(model)
     values = AT_SIXTEEN if model == WIDE else AVERAGE
-    return sample(table_of(model), model, metric, **values, **({"form": "float32"} if model == TABLES else {}))
+    return sample(table, model, metric, **values, **({"form": "float32"} if table == "bytes" else {}))
+
+
+def small_models(suffix: str = "") -> list[str]:
+    """Return the models of `SMALL`, with a suffix of the name, that have several seeds."""
+    names = [model + suffix for model in SMALL]
+    return [name for name in names if len(select("bytes", model=name, form="float32", **AVERAGE)) > 1]
 
 
 def at_steps(model: str, steps: int) -> Sample:
@@ -172,9 +189,11 @@ def parameters(model: str, table: str) -> int:
     return int(next(row["parameters"] for row in select(table, model=model) if row["parameters"]))
 
 
+@cache
 def weights(model: str) -> int:
-    """Return the number of all weights of a model of Multi30k."""
-    return WEIGHTS[model.removesuffix(", taught").removesuffix(", no teacher")]
+    """Return the number of all weights of a model of Multi30k, tables included."""
+    settings = SETTINGS[model.removesuffix(TAUGHT).removesuffix(", no teacher")].split()
+    return ledger_for_recipe(load_recipe("multi30k-de-en", [f"model.{each}" for each in settings])).totals.parameters
 
 
 def file_steps() -> list[str]:
