@@ -1,17 +1,13 @@
 """``probe``: measure which properties of a sentence a translator's encoder represents.
 
 The frozen encoder turns a task's sentences into vectors, and a probe, SentEval's perceptron, is fitted to them by
-L-BFGS (Table 3 of Li et al. 2020). The predictions are cached in the data folder, in ``probes/<corpus>/<key>.json``.
-The key is a digest of weights, data and settings. The cache may be deleted at any time.
+L-BFGS (Table 3 of Li et al. 2020).
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +18,6 @@ from torch.nn import functional as F
 from phmctl.answering.base import change_decoding, plan
 from phmctl.answering.beam import pad
 from phmctl.answering.opening import load_translator
-from phmctl.answering.translator import Translator
 from phmctl.console import Table, progress, warn
 from phmctl.data import EOS, PAD
 from phmctl.data.prepared import PreparedData, data_root, prepare_command, trained_sizes
@@ -34,12 +29,10 @@ from phmctl.models.classifiers import Probe
 from phmctl.nn.convert import to_dense
 from phmctl.nn.layers import POOLINGS, mean_pool
 from phmctl.recipe.loading import expect, load_recipe
-from phmctl.recipe.models import NOTHING
-from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe, keys_changing
+from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
 from phmctl.runs.results import check_scorable, write_record
 from phmctl.shipped import shipped_names
-from phmctl.storage import read_json_object, sha256_text
 
 VECTORS = ("encoder", "embeddings")  # pooled encoder states, and the mean source embedding as a bag of words
 _SCORES = ("majority", "run", "bag")  # commonest label of train, and probes of the two kinds of vectors
@@ -76,7 +69,7 @@ def probe(
                     f"{prepared.folder} holds pairs, or no text of train, and encoders read single sentences: prepare "
                     f"a table with --recipe probe, a card with 'train_text: true': {prepared.command} --force"
                 )
-            predictions = predict(encoder, prepared, root, recipe)
+            predictions = predict(encoder, prepared, recipe)
             train = prepared.manifest["splits"]["train"]
             majority = prepared.labels.index(max(train["labels"], key=train["labels"].__getitem__))
             truth = torch.tensor(prepared.split("test").labels).tolist()
@@ -87,7 +80,7 @@ def probe(
             }
             tasks[card], sizes[card] = figures, int(train["kept"])
             advance(1)
-    report = ProbingReport(encoder.run.name, encoder.weights.name, tasks, sizes, recipe.model.pooling)
+    report = ProbingReport(encoder.run.name, encoder.checkpoint, tasks, sizes, recipe.model.pooling)
     write_record(encoder.run.results_folder / "probing.json", report.as_json())
     return report
 
@@ -112,16 +105,11 @@ class Encoder:
 
     def __init__(self, run: str | Path, checkpoint: str = "auto", device: str = "auto") -> None:
         self.run = Run.open(run)
-        self.device = device
         self.recipe = self.run.recipe_of(TranslationRecipe)
-        self.weights = self.run.load_checkpoint(checkpoint, self.run.weights)
-
-    @cached_property
-    def translator(self) -> Translator:
+        self.checkpoint = self.run.load_checkpoint(checkpoint, self.run.weights).name
         decoding = change_decoding(self.recipe.decoding, precision="float32")
-        translator = load_translator(self.run, self.weights.name, self.device, decoding)
-        translator.max_tokens = None  # read whole sentences
-        return translator
+        self.translator = load_translator(self.run, self.checkpoint, device, decoding)
+        self.translator.max_tokens = None  # read whole sentences
 
     @torch.no_grad()
     def read(self, texts: Sequence[str], pooling: str) -> dict[str, Tensor]:
@@ -143,17 +131,9 @@ class Encoder:
         return vectors
 
 
-def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: ProbingRecipe) -> dict[str, list[int]]:
-    """Return the classes that the probe of each kind of vectors predicts for the test split, cached if possible."""
+def predict(encoder: Encoder, prepared: PreparedData, recipe: ProbingRecipe) -> dict[str, list[int]]:
+    """Return the classes that the probe of each kind of vectors predicts for the test split."""
     training = recipe.training
-    hashes = sorted(entry["sha256"] for entry in prepared.manifest["files"] if entry["name"].endswith(".arrow"))
-    choices = training.model_dump(exclude=keys_changing(training, NOTHING))
-    key = {"encoder": encoder.weights.sha256, "data": hashes, "model": recipe.model.model_dump(), "training": choices}
-    path = root / "probes" / prepared.folder.parent.name / f"{sha256_text([json.dumps(key)])[:16]}.json"
-    with suppress(DataError):  # a cache that cannot be read is written again
-        cached = read_json_object(path, DataError, "")
-        if cached.get("of") == key:
-            return dict(cached["answers"])
     device = pick_device(training.device)
     vectors, labels, predictions = {}, {}, {}
     for split in ("train", "valid", "test"):
@@ -165,7 +145,6 @@ def predict(encoder: Encoder, prepared: PreparedData, root: Path, recipe: Probin
             model = fit_probe(recipe, splits, len(prepared.labels), device)
         with torch.inference_mode():
             predictions[name] = model(vectors["test"][name].to(device)).argmax(1).tolist()
-    write_record(path, {"of": key, "run": encoder.run.name, "answers": predictions})
     return predictions
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from phmctl.algebra.modes import needs_plain_operations
 from phmctl.data import PAD
-from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.layers import FeedForward, LinearBuilder, MultiHeadAttention, Residual, sinusoids
 from phmctl.nn.linear import PHMLinear
@@ -161,14 +161,9 @@ def _composition(
         return None
     if composition_type == "hierarchical":
         return HierarchicalComposition(builder, parts, width, hidden, out, joined=joined)
-    composition: LinearComposition | BilinearComposition
     if composition_type == "linear":
-        composition = LinearComposition(builder, widths, out)
-    else:
-        composition = BilinearComposition(builder, widths, out, section.pooling_rank, first_order=section.first_order)
-    if section.composition_start == "base":
-        begin_as_base(composition)
-    return composition
+        return LinearComposition(builder, widths, out)
+    return BilinearComposition(builder, widths, out, section.pooling_rank, first_order=section.first_order)
 
 
 class EncoderLayer(nn.Module):

@@ -5,8 +5,7 @@ the layers' outputs. Layers are a sequence of N tensors (..., w). Heads are one 
 them. A sequence is never copied into one tensor: ``W [x₁; …; x_N]`` is computed as ``W₁ x₁ + … + W_N x_N``.
 
 At initialisation parts of unit variance give an output of unit variance, as the top layer and attention's output map
-do. Each class explains how. :func:`begin_as_base` initialises a composition as the map that it replaces, to continue
-from a trained model.
+do. Each class explains how.
 """
 
 import math
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from phmctl.algebra.dimension import LEARNED
 from phmctl.algebra.initialisation import dense_variance
 from phmctl.errors import DimensionError
 from phmctl.nn.layers import LinearBuilder
@@ -136,39 +134,6 @@ class BilinearComposition(nn.Module):
     def forward(self, parts: Parts) -> Tensor:
         """Map parts to (..., d)."""
         return self.P(self.U(parts) * self.V(parts))  # type: ignore[no-any-return]
-
-
-@torch.no_grad()
-def begin_as_base(composition: LinearComposition | BilinearComposition) -> None:
-    """Initialise a composition as the map that it replaces: the top layer's output, or attention's output map.
-
-    Over layers the map of the last part (in V, if bilinear) is the identity and the others are zero. Over heads V stays
-    random and is the output map. P is the identity, and U is zero but for its bias, 1.
-
-    Args:
-        composition: linear, or bilinear of first order with rank r = d. Learned rules are A, one for each map.
-    """
-    linear = composition
-    if isinstance(composition, BilinearComposition):
-        linear = composition.V
-        _diagonal(composition.P, 1)
-        for part in composition.U.maps:
-            _diagonal(part, 0)  # type: ignore[arg-type]
-    if len(linear.widths) > 1:  # type: ignore[arg-type]
-        *earlier, last = linear.maps  # type: ignore[misc]
-        for part in earlier:
-            _diagonal(part, 0)
-        _diagonal(last, 1)
-
-
-def _diagonal(linear: PHMLinear, value: float) -> None:
-    """Set a square map to `value` times the identity, which is kron(I, I): A₀ is I in every fixed algebra."""
-    components = _components(linear)
-    components.zero_()
-    if value:
-        torch.diagonal(components if linear.n == 1 else components[0]).fill_(value)
-        if linear.algebra == LEARNED and linear.n > 1:
-            linear.A[0].copy_(torch.eye(linear.n))
 
 
 def _components(linear: PHMLinear) -> Tensor:

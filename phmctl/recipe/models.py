@@ -130,8 +130,6 @@ class StackSection(LinearSection):
     composition_rank: Width | None = None  # r of bilinear compositions, by default the width
     first_order: bool = True  # bilinear: append a 1 to the parts (eq. 11)
     composition_maps: Literal["algebra", "dense"] = "algebra"  # dense: maps of compositions are dense
-    # base: compositions start as the model without them, for --init
-    composition_start: Literal["random", "base"] = "random"
 
     @model_validator(mode="after")
     def _fit_heads_and_positions(self) -> Self:
@@ -153,24 +151,7 @@ class StackSection(LinearSection):
             if key in type(self).model_fields:
                 _check_parts("compose_layers", self.compose_layers, key, getattr(self, key))
         _check_parts("compose_heads", self.compose_heads, "heads", self.heads)
-        if self.composition_start == "base":
-            self._check_start()
         return self
-
-    def _check_start(self) -> None:
-        """Raise ValueError if the compositions cannot start with the outputs of the base model."""
-        possible = self.composes and "hierarchical" not in (self.compose_layers, self.compose_heads)
-        if "bilinear" in (self.compose_layers, self.compose_heads):
-            possible &= self.first_order and self.pooling_rank == self.width
-        if self.compose_heads == "bilinear" and self.algebra != "real":
-            possible &= self.composition_maps == "algebra"  # --init copies the output map, a map of the algebra
-        if self.composition_maps == "algebra" and self.algebra == "phm":
-            possible &= self.rules == "separate" and self.parametrization == "rule"
-        if not possible:
-            raise ValueError(
-                "composition_start: base needs linear or bilinear compositions, first_order, "
-                f"composition_rank = width = {self.width}, maps of the algebra, rules: separate, parametrization: rule"
-            )
 
     @property
     def pooling_rank(self) -> int:

@@ -1,9 +1,8 @@
 """A training that starts from the tensors of another run, as in fine-tuning.
 
 ``training.initialise_from`` copies tensors with the same name and shape. If the source has other rules or dense
-weights, the model gets the nearest sums of Kronecker products. With ``model.composition_start: base`` the compositions
-of heads get the weights of the attention's output maps that they replace. The new run's environment records the source
-run, the checkpoint, and the names of the copied, new and unused tensors.
+weights, the model gets the nearest sums of Kronecker products. The new run's environment records the source run, the
+checkpoint, and the names of the copied, new and unused tensors.
 """
 
 import re
@@ -27,7 +26,6 @@ from phmctl.storage import AVERAGE, read_checkpoint
 if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
-_OUTPUT_MAP = re.compile(r"attention\.output\.(?=[^.]+$)")
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _RULE_KEYS = ("algebra", "n", "rules", "parametrization", "rank")  # model keys that decide which rule a map has
 
@@ -95,19 +93,14 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     source = checkpoint.tensors["model"]
     model = task.build_model(torch.device("meta"))
     shapes = {name: tensor.shape for name, tensor in model_tensors(model).items()}
-    available = dict(source)
-    if getattr(recipe.model, "composition_start", None) == "base":
-        # A bilinear composition holds the attention's output map under another name.
-        renamed = {_OUTPUT_MAP.sub("attention.output.V.maps.0.", name): tensor for name, tensor in source.items()}
-        available = renamed | available
-    copied = {name: tensor for name, tensor in available.items() if shapes.get(name) == tensor.shape}
-    unused = [name for name, tensor in source.items() if not any(tensor is each for each in copied.values())]
+    copied = {name: tensor for name, tensor in source.items() if shapes.get(name) == tensor.shape}
+    unused = [name for name in source if name not in copied]
     same_rules = all(getattr(run.recipe.model, key, None) == getattr(recipe.model, key, None) for key in _RULE_KEYS)
     for name, module in model.named_modules():
         if same_rules or not isinstance(module, KroneckerWeight) or not isinstance(module.structure, KroneckerSum):
             continue
         copied.pop(f"{name}.S", None)
-        tensors = {part: available[f"{name}.{part}"] for part in PARAMETER_NAMES if f"{name}.{part}" in available}
+        tensors = {part: source[f"{name}.{part}"] for part in PARAMETER_NAMES if f"{name}.{part}" in source}
         structure = structure_of(tensors, run.recipe.model.algebra)
         weight = None if structure is None else structure.dense(tensors)
         if weight is not None and weight.shape == (module.rows, module.columns) and module.owns_rule:

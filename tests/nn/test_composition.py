@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from phmctl.errors import DimensionError
-from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition, begin_as_base
+from phmctl.nn.composition import BilinearComposition, HierarchicalComposition, LinearComposition
 from phmctl.nn.layers import LinearBuilder
-from phmctl.nn.linear import PHMLinear
 from tests.references import Watch
 
 CHOICES = [("real", 1), ("phm", 2), ("quaternion", 4)]
@@ -162,20 +161,6 @@ def test_impossible_compositions_are_refused() -> None:
     BilinearComposition(builder, [8, 8], 8, 4)  # 8 + 8 + 1 features are not to be divided: the 1 is a bias
     with pytest.raises(DimensionError, match="2 parts"):
         LinearComposition(builder, [8, 8], 8)([torch.zeros(1, 8)])
-
-
-@pytest.mark.parametrize(("algebra", "n"), CHOICES)
-@pytest.mark.parametrize("kind", ["linear", "bilinear", "heads-bilinear"])
-def test_a_composition_can_begin_as_what_it_replaces(kind: str, algebra: str, n: int) -> None:
-    """The top layer's output, or one linear map of the heads; and every map has a gradient at once."""
-    rank = N * WIDTH if kind.startswith("heads") else WIDTH
-    model, parts = build(kind, algebra, n, rank=rank), parts_of(kind)
-    begin_as_base(model)  # type: ignore[arg-type]
-    expected = parts[-1] if isinstance(parts, list) else model.V(parts)  # type: ignore[operator]
-    torch.testing.assert_close(model(parts), expected, rtol=1e-12, atol=1e-12)
-    model(parts).square().sum().backward()
-    maps = [module for module in model.modules() if isinstance(module, PHMLinear)]
-    assert all((linear.weight if linear.n == 1 else linear.S).grad.abs().max() > 0 for linear in maps)
 
 
 @pytest.mark.parametrize(("kind", "maps"), [("heads-bilinear", 3), ("bilinear", 2 * N + 1), ("linear", N)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phmctl.errors import RecipeError, RunError
+from phmctl.errors import RunError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import Recipe, TranslationRecipe
 from phmctl.runs import Run
@@ -58,40 +58,6 @@ def test_a_composed_model_begins_with_its_base(tiny_run: Run, miniature_data: Pa
     new = ", ".join(f"encoder.*.attention.output.{part}" for part in ("U.maps.*", "V.maps.*", "P"))
     assert f"new: {new}, decoder.*" in start.summary()
     assert start.summary().endswith("encoder.*.attention.output")
-
-
-def test_a_composed_model_can_begin_as_its_base(tiny_run: Run, miniature_data: Path) -> None:
-    """Every tensor of the base has its place, and the model computes what the base does, to rounding."""
-    composed = ["model.compose_heads=bilinear", "model.composition_start=base"]
-    logits = []
-    for recipe in (changed(tiny_run.folder), changed(tiny_run.folder, *composed)):
-        task = trains(recipe).open(recipe, miniature_data)
-        start, model = start_of(recipe, miniature_data), task.build_model(torch.device("cpu"))
-        assert not start.record["left"]
-        for name, tensor in start.tensors.items():
-            model_tensors(model)[name].copy_(tensor)
-        if not logits:
-            assert not start.record["new"]
-            torch.testing.assert_close(model_tensors(model), tensors_of(tiny_run), rtol=0, atol=0)
-        tokens = torch.arange(4, 10).view(2, 3)
-        logits.append(model.eval()(tokens, tokens))
-    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["model.compose_heads=hierarchical"],
-        [],
-        ["model.compose_heads=bilinear", "model.first_order=false"],
-        ["model.compose_heads=bilinear", "model.composition_rank=8"],
-        ["model.compose_heads=bilinear", "model.rules=model"],
-        ["model.compose_heads=bilinear", "model.composition_maps=dense"],
-    ],
-)
-def test_models_that_cannot_begin_as_the_base_are_refused(tiny_run: Run, settings: list[str]) -> None:
-    with pytest.raises(RecipeError, match="composition_start: base"):
-        changed(tiny_run.folder, "model.composition_start=base", *settings)
 
 
 def test_training_begins_where_the_other_ended_and_says_so(
