@@ -50,6 +50,7 @@ def read_text(run: Trained, split: str, side: str) -> list[str]:
         raise RunError(
             f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}, it has {has}"
         )
+    run.check_text(path.name)
     try:
         lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
     except (OSError, UnicodeDecodeError) as error:

@@ -116,6 +116,9 @@ class Trained(ABC):
     def text_folder(self) -> Path:
         return self.folder / "text"
 
+    def check_text(self, name: str) -> None:
+        """Raise RunError if a text differs from the manifest. Only exports have one."""
+
     @property
     def results_folder(self) -> Path:
         return self.folder / "results"

@@ -58,7 +58,9 @@ class Examples:
 def read_examples(run: Source, split: str) -> Examples:
     """Return a split of the run's own examples. Raises RunError."""
     rows = [json.loads(line) for line in read_text(run, split, "jsonl")]
-    names = [key for key in rows[0] if key not in ("texts", "label")] if rows else []
+    if not rows:
+        raise DataError(f"split {split!r} of {run.name} has no examples")
+    names = [key for key in rows[0] if key not in ("texts", "label")]
     return Examples(
         [tuple(row["texts"]) for row in rows],
         [row["label"] for row in rows],
@@ -158,8 +160,6 @@ def report_of(
 ) -> ClassifierReport:
     """Return the scores of predicted labels."""
     truth = examples.labels
-    if not truth:
-        raise DataError(f"{split} has no examples")
     classes = scoring.class_scores(predictions, truth, labels)
     groups: dict[str, list[Group]] = {}
     for name, values in examples.extras.items():

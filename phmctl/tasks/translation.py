@@ -202,7 +202,7 @@ def _translations(run: Source, text: Text, checkpoint: str, device: str, decodin
     with suppress(RunError, OSError, ValueError, LookupError):  # missing, incomplete, or of another source
         origin = read_json_object(origin_path, RunError, "")
         if origin["source_sha256"] == source_sha256:
-            stored = path.read_bytes().decode("utf-8").split("\n")[:-1]
+            stored = _read_translations(path, text)
             return _Translations(key, stored, float(origin["seconds"]))
     translator = load_translator(run, checkpoint, device, decoding, cleaned=True)
     began = time.perf_counter()
@@ -214,12 +214,20 @@ def _translations(run: Source, text: Text, checkpoint: str, device: str, decodin
     return _Translations(key, translated, seconds)
 
 
+def _read_translations(path: Path, text: Text) -> list[str]:
+    """Return the stored translations of a text. Raises RunError if lines are missing."""
+    lines = path.read_bytes().decode("utf-8").split("\n")[:-1]
+    if len(lines) != len(text.source):
+        raise RunError(f"{path} has {len(lines):,} lines for {len(text.source):,} sentences: remove it, then run eval")
+    return lines
+
+
 def scored_answers(run: Source, result: Result) -> Answers | None:
     """Return the scored translations of a result. Raises RunError."""
     if result.answers is None or "source_sha256" in result.settings:  # the text of files is not in the run
         return None
-    translations = result.answers.read_text(encoding="utf-8").split("\n")[:-1]
     text = text_of(run, result.split)
+    translations = _read_translations(result.answers, text)
     options: scoring.ScoreOptions = {
         "lowercase": bool(result.settings["lowercase"]),
         "tokenize": str(result.settings.get("tokenize", scoring.USUAL)),

@@ -92,8 +92,13 @@ def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, mon
 def test_eval_scores_an_export_as_its_run_if_it_has_the_text(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     ours = evaluate(run)
-    theirs = evaluate(export(run, exports.SAFETENSORS, tmp_path / "export", with_text=True).export)
+    exported = export(run, exports.SAFETENSORS, tmp_path / "export", with_text=True).export
+    theirs = evaluate(exported)
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
+    path = tmp_path / "export/text/test.target"
+    path.write_text(path.read_text().replace("e", "a", 1))
+    with pytest.raises(RunError, match=r"test\.target"):
+        evaluate(exported)
     without = export(run, exports.SAFETENSORS, tmp_path / "without").export
     assert without.splits() == []
     with pytest.raises(RunError, match=r"test\.source"):

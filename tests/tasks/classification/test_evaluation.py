@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_a_table_is_scored_as_the_split_of_the_same_examples(runs, tmp_path, kin
     table.write_text(table.read_text().replace(examples.labels[0], "unheard"))
     with pytest.raises(DataError, match="unheard"):
         phmctl.evaluate(runs[kind].folder, device="cpu", **given)
+
+
+def test_a_split_without_examples_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    run = Run.open(shutil.copytree(runs["encoder"].folder, tmp_path / "run"))
+    (run.text_folder / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="empty"):
+        evaluate(run, "empty")
 
 
 def test_predictions_are_a_table_that_other_programs_read(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_translations_are_kept_whatever_the_batch_size(run: Run, decodings: list
     assert first.as_json()["decoding_seconds"] > 0
 
 
-@pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "record"])
+@pytest.mark.parametrize("change", ["settings", "checkpoint", "text", "record", "lines"])
 def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: list[str], change: str) -> None:
     before = translations(run)
     path = kept(run)
@@ -103,9 +103,11 @@ def test_translations_are_made_anew_when_anything_differs(run: Run, decodings: l
         write_json(run.folder / "data.json", run.data())
     elif change == "record":
         path.with_suffix(".decoding.json").write_text("{", encoding="utf-8")
+    elif change == "lines":
+        path.write_text("".join(f"{line}\n" for line in before[:-1]), encoding="utf-8")
     after = translations(run, **settings)
     assert decodings == [run.name, run.name]
-    if change == "record":
+    if change in {"record", "lines"}:
         assert after == before
     if change in {"settings", "checkpoint"}:  # a file of its own; the other stays
         (other,) = {*run.results_folder.glob("*.hyp")} - {path}
