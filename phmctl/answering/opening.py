@@ -85,14 +85,17 @@ class Export(Trained):
         return f"{self.manifest['run']}@{self.to}{suffix}"
 
     def verify(self) -> None:
-        """Compare the files of the model with the manifest: :meth:`check_text` has the text's. Raises RunError."""
+        """Compare the files of the model with the manifest. A text is verified when it is read. Raises RunError."""
         entries = self.manifest["files"]
         names = {entry["name"] for entry in entries if not entry["name"].startswith(("text/", "README.md"))}
         names.update(path.relative_to(self.folder).as_posix() for read in _READ for path in self.folder.glob(read))
         verify(self.folder, entries, RunError, _ADVICE, names)
 
-    def check_text(self, name: str) -> None:
-        verify(self.folder, self.manifest["files"], RunError, _ADVICE, [f"{self.text_folder.name}/{name}"])
+    def text_path(self, name: str) -> Path:
+        path = super().text_path(name)
+        if path.exists():
+            verify(self.folder, self.manifest["files"], RunError, _ADVICE, [f"{self.text_folder.name}/{name}"])
+        return path
 
     def weights(self, checkpoint: str = "best") -> Weights:
         """Return the identity of the exported checkpoint. Raises RunError for the name of another."""

@@ -43,14 +43,13 @@ def load_cleaning(run: Trained) -> Cleaning:
 
 def read_text(run: Trained, split: str, side: str) -> list[str]:
     """Return the cleaned lines of a split's ``source`` or ``target`` that are stored in a run."""
-    path = run.text_folder / f"{split}.{side}"
+    path = run.text_path(f"{split}.{side}")
     if not path.exists():
         splits = run.splits()
         has = ", ".join(splits) or "none (an export has text if it was made with --with-text)"
         raise RunError(
             f"{path} is missing: the run lacks {side} text of split {split!r}{nearest(split, splits)}, it has {has}"
         )
-    run.check_text(path.name)
     try:
         lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")[:-1]]
     except (OSError, UnicodeDecodeError) as error:

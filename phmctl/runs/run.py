@@ -116,8 +116,9 @@ class Trained(ABC):
     def text_folder(self) -> Path:
         return self.folder / "text"
 
-    def check_text(self, name: str) -> None:
-        """Raise RunError if a text differs from the manifest. Only exports have one."""
+    def text_path(self, name: str) -> Path:
+        """Return the path of a text. Raises RunError if it is damaged, which only an export's manifest tells."""
+        return self.text_folder / name
 
     @property
     def results_folder(self) -> Path:
