@@ -82,7 +82,7 @@ def bullets() -> str:
             f"{interval(taught)}. `phmctl distil multi30k-de-en/real --n 4`",
             f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, tables too, 4 bits): "
             f"{interval(welch(dense, small_bleu))}. The dense model in",
-            f"  4 bits has {rounded:g} MB and {rounded_bleu.text()} BLEU. "
+            f"  4 bits has {rounded:g} MB and {rounded_bleu.mean:.2f} BLEU. "
             "`phmctl export RUN --to safetensors --quantize int4 -o DIR`",
             f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}. It trains {time:.1f} times "
             "as long on a CPU.",
@@ -110,11 +110,13 @@ def size() -> str:
     rows = [[*scored("dense"), "–", "–", "–"]]
     for model, change in changes.items():
         rows.append([*scored(model), interval(change), probability(change.p_value), probability(change.p_inferior)])
-    two, four, eight, tables = (changes[model] for model in ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", TABLES))
+    two, four, eight = (changes[f"PHM, n = {n}"] for n in (2, 4, 8))
+    quarter, eighth = changes[TABLES], changes["PHM, n = 8, PHM tables"]
     return section(
-        f"A quarter of all weights costs nothing with PHM tables (n = 4: {signed(tables.value.value)} BLEU, "
-        f"{p_is(tables)}). With dense tables, {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
-        f"{share('PHM, n = 4')} {abs(four.value.value):.2f} BLEU (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
+        f"With PHM tables a quarter of all weights costs nothing (n = 4: {signed(quarter.value.value)} BLEU, "
+        f"{p_is(quarter)}), {share('PHM, n = 8, PHM tables')} cost {abs(eighth.value.value):.2f} (n = 8, "
+        f"{p_is(eighth)}). With dense tables {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
+        f"{share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
         f"{abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
         "parameters",
         "BLEU over all weights of dense and PHM models after 4,000 steps",

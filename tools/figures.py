@@ -118,14 +118,15 @@ def parameters() -> Figure:
     """Draw BLEU over the number of all weights."""
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
-    sides = {"dense": ("right", -8, 3), "PHM, n = 8": ("right", -8, 0), "quaternion": ("left", 8, -6)}
+    sides = {"dense": ("right", -8, 0), "quaternion": ("left", 8, -6)}
+    sides |= {f"PHM, n = {n}": ("right", -8, 0) for n in (2, 8)}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
         side, right, up = sides.get(model, ("left", 8, 0))
         draw_name(axes, (count, sample.mean), model.removeprefix("PHM, "), side, (right, up), COLORS[color_of(model)])
-    draw_scale(axes, (1.5, 2, 3, 4, 6), "all weights, millions")
-    axes.set_xlim(1.3, 6.6)
+    draw_scale(axes, (0.7, 1, 1.5, 2, 3, 4, 6), "all weights, millions")
+    axes.set_xlim(0.6, 7)
     return drawn
 
 

@@ -47,8 +47,8 @@ class Sample:
 
     @property
     def interval(self) -> Estimate | None:
-        """The mean with its 95 % interval over seeds (Student's t)."""
-        if not self.deviation:
+        """The mean with its 95 % interval over seeds (Student's t), None of less than three seeds."""
+        if not self.deviation or self.count < 3:
             return None
         return t_interval(self.mean, self.deviation / math.sqrt(self.count), self.count - 1)
 
