@@ -11,7 +11,7 @@ import yaml
 
 from phmctl.tasks.base import within
 from tools import results
-from tools.results import MARGIN, TABLES, WIDE, against_dense, plateau, select, weights, welch
+from tools.results import MARGIN, EMBEDDED, WIDE, against_dense, plateau, select, weights, welch
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 
@@ -69,18 +69,18 @@ def share(model: str) -> str:
 @block
 def bullets() -> str:
     half, four, wide = (against_dense(model) for model in ("PHM, n = 2", "PHM, n = 4", WIDE))
-    taught = against_dense("PHM, n = 4, taught")
+    distilled = against_dense("PHM, n = 4, distilled")
     (large, dense, _), (rounded, rounded_bleu, _), (small, small_bleu, _) = results.compared_files()
     time = results.duration(WIDE, "Zen 4") / results.duration("dense", "Zen 4")
     return "\n".join(
         [
-            f"- **{share(TABLES)} of all weights (n = 4, tables too), level**: {plateau(TABLES).text()} BLEU, "
-            f"{interval(against_dense(TABLES))}. `phmctl train multi30k-de-en-tiny`",
-            f"- **{share('PHM, n = 2')} (n = 2, dense tables), level**: {interval(half)}. "
+            f"- **{share(EMBEDDED)} of all weights (n = 4, embeddings too)**: {plateau(EMBEDDED).text()} BLEU, "
+            f"{interval(against_dense(EMBEDDED))}. `phmctl train multi30k-de-en-tiny`",
+            f"- **{share('PHM, n = 2')} (n = 2, dense embeddings)**: {interval(half)}. "
             "`phmctl train multi30k-de-en --n 2`",
-            f"- **{share('PHM, n = 4')} (n = 4, dense tables)**: {interval(four)}, taught by dense "
-            f"{interval(taught)}. `phmctl distil multi30k-de-en/real --n 4`",
-            f"- **A file of {small:g} MB instead of {large:g} MB, level** (n = 4, tables too, 4 bits): "
+            f"- **{share('PHM, n = 4')} (n = 4, dense embeddings)**: {interval(four)}, distilled {interval(distilled)}. "
+            "`phmctl distil multi30k-de-en/real --n 4`",
+            f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4, embeddings too, 4 bits): "
             f"{interval(welch(dense, small_bleu))}. The dense model in",
             f"  4 bits has {rounded:g} MB and {rounded_bleu.mean:.2f} BLEU. "
             "`phmctl export RUN --to safetensors --quantize int4 -o DIR`",
@@ -111,16 +111,16 @@ def size() -> str:
     for model, change in changes.items():
         rows.append([*scored(model), interval(change), probability(change.p_value), probability(change.p_inferior)])
     two, four, eight = (changes[f"PHM, n = {n}"] for n in (2, 4, 8))
-    quarter, eighth = changes[TABLES], changes["PHM, n = 8, PHM tables"]
+    quarter, eighth = changes[EMBEDDED], changes["PHM, n = 8, PHM embeddings"]
     return section(
-        f"With PHM tables a quarter of all weights costs nothing (n = 4: {signed(quarter.value.value)} BLEU, "
-        f"{p_is(quarter)}), {share('PHM, n = 8, PHM tables')} cost {abs(eighth.value.value):.2f} (n = 8, "
-        f"{p_is(eighth)}). With dense tables {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
+        f"With PHM embeddings a quarter of all weights costs nothing (n = 4: {signed(quarter.value.value)} BLEU, "
+        f"{p_is(quarter)}), {share('PHM, n = 8, PHM embeddings')} cost {abs(eighth.value.value):.2f} (n = 8, "
+        f"{p_is(eighth)}). With dense embeddings {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
         f"{share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
         f"{abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
         "parameters",
         "BLEU over all weights of dense and PHM models after 4,000 steps",
-        ["model", "all weights", "BLEU", "chrF", "difference of BLEU (95 %)", "p", f"p of a loss of {MARGIN}"],
+        ["model", "all weights", "BLEU", "chrF", "difference of BLEU (95 %)", "p", f"p (loss ≥ {MARGIN})"],
         rows,
     )
 
@@ -162,7 +162,7 @@ def equal_parameters() -> str:
         f"Yes: PHM with n = 4, d = 512 is {beside(change.value.value)} and {beside(chrf.value.value, 'chrF')} "
         f"dense of the same size ({p_is(change)} and {probability(chrf.p_value)}), but it "
         f"trains {times[0]:.1f} (float32) to {times[1]:.1f} (bfloat16) times as long. In 25 "
-        f"minutes they are level ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).",
+        f"minutes they are equal ({signed(scores[WIDE] - scores['dense'])} BLEU, one seed).",
         "equal-parameters",
         "BLEU of dense and of PHM with d = 512",
         ["steps", "model", "all weights", "rate", "BLEU", "difference (95 %)"],
@@ -174,19 +174,19 @@ def equal_parameters() -> str:
 def teacher() -> str:
     rows = [["dense, no teacher", *scored("dense")[1:], "–", "–"]]
     gains = {}
-    for model in ("PHM, n = 8, taught", "PHM, n = 4, taught", "dense, d = 128, taught", "dense, taught"):
+    for model in ("PHM, n = 8, distilled", "PHM, n = 4, distilled", "dense, d = 128, distilled", "dense, distilled"):
         change = against_dense(model)
         gains[model] = change.value.value
         rows.append([*scored(model), interval(change), probability(change.p_value)])
-    small = gains["PHM, n = 4, taught"] - gains["dense, d = 128, taught"]
+    small = gains["PHM, n = 4, distilled"] - gains["dense, d = 128, distilled"]
     return section(
-        f"Yes: taught by a dense model, n = 4 is {beside(gains['PHM, n = 4, taught'])} it "
-        f"and {beside(small)} a taught dense model of its size, n = 8 is level "
-        f"({signed(gains['PHM, n = 8, taught'])}). A taught dense model of full size gains most "
-        f"({signed(gains['dense, taught'])}).",
+        f"Yes: distilled from a dense model, n = 4 is {beside(gains['PHM, n = 4, distilled'])} it "
+        f"and {beside(small)} a distilled dense model of the same size, n = 8 equals it "
+        f"({signed(gains['PHM, n = 8, distilled'])}). A distilled dense model of full size gains most "
+        f"({signed(gains['dense, distilled'])}).",
         "teacher",
         "BLEU of models with and without a teacher",
-        ["model", "all weights", "BLEU", "chrF", "difference from dense untaught (95 %)", "p"],
+        ["model", "all weights", "BLEU", "chrF", "difference from dense (95 %)", "p"],
         rows,
     )
 
@@ -197,13 +197,12 @@ def by_bytes() -> str:
     for model, (_, forms) in results.files(results.file_steps()[-1]).items():
         seeds = max(bleu.count for _, bleu, _ in forms.values())
         rows.append([model, str(seeds), *(file_text(forms.get(form)) for form in results.FORMS)])
-    (large, dense, _), (rounded, _, _), (small, tables, _) = results.compared_files()
-    change = welch(dense, tables)
+    (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
+    change = welch(dense, small_bleu)
     return section(
-        f"The structure and rounding multiply: n = 4 with PHM tables at 4 bits is a file {large / small:.0f} "
-        f"times smaller than the dense model in float32, {rounded / small:.1f} times smaller than in 4 bits, and "
-        f"{beside(change.value.value)} the former ({p_is(change)}, "
-        f"{tables.count} seeds against {dense.count}). A loss of {MARGIN} BLEU is excluded (p = "
+        f"PHM (n = 4, PHM embeddings) in 4 bits needs {small:g} MB. The dense model needs {large:g} MB in float32 and "
+        f"{rounded:g} MB in 4 bits. PHM in 4 bits is {beside(change.value.value)} dense in float32 ({p_is(change)}, "
+        f"{small_bleu.count} seeds against {dense.count}), and a loss of {MARGIN} BLEU is excluded (p = "
         f"{probability(change.p_inferior)}).",
         "bytes",
         "BLEU over megabytes of the file",
@@ -230,7 +229,7 @@ def tasks() -> str:
             unit = "BLEU" if metric == "BLEU" else "%"
             rows.append([f"{name}, {unit}", model, dense.text(), system.text(), test])
     return section(
-        "n = 2 is level with dense or above it where it was tried, and so is n = 4 on agreement and neuron "
+        "n = 2 equals dense or is above it where it was tried, and so does n = 4 on agreement and neuron "
         f"interaction. n = 5 loses {-gains['sentence pairs', 'PHM, n = 5']:.1f} points on sentence pairs, and n = 4 "
         f"{-gains['Shakespeare', 'PHM, n = 4']:.2f} BLEU on Shakespeare.",
         "tasks",
@@ -326,9 +325,9 @@ def minilm() -> str:
 
 @block
 def minilm_structures() -> str:
-    """Return the table of the structures at equal numbers, after few steps."""
-    rows = []
+    """Return the table of the best rate of each structure at a quarter of the numbers, after few steps."""
+    best: dict[str, tuple[str, ...]] = {}
     for row, scores in sorted(results.sentence_models(short=True), key=lambda pair: -pair[1].mean):
-        numbers, size = f"{100 * float(row['share']):g} %", f"{int(row['bytes']):,}"
-        rows.append((row["model"], numbers, row["steps"], row["lr"], size, scores.text()))
-    return table(("structure", "numbers", "steps", "lr", "bytes", "Spearman × 100, STS-B dev"), rows)
+        if row["share"] in ("0.232", "0.26") and "," not in row["model"]:  # after the comma: variants
+            best.setdefault(row["model"], (row["model"], row["lr"], f"{int(row['bytes']):,}", scores.text()))
+    return table(("structure", "lr", "bytes", "Spearman × 100, STS-B dev"), list(best.values()))

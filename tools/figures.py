@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from phmctl.results.report import COLORS, MATPLOTLIB_STYLE
 from tools import blocks, results
-from tools.results import ROOT, TABLES, WIDE, Sample
+from tools.results import ROOT, EMBEDDED, WIDE, Sample
 
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,8 +25,8 @@ DARK_COLORS = ("#6ea8e8", "#f09a5e", "#6cc08e", "#c592d6", "#e57f8b", "#a3afbb",
 LIGHT = {"paper": "#fff", "ink": "#1c2127", "faint": "#6b7480"}
 DARK = {"paper": "#14171b", "ink": "#e4e7eb", "faint": "#98a1ac"}
 WIDTH = 5.6  # inches of 72 points: figures are about 400 pixels wide
-PHM, TAUGHT, WIDER, OTHER, _, DENSE = range(6)  # the colour of each kind of model
-FILE_COLORS = (DENSE, 3, PHM, WIDER, TAUGHT, 4, 6, 7)  # of models in the order of their files
+PHM, DISTILLED, WIDER, OTHER, _, DENSE = range(6)  # the colour of each kind of model
+FILE_COLORS = (DENSE, 3, PHM, WIDER, DISTILLED, 4, 6, 7)  # of models in the order of their files
 RULE = np.random.default_rng(4).normal(size=(4, 4, 4))  # the matrices A of the first picture
 BLOCK = np.random.default_rng(3).normal(size=(4, 3, 3))  # its matrices S
 
@@ -35,10 +35,10 @@ def color_of(model: str) -> int:
     """Return the colour of a model: the number of an entry of COLORS."""
     if model.startswith("dense"):
         return DENSE
-    if model == WIDE or "PHM tables" in model:
+    if model == WIDE or "PHM embeddings" in model:
         return WIDER
-    if "taught" in model:
-        return TAUGHT
+    if "distilled" in model:
+        return DISTILLED
     return PHM if model.startswith("PHM") else OTHER
 
 
@@ -137,7 +137,7 @@ def steps() -> Figure:
     axes.axhline(0, color=COLORS[DENSE], linewidth=1.2)
     models = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")
     for index, model in enumerate(models):
-        color, line = (COLORS[WIDER], COLORS[PHM], COLORS[TAUGHT])[index], []
+        color, line = (COLORS[WIDER], COLORS[PHM], COLORS[DISTILLED])[index], []
         for place, number in enumerate((800, 2000, 4000)):
             dense, sample = results.at_steps("dense", number), results.at_steps(model, number)
             at = place + 0.09 * (index - 1)
@@ -166,8 +166,8 @@ def equal_parameters() -> Figure:
 
 def teacher() -> Figure:
     """Draw BLEU with and without a teacher."""
-    models = ("PHM, n = 8", "PHM, n = 8, taught", "PHM, n = 4", "PHM, n = 4, taught", "dense, d = 128, taught")
-    rows = [(model, results.plateau(model)) for model in (*models, "dense", "dense, taught")]
+    models = ("PHM, n = 8", "PHM, n = 8, distilled", "PHM, n = 4", "PHM, n = 4, distilled", "dense, d = 128, distilled")
+    rows = [(model, results.plateau(model)) for model in (*models, "dense", "dense, distilled")]
     return draw_strip(rows, "BLEU", results.plateau("dense").mean)
 
 
@@ -203,7 +203,7 @@ def minilm() -> Figure:
     """Draw the score of all-MiniLM-L6-v2 over the size of the file, after as many steps as any file has."""
     drawn = figure(3.2)
     axes = drawn.add_subplot(ylabel="Spearman × 100, STS-B dev")
-    kinds = {"dense": DENSE, "low rank": PHM, "mixture": WIDER, "Kronecker sum": TAUGHT}
+    kinds = {"dense": DENSE, "low rank": PHM, "mixture": WIDER, "Kronecker sum": DISTILLED}
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     models = results.sentence_models()
     for row, scores in models:
@@ -291,9 +291,9 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
         "PHM, n = 2": ("n = 2", "left", (9, 0)),
         "PHM, n = 4": ("n = 4", "left", (9, 0)),
         "PHM, n = 8": ("n = 8", "right", (-9, -3)),
-        "PHM, n = 8, taught": ("n = 8,\ntaught", "right", (-9, 0)),
-        "PHM, n = 4, taught": ("n = 4, taught", "left", (9, 10)),
-        TABLES: ("n = 4, tables too", "left", (9, 30)),
+        "PHM, n = 8, distilled": ("n = 8,\ndistilled", "right", (-9, 0)),
+        "PHM, n = 4, distilled": ("n = 4, distilled", "left", (9, 10)),
+        EMBEDDED: ("n = 4, embeddings too", "left", (9, 30)),
         WIDE: ("PHM, d = 512", "right", (-9, 0)),
     }
     for model, (label, side, shift) in places.items():

@@ -51,15 +51,13 @@ def fill(page: str) -> str:
 
 
 def files() -> str:
-    """Return the tree of the package: each file with the first sentence of its docstring."""
+    """Return the folders and top-level files of the package, each with the first sentence of its docstring."""
     lines = []
-    for folder in [ROOT / "phmctl", *sorted(path.parent for path in (ROOT / "phmctl").glob("*/__init__.py"))]:
-        indent = "  " if folder.name == "phmctl" else "    "
-        for path in sorted(folder.glob("*.py"), key=lambda path: (path.name != "__init__.py", path)):
-            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            is_folder = path.name == "__init__.py"
-            label = f"{indent[2:]}{folder.name}/" if is_folder else f"{indent}{path.name}"
-            lines.append(f"{label:<29}{_short(_first_paragraph(docstring))}")
+    package = ROOT / "phmctl"
+    for path in [*sorted(package.glob("*/__init__.py")), *sorted(package.glob("[!_]*.py"))]:
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        label = f"{path.parent.name}/" if path.name == "__init__.py" else path.name
+        lines.append(f"{label:<21}{_short(_first_paragraph(docstring))}")
     return "\n".join(["```", *lines, "```"])
 
 

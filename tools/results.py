@@ -115,25 +115,25 @@ def welch(baseline: Sample, system: Sample) -> Change:
 AVERAGE = {"rate": "4e-3", "steps": "4000", "checkpoint": "average"}
 LAST = {**AVERAGE, "checkpoint": "last"}
 EIGHT = {"rate": "8e-3", "steps": "800", "checkpoint": "last"}
-TAUGHT = ", taught"
+DISTILLED = ", distilled"
 WIDE = "PHM, n = 4, d = 512"
-TABLES = "PHM, n = 4, PHM tables"
-NARROW = "dense, d = 128, tables of 64"
+EMBEDDED = "PHM, n = 4, PHM embeddings"
+NARROW = "dense, d = 128, embeddings of 64"
 SETTINGS = {  # of the model section of the recipe multi30k-de-en
     "dense": "",
     "PHM, n = 2": "algebra=phm n=2",
     "PHM, n = 4": "algebra=phm n=4",
     "PHM, n = 8": "algebra=phm n=8",
     "quaternion": "algebra=quaternion",
-    "PHM, n = 2, PHM tables": "algebra=phm n=2 embeddings=phm",
-    TABLES: "algebra=phm n=4 embeddings=phm",
-    "PHM, n = 8, PHM tables": "algebra=phm n=8 embeddings=phm",
+    "PHM, n = 2, PHM embeddings": "algebra=phm n=2 embeddings=phm",
+    EMBEDDED: "algebra=phm n=4 embeddings=phm",
+    "PHM, n = 8, PHM embeddings": "algebra=phm n=8 embeddings=phm",
     WIDE: "algebra=phm n=4 parametrization=factors rank=4 width=512 feed_forward=2048 embedding_width=256",
     "dense, d = 128": "width=128 feed_forward=512 embedding_width=256",
     NARROW: "width=128 feed_forward=512 embedding_width=64",
 }
 STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
-SMALL = ("PHM, n = 2, PHM tables", TABLES, "PHM, n = 8, PHM tables", NARROW)  # maps and tables are small
+SMALL = ("PHM, n = 2, PHM embeddings", EMBEDDED, "PHM, n = 8, PHM embeddings", NARROW)  # all of it is small
 TASKS = {  # of each other task: the score, the rates of dense and of PHM, and the models that docs/results.md names
     "agreement": ("accuracy", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8")),
     "sentence pairs": ("accuracy", "7.6e-3", "3.8e-3", ("PHM, n = 2", "PHM, n = 5", "PHM, n = 10")),
@@ -141,7 +141,7 @@ TASKS = {  # of each other task: the score, the rates of dense and of PHM, and t
     "neuron interaction": ("BLEU", "4e-3", "4e-3", ("PHM, n = 4",)),
 }
 FORMS = ("float32", "int8", "int4")  # how the weights of a file are stored
-COMPARED_FILES = (("dense", "float32"), ("dense", "int4"), (TABLES, "int4"))
+COMPARED_FILES = (("dense", "float32"), ("dense", "int4"), (EMBEDDED, "int4"))
 File = tuple[float, Sample, Sample]  # megabytes, BLEU, chrF
 AT_SIXTEEN = {"rate": "1.6e-2", "checkpoint": "average", "steps": "4000"}
 
@@ -150,9 +150,9 @@ def table_of(model: str) -> str:
     """Return the table with a model's trainings of 4,000 steps."""
     if model == WIDE:
         return "equal parameters"
-    if model.removesuffix(TAUGHT) in SMALL:
+    if model.removesuffix(DISTILLED) in SMALL:
         return "bytes"
-    return "teacher" if model.endswith(TAUGHT) else "plateau"
+    return "teacher" if model.endswith(DISTILLED) else "plateau"
 
 
 def plateau(model: str, metric: str = "BLEU") -> Sample:
@@ -192,7 +192,7 @@ def parameters(model: str, table: str) -> int:
 @cache
 def weights(model: str) -> int:
     """Return the number of all weights of a model of Multi30k, tables included."""
-    settings = SETTINGS[model.removesuffix(TAUGHT).removesuffix(", no teacher")].split()
+    settings = SETTINGS[model.removesuffix(DISTILLED).removesuffix(", no teacher")].split()
     return ledger_for_recipe(load_recipe("multi30k-de-en", [f"model.{each}" for each in settings])).totals.parameters
 
 
