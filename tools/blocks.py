@@ -11,7 +11,7 @@ import yaml
 
 from phmctl.tasks.base import within
 from tools import results
-from tools.results import MARGIN, EMBEDDED, WIDE, against_dense, plateau, select, weights, welch
+from tools.results import EMBEDDED, MARGIN, WIDE, against_dense, plateau, select, weights, welch
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 
@@ -78,8 +78,8 @@ def bullets() -> str:
             f"{interval(against_dense(EMBEDDED))}. `phmctl train multi30k-de-en-tiny`",
             f"- **{share('PHM, n = 2')} (n = 2, dense embeddings)**: {interval(half)}. "
             "`phmctl train multi30k-de-en --n 2`",
-            f"- **{share('PHM, n = 4')} (n = 4, dense embeddings)**: {interval(four)}, distilled {interval(distilled)}. "
-            "`phmctl distil multi30k-de-en/real --n 4`",
+            f"- **{share('PHM, n = 4')} (n = 4, dense embeddings)**: {interval(four)}, distilled "
+            f"{interval(distilled)}. `phmctl distil multi30k-de-en/real --n 4`",
             f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4, embeddings too, 4 bits): "
             f"{interval(welch(dense, small_bleu))}. The dense model in",
             f"  4 bits has {rounded:g} MB and {rounded_bleu.mean:.2f} BLEU. "
@@ -115,8 +115,8 @@ def size() -> str:
     return section(
         f"With PHM embeddings a quarter of all weights costs nothing (n = 4: {signed(quarter.value.value)} BLEU, "
         f"{p_is(quarter)}), {share('PHM, n = 8, PHM embeddings')} cost {abs(eighth.value.value):.2f} (n = 8, "
-        f"{p_is(eighth)}). With dense embeddings {share('PHM, n = 2')} cost nothing (n = 2: {signed(two.value.value)}), "
-        f"{share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
+        f"{p_is(eighth)}). With dense embeddings {share('PHM, n = 2')} cost nothing (n = 2: "
+        f"{signed(two.value.value)}), {share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
         f"{abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
         "parameters",
         "BLEU over all weights of dense and PHM models after 4,000 steps",

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from phmctl.results.report import COLORS, MATPLOTLIB_STYLE
 from tools import blocks, results
-from tools.results import ROOT, EMBEDDED, WIDE, Sample
+from tools.results import EMBEDDED, ROOT, WIDE, Sample
 
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
