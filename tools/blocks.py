@@ -116,8 +116,8 @@ def size() -> str:
         f"With PHM embeddings a quarter of all weights costs nothing (n = 4: {signed(quarter.value.value)} BLEU, "
         f"{p_is(quarter)}), {share('PHM, n = 8, PHM embeddings')} cost {abs(eighth.value.value):.2f} (n = 8, "
         f"{p_is(eighth)}). With dense embeddings {share('PHM, n = 2')} cost nothing (n = 2: "
-        f"{signed(two.value.value)}), {share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), {share('PHM, n = 8')} "
-        f"{abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
+        f"{signed(two.value.value)}), {share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), "
+        f"{share('PHM, n = 8')} {abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
         "parameters",
         "BLEU over all weights of dense and PHM models after 4,000 steps",
         ["model", "all weights", "BLEU", "chrF", "difference of BLEU (95 %)", "p", f"p (loss ≥ {MARGIN})"],
@@ -196,14 +196,17 @@ def by_bytes() -> str:
     rows = []
     for model, (_, forms) in results.files(results.file_steps()[-1]).items():
         seeds = max(bleu.count for _, bleu, _ in forms.values())
-        rows.append([model, str(seeds), *(file_text(forms.get(form)) for form in results.FORMS)])
+        if len(forms) == len(results.FORMS):
+            rows.append([model, str(seeds), *(file_text(forms[form]) for form in results.FORMS)])
     (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
     change = welch(dense, small_bleu)
+    least, distilled, _ = results.files(results.file_steps()[-1])["PHM, n = 8, PHM embeddings, distilled"][1]["int4"]
     return section(
         f"PHM (n = 4, PHM embeddings) in 4 bits needs {small:g} MB. The dense model needs {large:g} MB in float32 and "
         f"{rounded:g} MB in 4 bits. PHM in 4 bits is {beside(change.value.value)} dense in float32 ({p_is(change)}, "
         f"{small_bleu.count} seeds against {dense.count}), and a loss of {MARGIN} BLEU is excluded (p = "
-        f"{probability(change.p_inferior)}).",
+        f"{probability(change.p_inferior)}). Distilled from dense, n = 8 needs {least:g} MB and has "
+        f"{distilled.text()} BLEU ({counted(distilled.count)}).",
         "bytes",
         "BLEU over megabytes of the file",
         ["model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],
@@ -211,9 +214,14 @@ def by_bytes() -> str:
     )
 
 
-def file_text(file: results.File | None) -> str:
+def counted(seeds: int) -> str:
+    """Return a number of seeds as words: one seed, 3 seeds."""
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def file_text(file: results.File) -> str:
     """Return megabytes, BLEU and chrF of a file."""
-    return "–" if file is None else f"{file[0]:g} MB: {file[1].text()}, {file[2].mean:.2f}"
+    return f"{file[0]:g} MB: {file[1].text()}, {file[2].mean:.2f}"
 
 
 @block
