@@ -116,7 +116,6 @@ def main() -> None:
     parser.add_argument("--structure", help="low-rank (default), mixture or kronecker")
     parser.add_argument("--n", type=int, help="blocks of a Kronecker sum in each direction")
     parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
-    parser.add_argument("--layers", action="store_true", help="learn the outputs of all layers too")
     for name, value in (("steps", 3000), ("lr", 0.0125), ("seed", 0)):
         parser.add_argument(f"--{name}", type=type(value), default=value)
     parser.add_argument("--sts", type=Path, help="csv of the STS benchmark, for the table")
@@ -149,8 +148,6 @@ def main() -> None:
     show("dense", teacher)
     show("converted", student)
     training: Any = {"steps": options.steps, "lr": options.lr, "quantize": "int4", "folder": options.output / "healing"}
-    if options.layers:
-        training["layers"] = [f"encoder.layer.{index}" for index in range(teacher.config.num_hidden_layers - 1)]
 
     def output(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):

@@ -1,12 +1,11 @@
 """The ``bench`` commands: speed as a ratio to a baseline, from rounds in which all candidates take turns.
 
 - ``bench layer`` compares PHM layers with ``nn.Linear``.
-- ``bench train`` and ``bench decode`` compare a recipe's model with the dense twin, on the recipe's prepared data. A
-  training step is the trainer's: the loss of a batch, the backward pass, the gradient norm and the update. Decoding is
-  beam search over padded batches of token ids. The models are untrained, so EOS is suppressed until an output has the
-  length of the reference.
+- ``bench train`` compares a recipe's model with the dense twin, on the recipe's prepared data. A step is the trainer's:
+  the loss of a batch, the backward pass, the gradient norm and the update. Decoding has no ratio, because a dense copy
+  of the model decodes.
 
-Ratios of layers are of seconds: below 1 is faster. Speeds of models are of tokens or sentences: above 1 is faster.
+Ratios of layers are of seconds: below 1 is faster. Speeds of models are of tokens: above 1 is faster.
 """
 
 import itertools
@@ -18,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -26,20 +24,14 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.optim import Optimizer
 
-from phmctl.answering.base import Hypothesis, plan
-from phmctl.answering.beam import Seq2Seq, beam_search, pad
 from phmctl.console import Table, progress
-from phmctl.data import EOS
 from phmctl.data.batches import lengths_of, real_token_share
-from phmctl.data.prepared import PreparedData, data_root
+from phmctl.data.prepared import data_root
 from phmctl.devices import isolated, pick_device, processor_name
 from phmctl.errors import UserError, check_known
-from phmctl.models.transformer import Transformer
-from phmctl.nn.convert import to_dense
 from phmctl.nn.linear import PHMLinear
 from phmctl.nn.step import Leaves
-from phmctl.recipe.loading import expect
-from phmctl.recipe.schema import Recipe, TrainingSection, TranslationRecipe
+from phmctl.recipe.schema import Recipe, TrainingSection
 from phmctl.tasks import trains
 from phmctl.tasks.base import Task
 from phmctl.threads import set_threads
@@ -50,7 +42,6 @@ R = TypeVar("R", bound=Recipe)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLE_SECONDS = 0.002  # shorter calls are repeated
 _TIMED_BATCHES = 8  # evenly spaced over an epoch, because batches differ in length
-_EOS_PENALTY = -1e4  # added to the logit of EOS
 
 
 @dataclass(frozen=True)
@@ -335,72 +326,3 @@ def bench_training(recipe: Recipe, data: str | Path | None = None, *, batches: i
     about |= {training.batch_key: getattr(training, training.batch_key), "real_share": real_share}
     title = f"{recipe.name}, {training.precision}, speed over dense, {real_share:.1%} of positions are real tokens"
     return Bench(title, {**about, **machine(device)}, rows)
-
-
-def bench_decoding(
-    recipe: Recipe,
-    data: str | Path | None = None,
-    *,
-    split: str = "test",
-    sentences: int = 1000,
-    rounds: int = 5,
-) -> Bench:
-    """Time beam search on a split of a recipe's prepared data, with dense copies of the models, as in translation.
-
-    Raises DataError if the data is not prepared or does not have this split.
-    """
-    recipe = expect(recipe, TranslationRecipe)
-    prepared = PreparedData.find(recipe.data, data_root(data))
-    texts = prepared.split(split)
-    count = min(sentences, len(texts))
-    rows = [row * len(texts) // count for row in range(count)]  # evenly spaced
-    sources = [[*map(int, texts.source[row]), EOS] for row in rows]
-    lengths = [len(texts.target[row]) for row in rows]
-    device = pick_device(recipe.training.device)
-    set_threads(recipe.training.threads)
-    sizes = prepared.tokenizers.source.size, prepared.tokenizers.target.size
-    searches: dict[str, Callable[[], object]] = {}
-    for name, variant in variants_of(recipe).items():
-        model: Any = to_dense(Transformer(variant.model, *sizes, device).eval())
-        searches[name] = searcher(model, sources, lengths, recipe, sizes[1])
-    timings = time_in_turns("searches", searches, rounds=rounds, device=device)
-    speeds = []
-    for name, timing in timings.items():
-        row = {"candidate": name, "search_seconds": timing.seconds}
-        speeds.append(row | {"sentences_per_second": count / timing.seconds.median, "speed": timing.ratio.inverse})
-    beam, batch_tokens = recipe.decoding.beam, recipe.decoding.batch_tokens
-    about = {"recipe": recipe.name, "sentences": count, "output_tokens": sum(lengths) + len(lengths)}
-    about |= {"beam": beam, "batch_tokens": batch_tokens}
-    title = f"{recipe.name}: {count} sentences, beam {beam}, speed over dense"
-    return Bench(title, {**about, **machine(device)}, speeds)
-
-
-def searcher(
-    model: Seq2Seq,
-    sources: Sequence[Sequence[int]],
-    lengths: Sequence[int],
-    recipe: TranslationRecipe,
-    allowed: int,
-) -> Callable[[], list[list[Hypothesis]]]:
-    """Return a function that decodes each source to the length in `lengths`, with the recipe's batches and beam."""
-    decoding = recipe.decoding
-    device = pick_device(recipe.training.device)
-
-    def step(tokens: Tensor, state: Any) -> Tensor:
-        logits = model.step(tokens, state)  # (B, K, V)
-        logits[..., EOS] += _EOS_PENALTY
-        return logits
-
-    endless: Any = SimpleNamespace(encode=model.encode, start=model.start, step=step)
-    batches = []
-    for rows in plan([len(source) for source in sources], decoding.batch_tokens):
-        batches.append((pad([sources[row] for row in rows]).to(device), [lengths[row] for row in rows]))
-    search_batch = partial(beam_search, endless, beam=decoding.beam, alpha=decoding.alpha, allowed=allowed)
-
-    def search() -> list[list[Hypothesis]]:
-        hypotheses = []
-        for source, max_lengths in batches:
-            hypotheses += search_batch(source, max_lengths=max_lengths)
-        return hypotheses
-
-    return search

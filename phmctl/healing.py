@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -92,7 +92,6 @@ def heal(
     steps: int,
     lr: float = 0.0125,
     target: str | Loss = "cosine",
-    layers: Sequence[str] = (),
     output: Callable[[nn.Module, Any], Tensor] = answer,
     weight_decay: float = 0.0,
     quantize: str = "float32",
@@ -120,7 +119,6 @@ def heal(
             biases have the rate lr / 40.
         target: ``cosine`` for embeddings (B, d), ``probabilities`` for logits, or a function that returns the loss from
             the student's output and the teacher's.
-        layers: names of modules, in both models, whose outputs the student learns too, as relative squared errors.
         output: returns the tensor to learn from a model and a batch. By default it is what the model returns, or the
             `logits` of it.
         weight_decay: weight decay of the matrices.
@@ -150,7 +148,7 @@ def heal(
     losses: list[float] = []
     stream = _repeated(batches)
     warmup, rounds_from = min(_WARMUP, math.ceil(steps / 10)), steps - math.ceil(steps / 5)
-    settings = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "quantize": quantize, "layers": list(layers)}
+    settings = {"steps": steps, "lr": lr, "weight_decay": weight_decay, "quantize": quantize}
     settings["target"] = getattr(compare, "__name__", type(compare).__name__)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
@@ -163,7 +161,6 @@ def heal(
         for module in (*student.modules(), *teacher.modules()):
             stack.callback(setattr, module, "training", module.training)
         student.train(), teacher.eval()
-        outputs = [stack.enter_context(_Outputs(model, layers)) for model in (student, teacher)]
         advance = stack.enter_context(progress("healing", steps - len(losses)))
         for step in range(len(losses), steps):
             batch = next(stream)
@@ -174,7 +171,7 @@ def heal(
             with _rounded(student, quantize if step >= rounds_from else "float32"):
                 found = _answer(output, student, "student", batch, step)
                 _check_shapes(found, expected, compare)
-                loss = _checked_loss(compare(found, expected)) + outputs[0].loss(outputs[1])
+                loss = _checked_loss(compare(found, expected))
                 loss.backward()  # type: ignore[no-untyped-call]
             norm = nn.utils.clip_grad_norm_(student.parameters(), _CLIP)
             if not (loss.isfinite() and norm.isfinite()):
@@ -264,45 +261,6 @@ def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
             yield batch
         if not count:
             raise UserError("the batches are empty or exhausted; pass a list, a DataLoader, or an iterator with enough")
-
-
-class _Outputs:
-    """The outputs of named layers in the last pass of a model, which hooks keep."""
-
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        if isinstance(names, str):
-            raise UserError(f"layers: expected a list of names, not {names!r}")
-        modules = dict(model.named_modules())
-        outer = [name for name in modules if name and "parametrizations" not in name.split(".")]
-        for name in names:
-            check_known("layer", name, outer)
-        self.modules, self.kept = {name: modules[name] for name in names}, dict[str, Tensor]()
-
-    def __enter__(self) -> "_Outputs":
-        self.handles = [module.register_forward_hook(self._hook(name)) for name, module in self.modules.items()]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    def _hook(self, name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-            self.kept[name] = output[0] if isinstance(output, tuple) else output
-
-        return keep
-
-    def loss(self, teacher: "_Outputs") -> Tensor | float:
-        """Return the mean of the relative squared errors to the teacher's outputs."""
-        errors = []
-        for name in self.modules:
-            found, expected = self.kept.get(name), teacher.kept.get(name)
-            if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
-                raise UserError(f"layer {name} was not called, or returns no tensor")
-            if found.shape != expected.shape:
-                raise UserError(f"layer {name}: the student's output has another shape than the teacher's")
-            errors.append((found - expected).square().sum() / expected.square().sum().clamp(min=1e-12))
-        return torch.stack(errors).mean() if errors else 0.0
 
 
 def _store(folder: Path, student: nn.Module, optimiser: torch.optim.Optimizer, state: Mapping[str, object]) -> None:

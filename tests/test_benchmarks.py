@@ -7,20 +7,16 @@ import torch
 from torch import nn
 
 from phmctl import benchmarks
-from phmctl.answering.base import Hypothesis
 from phmctl.benchmarks import (
     Bench,
     Spread,
     bench_layer,
     machine,
-    searcher,
     time_in_turns,
     training_call,
     variants_of,
 )
 from phmctl.errors import DimensionError, UserError
-from phmctl.models.transformer import Transformer
-from phmctl.nn.convert import to_dense
 from phmctl.recipe.models import TransformerSection
 from phmctl.recipe.schema import DecodingSection, ParallelSection, TranslationRecipe, TranslationTraining
 
@@ -33,19 +29,6 @@ RECIPE = TranslationRecipe(
     training=TranslationTraining(steps=1, device="cpu"),
     decoding=DecodingSection(beam=3, batch_tokens=24),
 )
-
-
-def test_each_sentence_is_decoded_to_its_length() -> None:
-    torch.manual_seed(0)
-    model = Transformer(RECIPE.model, 64, 64).eval()
-
-    def search(model: torch.nn.Module) -> Callable[[], list[list[Hypothesis]]]:
-        return searcher(model, [[5, 6, 7, 3], [8, 3], [9, 10, 3], [11, 3]], [4, 1, 6, 0], RECIPE, 64)
-
-    best = search(model)()
-    assert sorted(len(hypotheses[0].tokens) for hypotheses in best) == [0, 1, 4, 6]
-    dense = search(to_dense(model))()
-    assert [hypotheses[0].tokens for hypotheses in dense] == [hypotheses[0].tokens for hypotheses in best]
 
 
 def test_variants() -> None:

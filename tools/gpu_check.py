@@ -34,13 +34,11 @@ from phmctl.benchmarks import (
     Timing,
     machine,
     parameters_of,
-    searcher,
     stepper,
     time_in_turns,
     variants_of,
     wait,
 )
-from phmctl.data import EOS
 from phmctl.data.batches import Batch
 from phmctl.devices import has_bfloat16
 from phmctl.models.transformer import Transformer
@@ -69,7 +67,6 @@ class Sizes(NamedTuple):
     rounds: int = 9
     steps: int = 500  # of each half of the comparison of first and later steps
     batches: int = 8
-    sentences: int = 256
     vocabulary: int = 8000
     batch_tokens: int = 2048
     settings: Sequence[str] = ()  # of all recipes
@@ -78,7 +75,7 @@ class Sizes(NamedTuple):
 
 SMOKE = Sizes(
     shapes=((16, 32),), maps=(1, 2), tokens=8, hidden=8, sequences=2, rounds=1, steps=2, batches=1,
-    sentences=2, vocabulary=200, batch_tokens=64, compiles=False,
+    vocabulary=200, batch_tokens=64, compiles=False,
     settings=("model.width=16", "model.feed_forward=16", "model.heads=2", "model.encoder_layers=1",
               "model.decoder_layers=1"),
 )  # fmt: skip
@@ -297,26 +294,6 @@ def timed_training(
     ]
 
 
-def decoding(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Time beam search of a PHM model's dense copy and of its dense twin."""
-    recipe = recipe_of("multi30k-de-en", sizes, device, "model.algebra=phm", "model.n=4")
-    sources = [[*torch.randint(4, sizes.vocabulary, (5 + row % 20,)).tolist(), EOS] for row in range(sizes.sentences)]
-    lengths = [len(source) for source in sources]
-    searches = {}
-    for name, variant in variants_of(recipe).items():
-        model: Any = to_dense(Transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device).eval())
-        searches[name] = searcher(model, sources, lengths, recipe, sizes.vocabulary)
-    timings = time_in_turns("beam search", searches, rounds=min(sizes.rounds, 5), device=device)
-    return [
-        {
-            "model": name,
-            "sentences_per_second": sizes.sentences / timing.seconds.median,
-            "speed": asdict(timing.ratio.inverse),
-        }
-        for name, timing in timings.items()
-    ]
-
-
 def launches(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     """Count the kernels and copies of one training step (on a CPU: all operations), dense and with n = 4."""
     recipe = recipe_of("multi30k-de-en", sizes, device, "model.algebra=phm", "model.n=4")
@@ -405,7 +382,6 @@ MEASURES: dict[str, Callable[[Sizes, torch.device], Any]] = {
     "training": partial(timed_recipe, PLAIN),
     "fast_training": partial(timed_recipe, FAST),
     "iwslt_sized": iwslt_sized,
-    "decoding": decoding,
     "tests": tests,
     "compiled_training": partial(timed_recipe, PLAIN, compiled=True),
     "compiled_fast_training": partial(timed_recipe, FAST, compiled=True),

@@ -70,26 +70,6 @@ def bench_train(
     return _shown(bench_training(resolved, data, batches=batches, rounds=rounds))
 
 
-@bench.command("decode")
-def bench_decode(
-    recipe: options.RecipeName,
-    n: options.N = None,
-    algebra: options.Algebra = None,
-    device: options.RecipeDevice = None,
-    settings: options.Settings = None,
-    data: options.Data = None,
-    split: Annotated[str, Option(help="Split whose sentences are translated.")] = "test",
-    sentences: Annotated[int, Option(min=1, help="Number of sentences.")] = 1000,
-    rounds: Rounds = 5,
-    json: options.Json = False,
-) -> Shown:
-    """Beam search against the dense twin. Dense copies of both models translate."""
-    from phmctl.benchmarks import bench_decoding
-
-    resolved = _resolved(recipe, n, algebra, device, settings)
-    return _shown(bench_decoding(resolved, data, split=split, sentences=sentences, rounds=rounds))
-
-
 def _resolved(
     recipe: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None
 ) -> "Recipe":

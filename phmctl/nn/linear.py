@@ -4,7 +4,6 @@ A PHM layer is a drop-in for ``nn.Linear`` with about 1/n of the parameters.
 """
 
 import math
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,6 @@ class StructuredWeight(nn.Module):
     """
 
     variance: float  # initial variance of the entries of H
-    from_dense = False  # whether H was filled from a dense weight later
 
     def __init__(
         self,
@@ -230,30 +228,6 @@ class PHMLinear(KroneckerWeight):
         values = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", values)
         self.reset_parameters()
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, n: int, *, algebra: str = LEARNED) -> Self:
-        """Return the layer nearest to an ``nn.Linear``. :func:`phmctl.convert` reports the error too.
-
-        A trained weight is rarely close to a Kronecker sum, so that the layer must be trained further.
-
-        Raises:
-            DimensionError: n does not divide the features, or is not the algebra's dimension.
-            UserError: not an ``nn.Linear``, or the weight is not finite or on the meta device.
-        """
-        if not isinstance(linear, nn.Linear):
-            raise UserError(f"from_linear: expected an nn.Linear, not {type(linear).__name__}; see phmctl.convert")
-        weight = linear.weight
-        sizes = linear.in_features, linear.out_features, linear.bias is not None
-        layer = cls(*sizes, n=n, algebra=algebra, device="meta", dtype=weight.dtype)
-        layer.to_empty(device=weight.device).train(linear.training).requires_grad_(weight.requires_grad)
-        layer.from_dense = True
-        tensors = layer.structure.nearest(weight) or {"weight": weight.detach()}
-        if layer.bias is not None:
-            tensors["bias"] = linear.bias
-            layer.bias.requires_grad_(linear.bias.requires_grad)
-        layer.load_state_dict(tensors)
-        return layer
 
     @property
     def execution(self) -> str:

@@ -166,7 +166,7 @@ def _weights(model: nn.Module, *, measure: bool) -> list[_Weight]:
     for module in model.modules():
         if isinstance(module, StructuredWeight):
             structure, tensors = module.structure, module.tensors()
-            if measure or module.from_dense:
+            if measure:
                 scales = _measured_scales(tensors, structure.scale(tensors))
             else:
                 shapes = {name: tensor.shape for name, tensor in tensors.items()}

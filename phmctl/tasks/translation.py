@@ -281,7 +281,7 @@ _SEARCH = ("beam", "alpha", "batch_tokens", "precision")
 TRANSLATION = TaskSpec(
     name="translation",
     recipe=TranslationRecipe,
-    commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train", "bench decode"),
+    commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train"),
     sizes=partial(text_sizes, names=("source", "target"), words="{:,} source and {:,} target token types"),
     tables=lambda sizes: {
         "source_embedding": sizes["source"],

@@ -94,7 +94,7 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
     model = task.build_model(torch.device("meta"))
     shapes = {name: tensor.shape for name, tensor in model_tensors(model).items()}
     copied = {name: tensor for name, tensor in source.items() if shapes.get(name) == tensor.shape}
-    unused = [name for name in source if name not in copied]
+    approximated: set[str] = set()  # names of A and S, or of a dense weight, to which a sum was fitted
     same_rules = all(getattr(run.recipe.model, key, None) == getattr(recipe.model, key, None) for key in _RULE_KEYS)
     for name, module in model.named_modules():
         if same_rules or not isinstance(module, KroneckerWeight) or not isinstance(module.structure, KroneckerSum):
@@ -103,10 +103,11 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
         tensors = {part: source[f"{name}.{part}"] for part in PARAMETER_NAMES if f"{name}.{part}" in source}
         structure = structure_of(tensors, run.recipe.model.algebra)
         weight = None if structure is None else structure.dense(tensors)
-        if weight is not None and weight.shape == (module.rows, module.columns) and module.owns_rule:
-            nearest = module.structure.nearest(weight) or {}
+        if weight is None or weight.shape != (module.rows, module.columns) or not module.owns_rule:
+            continue
+        if nearest := module.structure.nearest(weight):
             copied |= {f"{name}.{part}": tensor for part, tensor in nearest.items()}
-            unused = [each for each in unused if each not in {f"{name}.{part}" for part in tensors}]
+            approximated |= {f"{name}.{part}" for part in tensors}
     if not copied:
         raise RunError(f"training.initialise_from: no tensor of {folder} has the name and shape of a model tensor")
     record = {
@@ -115,6 +116,6 @@ def _read(run: Run, folder: Path, task: "Task", recipe: Recipe) -> Start:
         "step": checkpoint.state["step"],
         "taken": list(copied),
         "new": [name for name in shapes if name not in copied],
-        "left": unused,
+        "left": [name for name in source if name not in copied and name not in approximated],
     }
     return Start(copied, record)

@@ -44,12 +44,3 @@ def test_train_compares_models_on_the_same_batches(miniature_data: Path, tiny_re
     tokens = task.cost(task.plan(0)[0]).tokens  # of both sides, as in train and compare
     seconds = rows["dense"]["step_seconds"]["median"]
     assert rows["dense"]["tokens_per_second"] * seconds == pytest.approx(tokens, rel=1e-3)
-
-
-def test_decode_compares_the_dense_copies(miniature_data: Path) -> None:
-    result = json.loads(bench("decode", *tiny("--data", miniature_data, "--sentences", 8, "--rounds", 1)))
-    rows = {row["candidate"]: row for row in result["rows"]}
-    assert list(rows) == ["dense", "phm-n4"]
-    assert result["sentences"] == 8
-    for row in rows.values():
-        assert row["sentences_per_second"] == pytest.approx(8 / row["search_seconds"]["median"])

@@ -143,36 +143,6 @@ def test_impossible_layers_are_refused(options: dict[str, Any], place: str) -> N
         PHMLinear(**({"in_features": 8, "out_features": 8} | options))
 
 
-# --- from a dense layer
-
-
-@pytest.mark.parametrize(("n", "algebra"), [(1, "phm"), (2, "phm"), (4, "quaternion")])
-def test_from_linear(n: int, algebra: str) -> None:
-    linear = nn.Linear(8, 12, dtype=torch.float64).eval()
-    linear.bias.requires_grad_(False)
-    state = torch.get_rng_state()
-    layer = PHMLinear.from_linear(linear, n, algebra=algebra)
-    assert torch.equal(torch.get_rng_state(), state)
-    expected = linear.weight if n == 1 else convert(linear, n, algebra=algebra)[0].weight
-    torch.testing.assert_close(layer.weight, expected)
-    assert torch.equal(layer.bias, linear.bias)
-    assert not layer.training
-    assert [name for name, tensor in layer.named_parameters() if not tensor.requires_grad] == ["bias"]
-
-
-@pytest.mark.parametrize(
-    ("source", "n", "error"),
-    [
-        (nn.Linear(8, 12), 3, DimensionError),
-        (nn.Linear(8, 12, device="meta"), 4, UserError),
-        (nn.Embedding(8, 12), 4, UserError),
-    ],
-)
-def test_what_from_linear_refuses(source: Any, n: int, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        PHMLinear.from_linear(source, n)
-
-
 @pytest.mark.parametrize("n", [True, 2.0, "4", None])
 def test_n_is_an_integer_in_every_layer(n: Any) -> None:
     for layer in (PHMLinear, PHMEmbedding, PHMLSTM, lambda *sizes, n: PHMConv2d(*sizes, 3, n=n)):

@@ -146,14 +146,6 @@ def test_initial_rates_are_near_the_measured_ones() -> None:
             assert rate / 1e-3 == pytest.approx(measured[name], rel=0.1)
 
 
-def test_a_layer_from_a_dense_one_is_measured() -> None:
-    linear = nn.Linear(64, 64)
-    with torch.no_grad():
-        linear.weight.mul_(10)
-    rates = {name: rate for names, rate in names_and_rates(PHMLinear.from_linear(linear, 4)) for name in names}
-    assert rates["A"] == pytest.approx(1e-3 * relative_rates(PHMLinear.from_linear(linear, 4))["A"], rel=0.01)
-
-
 @pytest.mark.filterwarnings("ignore")  # of transformers' own
 def test_the_trainer_of_transformers_takes_the_groups_and_resumes_and_its_checkpoints_are_read(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

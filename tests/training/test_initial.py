@@ -60,6 +60,16 @@ def test_a_composed_model_begins_with_its_base(tiny_run: Run, miniature_data: Pa
     assert start.summary().endswith("encoder.*.attention.output")
 
 
+def test_maps_without_a_nearest_weight_are_new_and_the_others_are_left(tiny_run: Run, miniature_data: Path) -> None:
+    """No factors are computed for the A of another run."""
+    factors = ("model.parametrization=factors", "model.rank=2")
+    start = start_of(changed(tiny_run.folder, *factors), miniature_data)
+    left = {name for name in tensors_of(tiny_run) if name.endswith(".S") and name.startswith(("encoder", "decoder"))}
+    assert left
+    assert left <= {*start.record["left"]}
+    assert left.isdisjoint(start.tensors)
+
+
 def test_training_begins_where_the_other_ended_and_says_so(
     tiny_run: Run, miniature_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
