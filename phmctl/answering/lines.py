@@ -14,11 +14,10 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from phmctl.answering.base import Advance, Document, ignore
-from phmctl.console import emit, json_text, warn
+from phmctl.answering.base import Advance, ignore
+from phmctl.console import emit, json_text
 from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
 from phmctl.errors import DataError, OutputError
-from phmctl.metrics.text import Degenerate
 from phmctl.storage import writing
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def answer(
     as_json: bool = False,
     advance: Advance = ignore,
 ) -> None:
-    """Answer groups of lines, and warn about empty, equal and looping answers.
+    """Answer groups of lines.
 
     Args:
         output: writes answers to a file. None: they are printed on stdout.
@@ -100,10 +99,8 @@ def answer(
         OutputError: the answers cannot be written.
     """
     answered = 0
-    degenerate = Degenerate()
     for lines in groups:
         answers = model.answer(lines, first=answered + 1, advance=advance)
-        degenerate.add(lines, [_best_text(text, document) for text, document in answers])
         content = "".join(f"{text}\n" for text, _ in answers)
         if output is not None:
             output(content)
@@ -113,12 +110,6 @@ def answer(
         elif output is None:
             emit(content)
         answered += len(lines)
-    for remark in degenerate.remarks():
-        warn(remark)
-
-
-def _best_text(text: str, document: Document) -> str:
-    return str(document["translations"][0]["text"]) if "translations" in document else text
 
 
 def refuse_same_file(source: Path | None, output: Path) -> None:

@@ -1,11 +1,11 @@
-"""BLEU, chrF and TER by sacrebleu, with signatures, and checks for degenerate answers.
+"""BLEU, chrF and TER by sacrebleu, with signatures.
 
 Hypotheses are detokenised text and references are raw text, because sacrebleu tokenises both.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -27,10 +27,6 @@ _LENGTHS = {0: "1–10", 10: "11–20", 20: "21–30", 30: "31–40", 40: "41+"}
 # From this share of source words in the reference on, both are one language. The share is 0.43 to 0.49 from modern to
 # Shakespeare's English, 0.11 from English to Romanian news, less from German to English.
 _ONE_LANGUAGE_SHARE = 1 / 3
-# one to four words, four times in a row
-_LOOP = re.compile(r"(?<!\S)(\S++(?: \S++){0,3}?)(?: \1){3}(?!\S)")
-_MIN_LINES = 10  # with fewer distinct inputs equal answers can be right
-_MAX_DISTINCT = 10_000  # distinct answers that are counted, because a model with more is not degenerate
 
 
 @dataclass(frozen=True)
@@ -230,49 +226,3 @@ def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise ValueError(f"{len(hypotheses)} hypotheses do not match {len(references)} references")
     if not references:
         raise ValueError("no sentence to score")
-
-
-class Degenerate:
-    """Counts empty, equal and looping answers, which show that a model ignores the input."""
-
-    def __init__(self, equal_share: float = 1.0) -> None:
-        self._equal_share = equal_share  # share of equal answers from which on they are reported
-        self._count = 0
-        self._empty = 0
-        self._looping = 0
-        self._answers: Counter[str] = Counter()
-        self._lines: set[str] = set()
-
-    def add(self, lines: Sequence[str], answers: Sequence[str]) -> None:
-        """Count the answers to some lines. Empty lines are skipped."""
-        for line, answer in zip(lines, answers, strict=True):
-            if not line.strip():
-                continue
-            self._count += 1
-            self._empty += not answer.strip()
-            self._looping += _LOOP.search(" ".join(answer.split())) is not None
-            if len(self._answers) < _MAX_DISTINCT:
-                self._answers[answer] += 1
-            if len(self._lines) < _MIN_LINES:
-                self._lines.add(line)
-
-    def remarks(self) -> Iterator[str]:
-        """Yield a sentence about each kind of degenerate answers."""
-        total = f"of {self._count:,} answers"
-        if self._empty:
-            yield f"{self._empty:,} {total} are empty"
-        if self._looping and self._looping >= self._count / 100:
-            yield f"{self._looping:,} {total} repeat themselves: a few words occur 4 times in a row or more"
-        if not self._answers or len(self._lines) < _MIN_LINES:
-            return
-        [(answer, count)] = self._answers.most_common(1)
-        if answer.strip() and count >= self._equal_share * self._count:
-            shortened = answer if len(answer) <= 60 else f"{answer[:59]}…"
-            yield f"{count:,} {total} are the same: {shortened!r}"
-
-
-def remarks(lines: Sequence[str], answers: Sequence[str], equal_share: float = 1.0) -> list[str]:
-    """Return the sentences of :class:`Degenerate` about the answers to some lines."""
-    counter = Degenerate(equal_share)
-    counter.add(lines, answers)
-    return list(counter.remarks())

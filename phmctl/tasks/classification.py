@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phmctl.answering.opening import Source
-from phmctl.console import Table, progress, warn
+from phmctl.console import Table, progress
 from phmctl.data.card import RowFormat, labelled_format
 from phmctl.data.corpus import table_rows
 from phmctl.errors import DataError, UserError
 from phmctl.metrics import classification as scoring
-from phmctl.metrics.text import remarks
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
 from phmctl.runs import AUTO, Weights
@@ -220,9 +219,6 @@ def evaluate(
     predicted = [prediction.label for prediction in predictions]
     report = report_of(run.name, name, weights.name, labels, examples, predicted)
     if table is None:
-        if len(set(examples.labels)) > 1:
-            for remark in remarks([" ".join(texts) for texts in examples.texts], predicted):
-                warn(f"{run.name}, {weights.name}, {name}: {remark}")
         key = ScoringKey(split, weights, {})
         path = key.path(run, "predictions.tsv")
         write_predictions(path, examples, predictions)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from phmctl.answering.base import change_decoding
 from phmctl.answering.opening import Source, load_translator
 from phmctl.answering.translator import Translator
-from phmctl.console import Table, note, progress, warn
+from phmctl.console import Table, note, progress
 from phmctl.data.readers import guess_format, read_sentences
 from phmctl.data.rows import clean_line
 from phmctl.errors import DataError, RunError, UserError
@@ -154,8 +154,6 @@ def evaluate(
 
     translations = run.load_checkpoint(checkpoint, translate)
     hypotheses, key = translations.lines, translations.key
-    for remark in scoring.remarks(text.source, hypotheses, equal_share=0.5):
-        warn(f"{run.name}, {key.weights.name}: {remark}")
 
     def bleu_by(groups: Sequence[ItemGroup]) -> list[scoring.Bin]:
         return scoring.bleu_by(groups, hypotheses, references, **options)

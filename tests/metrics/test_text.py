@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import re
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from phmctl.errors import UserError
 from phmctl.metrics.significance import Difference, difference
 from phmctl.metrics.text import (
-    Degenerate,
     all_scores,
     bleu,
     bleu_by,
@@ -19,13 +17,10 @@ from phmctl.metrics.text import (
     is_code,
     language,
     length_parts,
-    remarks,
     text_scorer,
     usual_tokenizer,
 )
 
-LINES = [f"line {number}" for number in range(20)]
-DISTINCT = [f"answer {number}" for number in range(20)]
 REFERENCES = ["the cat sat on the mat", "a dog barks at the moon tonight"]
 
 
@@ -147,45 +142,6 @@ def test_a_missing_tokenizer_is_refused() -> None:
     if importlib.util.find_spec("MeCab") is None:
         with pytest.raises(UserError, match=r"tokenize=ja-mecab: .*pip install sacrebleu\[ja\]"):
             check_tokenizer("ja-mecab")
-
-
-@pytest.mark.parametrize(
-    ("lines", "answers", "equal", "place"),
-    [
-        (["a", "", " ", "b", "c"], ["", "", "", "x", " "], 1.0, "2 of 3 "),  # empty lines are not counted
-        (LINES, ["a man"] * 12 + DISTINCT[:8], 1.0, ""),
-        (LINES, ["a man"] * 12 + DISTINCT[:8], 0.5, "12 of 20 .*'a man'"),
-        (LINES, ["yes"] * 20, 1.0, "20 of 20 .*'yes'"),
-        ([], [], 1.0, ""),
-        (LINES[:9], ["yes"] * 9, 1.0, ""),  # too few lines
-        (["the same"] * 20, ["yes"] * 20, 1.0, ""),  # equal lines have equal answers
-    ],
-)
-def test_degenerate_answers_are_reported(lines: list[str], answers: list[str], equal: float, place: str) -> None:
-    sentences = remarks(lines, answers, equal)
-    assert len(sentences) == bool(place)
-    assert re.match(place, "".join(sentences))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("the the the the", True),
-        ("it is said , it is said , it is said , it is said , so", True),
-        ("a b a b a b a", False),
-        ("", False),
-    ],
-)
-def test_loops(text: str, expected: bool) -> None:
-    assert bool(remarks(["a source"], [text] if text else ["-"])) is expected
-
-
-def test_loops_are_reported_from_one_in_a_hundred_on() -> None:
-    counter = Degenerate()
-    counter.add(["x"] * 100, ["go go go go", *(f"answer {number}" for number in range(99))])
-    assert [remark.startswith("1 of 100 ") for remark in counter.remarks()] == [True]
-    counter.add(["x"], ["fine"])
-    assert list(counter.remarks()) == []
 
 
 @pytest.mark.parametrize(

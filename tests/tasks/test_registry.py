@@ -139,7 +139,6 @@ def test_its_training_is_measured_against_the_dense_twin(recipe: str) -> None:
 def test_commands_and_options_that_it_lacks_are_refused_by_name(recipe: str) -> None:
     run = call("train", recipe, "--steps", "1").strip()
     for arguments, name in (
-        (("bench", "decode", recipe), "'digit'"),
         (("prepare-data", "miniature", "--recipe", recipe), "'digit'"),
         (("decode", run, "--beam", "4", "--n-best", "2"), "beam, n_best"),
         (("eval", run, "--lowercase"), "lowercase"),

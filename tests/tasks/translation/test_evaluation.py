@@ -151,10 +151,10 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
     assert translations(run) == by_hand(run, "step-000001")
 
 
-def test_empty_translations_and_tokenised_references_are_said_once(run, monkeypatch, capsys) -> None:
+def test_tokenised_references_are_said_once(run, monkeypatch, capsys) -> None:
     (run.text_folder / "test.target").write_text("".join(f"word {number} .\n" for number in range(len(SOURCES))))
     write_json(run.folder / "data.json", run.data())
     monkeypatch.setattr(Translator, "answer", lambda self, lines, **how: [("", {})] * len(lines))
     evaluate(run)
     printed = capsys.readouterr().err
-    assert printed.count("tokenised") == printed.count("answers are empty") == 1
+    assert printed.count("tokenised") == 1
