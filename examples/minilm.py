@@ -113,8 +113,7 @@ def main() -> None:
     parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2", help="folder or name on the hub")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="one sentence a line, also .gz")
     parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
-    parser.add_argument("--structure", help="low-rank (default), mixture or kronecker")
-    parser.add_argument("--n", type=int, help="blocks of a Kronecker sum in each direction")
+    parser.add_argument("--n", type=int, help="PHM instead of low rank, to compare")
     parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
     for name, value in (("steps", 3000), ("lr", 0.0125), ("seed", 0)):
         parser.add_argument(f"--{name}", type=type(value), default=value)
@@ -143,7 +142,7 @@ def main() -> None:
 
     teacher = build()
     calibration = islice(batches(texts, options.seed), CALIBRATION)
-    size: Any = {"share": options.share, "structure": options.structure, "n": options.n}
+    size: Any = {"n": options.n} if options.n else {"share": options.share}
     student, _ = phmctl.convert(teacher, **size, inputs=calibration)
     show("dense", teacher)
     show("converted", student)

@@ -42,9 +42,8 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--split", default="valid")
     parser.add_argument("--lines", type=int, help="only the first lines of the split")
-    parser.add_argument("--structure", help="low-rank (default), mixture or kronecker")
-    parser.add_argument("--n", type=int, help="blocks of a Kronecker sum in each direction")
-    parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers; 0: PHM with n")
+    parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
+    parser.add_argument("--n", type=int, help="PHM instead of low rank, to compare")
     parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
     parser.add_argument("--lr", type=float, default=0.0125)
     for name, number in (("steps", 1000), ("tokens", 2048), ("seed", 0)):
@@ -67,7 +66,7 @@ def main() -> None:
 
     dense = phmctl.to_dense(translator.engine.model)
     train, seed = data.split("train"), options.seed
-    size: Any = {"n": options.n, "share": options.share or None, "structure": options.structure}
+    size: Any = {"n": options.n} if options.n else {"share": options.share}
     small, _ = phmctl.convert(dense, **size, inputs=islice(batches(train, options.tokens, seed), CALIBRATION))
     show("dense", dense)
     show("converted", small)

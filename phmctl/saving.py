@@ -286,7 +286,7 @@ def _checked_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     arguments = {name: value for name, value in record.items() if name != "weights"}
     sizes = [arguments["n"] or arguments["rank"], *(arguments[name] for name in ("parts", "groups"))]
-    sizes += [arguments.get(name) or 1 for name in ("zero_row", "rows", "rank")] + arguments.get("blocks", [])
+    sizes += [arguments.get(name) or 1 for name in ("zero_row", "rows", "rank")]
     sizes_are_valid = all(type(size) is int and 0 < size < _LARGEST_SIZE for size in sizes)
     if not sizes_are_valid or type(arguments["transposed"]) is not bool:
         raise ValueError(f"arguments {arguments}")

@@ -69,18 +69,18 @@ def kronecker_sum(A: Tensor, S: Tensor, groups: int = 1) -> Tensor:
     compilers, exporters, ``torch.func`` and operation counters work unchanged.
 
     Args:
-        A: (n, n, n), the rule, or (n, p, q) for n terms with blocks of another size.
-        S: (n, k/n, d/n, ...), the components, or (n, k/p, d/q, ...).
+        A: (n, n, n), the rule.
+        S: (n, k/n, d/n, ...), the components.
         groups: number of sums that H stacks, all with the rule A. S stacks the rows of the groups.
 
     Returns:
         H, (k, d, ...), under autocast in autocast's dtype.
     """
     _, rows, columns, *kernel = S.shape
-    n, p, q = A.shape
-    blocks = A.reshape(n, p * q).t() @ S.reshape(n, rows * columns * math.prod(kernel))  # (a b, g s t …)
-    split = blocks.view(p, q, groups, rows // groups, columns * math.prod(kernel))
-    return split.permute(2, 0, 3, 1, 4).reshape(p * rows, q * columns, *kernel)  # (g a s, b t, …)
+    n = len(A)
+    blocks = A.reshape(n, n * n).t() @ S.reshape(n, rows * columns * math.prod(kernel))  # (a b, g s t …)
+    split = blocks.view(n, n, groups, rows // groups, columns * math.prod(kernel))
+    return split.permute(2, 0, 3, 1, 4).reshape(n * rows, n * columns, *kernel)  # (g a s, b t, …)
 
 
 def kronecker_sums(A: Tensor, S: Tensor, dtype: torch.dtype) -> Tensor:
@@ -115,15 +115,13 @@ def kronecker_gradients(A: Tensor, S: Tensor, dH: Tensor, learned: bool) -> tupl
 class NearestSum(NamedTuple):
     """The rule and components of the nearest sum of Kronecker products, and the error."""
 
-    A: Tensor  # (n, p, q)
-    S: Tensor  # (n, k/p, d/q, ...)
+    A: Tensor  # (n, n, n)
+    S: Tensor  # (n, k/n, d/n, ...)
     relative_error: float  # ‖W − H‖ / ‖W‖, Frobenius norms
 
 
 @torch.no_grad()
-def nearest_sum(
-    weight: Tensor, n: int, algebra: str = LEARNED, groups: int = 1, blocks: tuple[int, int] | None = None
-) -> NearestSum:
+def nearest_sum(weight: Tensor, n: int, algebra: str = LEARNED, groups: int = 1) -> NearestSum:
     """Return the sum of n Kronecker products nearest to a weight in the Frobenius norm, computed in float64.
 
     If the matrix is rearranged so that each block is a row, a Kronecker product becomes a matrix of rank one, and the
@@ -135,21 +133,16 @@ def nearest_sum(
         n: the number of terms, and of blocks in each direction.
         algebra: ``phm``, or a fixed algebra of dimension n.
         groups: number of sums that the weight stacks. See :func:`kronecker_sum`.
-        blocks: p and q, the number of blocks in each direction, if these are not n.
 
     Raises:
         DimensionError: n does not divide d and the rows of a group.
         UserError: the weight is not real and floating-point, on the meta device, or not finite.
     """
     k, d, *kernel = weight.shape
-    p, q = blocks or (n, n)
-    if blocks is None:
-        check_channels(n, d, k // groups, kernel, groups)
-    elif k % (groups * p) or d % q:
-        raise DimensionError(f"{p} × {q} blocks do not divide a weight {k} × {d} of {groups} groups")
+    check_channels(n, d, k // groups, kernel, groups)
     check_values(weight)
-    split = weight.double().reshape(groups, p, k // (groups * p), q, -1)  # (g, a, s, b, t …)
-    rows = split.permute(1, 3, 0, 2, 4).reshape(p * q, -1)  # (a b, g s t …)
+    split = weight.double().reshape(groups, n, k // (groups * n), n, -1)  # (g, a, s, b, t …)
+    rows = split.permute(1, 3, 0, 2, 4).reshape(n * n, -1)  # (a b, g s t …)
     norm = rows.norm().item()
     if algebra != LEARNED:
         A = fixed_rule(algebra, device=weight.device, dtype=torch.float64)
@@ -161,10 +154,10 @@ def nearest_sum(
         terms = min(n, len(singular))
         # A small layer may have fewer terms than n. The unused terms keep a nonzero A: with A = S = 0 neither factor
         # would ever get a gradient.
-        A = weight.new_full((n, p * q), 1 / math.sqrt(n), dtype=torch.float64)
+        A = weight.new_full((n, n * n), 1 / math.sqrt(n), dtype=torch.float64)
         S = weight.new_zeros(n, rows.shape[1], dtype=torch.float64)
-        A[:terms] = vectors[:, :terms].t() * math.sqrt(p * q / n)
-        S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(p * q / n)
+        A[:terms] = vectors[:, :terms].t() * math.sqrt(n)
+        S[:terms] = right[:terms] * singular[:terms, None] / math.sqrt(n)
         residual = singular[terms:].norm().item()
     error = residual / norm if norm else 0.0
-    return NearestSum(A.view(n, p, q).to(weight.dtype), S.view(n, k // p, d // q, *kernel).to(weight.dtype), error)
+    return NearestSum(A.view(n, n, n).to(weight.dtype), S.view(n, k // n, d // n, *kernel).to(weight.dtype), error)

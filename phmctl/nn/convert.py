@@ -1,7 +1,7 @@
 """Convert a dense model to weights of few numbers (:func:`convert`) and back (:func:`to_dense`).
 
-Each weight becomes the nearest sum of Kronecker products, the nearest product of low rank or both, as a parametrization
-of ``torch.nn.utils.parametrize``: the module keeps its class and hooks, and the attribute ``weight`` is H.
+Each weight becomes the nearest sum of Kronecker products or the nearest product of low rank, as a parametrization of
+``torch.nn.utils.parametrize``: the module keeps its class and hooks, and the attribute ``weight`` is H.
 """
 
 import copy
@@ -22,20 +22,18 @@ from torch.nn.utils import parametrize
 from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.errors import DimensionError, PhmctlError, UserError, check_known
+from phmctl.errors import DimensionError, PhmctlError, UserError
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.moments import input_moments
-from phmctl.nn.parametrization import STRUCTURES, Kronecker, attach, is_computed, numbers_of_share, restore
+from phmctl.nn.parametrization import Kronecker, attach, is_computed, rank_of_share, restore
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVERTIBLE = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, *_TABLES)
 _COUNTED = _NOT_SELECTED, _VECTOR = "not selected", "its weight is a vector"  # reasons whose modules are counted only
 
-STRUCTURE = "low-rank"  # the default of convert with a share
 _LEAST_RANK = 4  # healing does not repair a map of ten classes at rank 2, or a convolution of one channel at rank 1
-_BLOCKS = 8  # blocks of a weight in each direction, in a Kronecker sum of a share
 
 Selection = str | re.Pattern[str] | Callable[[str, nn.Module], bool] | Sequence[Any] | None
 
@@ -92,7 +90,6 @@ def convert(
     n: int | None = None,
     *,
     share: float | None = None,
-    structure: str | None = None,
     inputs: Iterable[Any] | None = None,
     select: Selection = None,
     algebra: str = LEARNED,
@@ -100,8 +97,8 @@ def convert(
 ) -> tuple[nn.Module, Conversion]:
     """Replace the weights of any model by the nearest ones of few numbers. :func:`phmctl.to_dense` goes back.
 
-    ``convert(model, share=0.25)`` gives each weight a quarter of the numbers, which suits trained weights.
-    ``convert(model, n=4)`` makes sums of n Kronecker products, which suit training from scratch.
+    ``convert(model, share=0.25)`` makes products L R of low rank with a quarter of the numbers, which suit trained
+    weights. ``convert(model, n=4)`` makes sums of n Kronecker products, which suit training from scratch.
 
     The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
     each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization. Classes, hooks and forwards stay.
@@ -112,12 +109,8 @@ def convert(
 
     Args:
         model: any module, also a single layer.
-        n: the PHM hyperparameter, which a fixed algebra implies. With a `share`, the blocks of a Kronecker sum in each
-            direction (8), or the largest divisor of n that divides the weight.
+        n: the PHM hyperparameter, which a fixed algebra implies.
         share: the numbers of each weight as a share of the dense weight's, between 0 and 1.
-        structure: how a share is used. ``low-rank`` is a product L R, ``kronecker`` a sum of Kronecker products, and
-            ``mixture`` a product with half of the numbers and the sum nearest to the rest. Tables in a mixture are of
-            low rank.
         inputs: batches for the model: tensors, tuples of arguments or dicts. Products of low rank are then nearest on
             what these batches bring to each ``nn.Linear`` and ``nn.Embedding``, which starts far closer to the dense
             model (a few hundred examples suffice).
@@ -131,10 +124,10 @@ def convert(
 
     Raises:
         DimensionError: n is not the algebra's dimension.
-        UserError: neither n of at least 2, nor a fixed algebra, nor a share; no module that is selected can be
+        UserError: not exactly one of n of at least 2, a fixed algebra and a share; no module that is selected can be
             converted; the model cannot be copied.
     """
-    size = _checked_size(n, share, structure, algebra)
+    size = _checked_size(n, share, algebra)
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
     selected = {
@@ -160,22 +153,18 @@ def convert(
     return model, Conversion([rows[name] for name in selected], others, before, _parameter_count(model))
 
 
-def _checked_size(n: int | None, share: float | None, structure: str | None, algebra: str) -> dict[str, Any]:
+def _checked_size(n: int | None, share: float | None, algebra: str) -> dict[str, Any]:
     """Return the arguments of :func:`convert` that set the size of each weight, with defaults. Raises UserError."""
-    if share is not None:
-        structure = STRUCTURE if structure is None else structure
-        check_known("structure", structure, STRUCTURES)
-        if not (isinstance(share, (int, float)) and 0 < share < 1):
-            raise UserError(f"share = {share!r}: expected a number between 0 and 1")
-        if algebra != LEARNED:
-            raise UserError(f"algebra = {algebra!r}: a share needs algebra 'phm'")
-        if structure == "low-rank" and n is not None:
-            raise UserError(f"n = {n}: a product of low rank has no n; pass structure='kronecker', or no share")
-    order = _BLOCKS if n is None and share is not None else n
-    order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if order is None else order)
-    if share is None and (order == 1 or structure is not None):
-        raise UserError(f"n = {n}: convert needs a share, n of at least 2, or a fixed algebra that implies it")
-    return {"n": order, "algebra": algebra, "share": share, "structure": structure}
+    if share is None:
+        order = check_algebra(algebra, FIXED_DIMENSION.get(algebra, 1) if n is None else n)
+        if order == 1:
+            raise UserError(f"n = {n}: convert needs a share, n of at least 2, or a fixed algebra that implies it")
+        return {"n": order, "algebra": algebra, "share": None}
+    if not (isinstance(share, (int, float)) and 0 < share < 1):
+        raise UserError(f"share = {share!r}: expected a number between 0 and 1")
+    if n is not None or algebra != LEARNED:
+        raise UserError(f"n = {n}, algebra = {algebra!r}: a product of low rank has neither; leave out these or share")
+    return {"n": 0, "algebra": algebra, "share": share}
 
 
 def _row(name: str, module: nn.Module) -> Converted:
@@ -330,7 +319,8 @@ class _Converter:
         try:
             for (owner, key), weight in weights.items():
                 kronecker = _kronecker(owner, key, weight, **self.size)
-                if not (self.named or kronecker.sum.n) and (rank := kronecker.arguments["rank"]) < _LEAST_RANK:
+                rank = kronecker.arguments.get("rank", _LEAST_RANK)
+                if rank < _LEAST_RANK and not self.named:
                     raise DimensionError(f"the share leaves it rank {rank}; name it in select, or convert it with n")
                 attach(owner, key, kronecker, self.chains, moments=self.moments.get(owner))
         except PhmctlError as problem:
@@ -341,15 +331,13 @@ class _Converter:
         return None
 
 
-def _kronecker(
-    module: nn.Module, key: str, weight: Tensor, n: int, algebra: str, share: float | None, structure: str
-) -> Kronecker:
+def _kronecker(module: nn.Module, key: str, weight: Tensor, n: int, algebra: str, share: float | None) -> Kronecker:
     """Return the parametrization of a module's weight. Raises DimensionError if nothing would be saved."""
-    layout, is_table = _layout(module, key, weight), isinstance(module, _TABLES)
-    if share is None:
-        return Kronecker(n, algebra=algebra, rows=len(weight) if is_table and len(weight) % n else None, **layout)
-    structure = "low-rank" if is_table and structure == "mixture" else structure
-    return Kronecker(**numbers_of_share(weight, share, structure, n, **layout), **layout)
+    layout = _layout(module, key, weight)
+    if share is not None:
+        return Kronecker(0, rank=rank_of_share(weight, share, **layout), **layout)
+    rows = len(weight) if isinstance(module, _TABLES) and len(weight) % n else None
+    return Kronecker(n, algebra=algebra, rows=rows, **layout)
 
 
 def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:

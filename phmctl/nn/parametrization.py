@@ -17,12 +17,9 @@ from phmctl.algebra.modes import without_autocast
 from phmctl.errors import DimensionError, UserError
 from phmctl.nn.structures import KroneckerSum, LowRank, Structure, Tensors, computed, leaf_of
 
-STRUCTURES = ("low-rank", "mixture", "kronecker")  # how a share of the numbers is used
-SUM_PART = 0.5  # share of a mixture's parameters that the Kronecker sum gets
-
 
 class Kronecker(nn.Module):
-    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])``, a product ``L R`` of low rank, or their sum.
+    """A torch parametrization of a weight as ``Σᵢ kron(A[i], S[i])`` or as a product ``L R`` of low rank.
 
     ``parametrize.register_parametrization(module, "weight", Kronecker(4))`` replaces a weight (k, d), or (k, d,
     *kernel), by the nearest A (n, n, n) and S (n, k/n, d/n, *kernel). Under a fixed algebra S is the only parameter.
@@ -30,12 +27,11 @@ class Kronecker(nn.Module):
     k/(parts·n), d/n).
     ``parametrize.cached()`` keeps H within a scope.
 
-    ``Kronecker(0, rank=m)`` makes the nearest L (k, m) and R (m, d, *kernel). ``nn.Linear`` and ``nn.Embedding`` then
-    multiply by R and L without building H. ``Kronecker(8, rank=m, blocks=(16, 16))`` adds the 8 Kronecker products
-    nearest to the rest, with A (8, 16, 16) and S (8, k/16, d/16). Its tensors are in the order R, L, A, S.
+    ``Kronecker(0, rank=m)`` makes the nearest R (m, d, *kernel) and L (k, m). ``nn.Linear`` and ``nn.Embedding`` then
+    multiply by R and L without building H.
 
     Args:
-        n: the PHM hyperparameter; with `blocks` the number of terms only. 0 with a `rank` leaves the sum out.
+        n: the PHM hyperparameter, or 0 with a `rank`.
         algebra: ``phm``, or a fixed algebra of dimension n, whose S is found by least squares.
         parts: number of maps that the weight stacks: 4 for an LSTM, 3 for a GRU.
         groups: the groups of a convolution. They share the rule, and n divides the channels of each.
@@ -43,11 +39,10 @@ class Kronecker(nn.Module):
         zero_row: a row of H that is zero, such as the padding row of a table.
         rows: k, if n does not divide it. A and S then make a weight with more rows, and H is the first k of them.
         rank: m, the rank of the product L R.
-        blocks: the rows and columns of each A[i], if these are not n.
 
     Raises:
         DimensionError: n is not the algebra's dimension or, at registration, does not divide the weight.
-        UserError: unknown algebra.
+        UserError: unknown algebra, or both n and a rank.
     """
 
     # Patterns of the names of tied tensors, for save_pretrained of transformers, which keeps one of the names.
@@ -64,27 +59,27 @@ class Kronecker(nn.Module):
         zero_row: int | None = None,
         rows: int | None = None,
         rank: int = 0,
-        blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        n = check_algebra(algebra, n) if n or not rank else 0
+        if n and rank:
+            raise UserError(f"n = {n}, rank = {rank}: a weight is a sum of n products or a product of low rank")
+        self.structure: Structure
+        if rank:
+            self.structure = LowRank(check_count("rank", rank))
+        else:
+            n = check_algebra(algebra, n)
+            self.structure = KroneckerSum(n, algebra, groups=operator.index(groups))
         parts, groups = operator.index(parts), operator.index(groups)  # JSON stores no integers of numpy
         zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
-        p, q = (n, n) if blocks is None else blocks
-        self.sum = KroneckerSum(n, algebra, groups=groups, blocks=None if blocks is None else (p, q))
-        # H is the sum of what each structure computes.
-        self.structures: list[Structure] = [LowRank(check_count("rank", rank))] if rank else []
-        self.structures += [self.sum] if n else []
-        self.names = [name for structure in self.structures for name in structure.shapes(p, q)]  # names of the tensors
-        self.rule_names = self.sum.rule_names if n else ()
+        self.names = list(self.structure.shapes(n or 1, n or 1))  # names of the tensors
+        self.rule_names = self.structure.rule_names
         self.groups, self.parts, self.transposed, self.zero_row, self.rows = groups, parts, transposed, zero_row, rows
         layout = {"parts": parts, "groups": groups, "transposed": transposed, "zero_row": zero_row, "rows": rows}
         self.arguments: dict[str, Any] = {"n": n, "algebra": algebra, **layout}
         self.arguments |= {"rank": rank} if rank else {}
-        self.arguments |= {"blocks": [p, q]} if blocks is not None else {}
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, from R and L, or from all."""
+        """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, or from R and L."""
         with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
             named = dict(zip(self.names, tensors, strict=True))
             leaf = leaf_of(named) if "S" in named else None
@@ -98,24 +93,20 @@ class Kronecker(nn.Module):
         return computed(H)
 
     def right_inverse(self, weight: Tensor, moments: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the tensors whose H is nearest to a weight (k, d, ...). A and S approximate what L R leaves.
+        """Return the tensors whose H is nearest to a weight (k, d, ...).
 
         `moments` of the inputs weigh the error of L R, as in :meth:`LowRank.nearest`.
         """
         # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
         weight = self._swapped(weight) if self.transposed else weight
         if self.rows is not None:
-            weight = F.pad(weight, (0, 0, 0, -self.rows % self.sum.n))
-        nearest: list[dict[str, Tensor]] = []
+            weight = F.pad(weight, (0, 0, 0, -self.rows % self.arguments["n"]))
+        nearest = []
         for part in weight.chunk(self.parts):
-            nearest.append({})
-            rest = part
-            for structure in self.structures:
-                if isinstance(structure, LowRank):
-                    nearest[-1] |= structure.nearest(rest, moments)
-                else:
-                    nearest[-1] |= structure.nearest(rest) or {}
-                rest = part - structure.dense(nearest[-1])
+            if isinstance(self.structure, LowRank):
+                nearest.append(self.structure.nearest(part, moments))
+            else:
+                nearest.append(self.structure.nearest(part) or {})
         return tuple(
             nearest[0][name] if self.parts == 1 else torch.stack([tensors[name] for tensors in nearest])
             for name in self.names
@@ -133,11 +124,7 @@ class Kronecker(nn.Module):
 
     def compute(self, tensors: Tensors) -> Tensor:
         """Return the H of all parts, (k, d, ...), with outputs first."""
-        summands = [self.summand(structure, tensors) for structure in self.structures]
-        return summands[0] if len(summands) == 1 else summands[0] + summands[1]
-
-    def summand(self, structure: Structure, tensors: Tensors) -> Tensor:
-        """Return what a structure adds to H, (k, d, ...)."""
+        structure = self.structure
         compute = structure.compute if isinstance(structure, KroneckerSum) else structure.dense
         if self.parts == 1:
             return compute(tensors)
@@ -149,45 +136,27 @@ class Kronecker(nn.Module):
         return weight.reshape(self.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
-def numbers_of_share(
+def rank_of_share(
     weight: Tensor,
     share: float,
-    structure: str,
-    n: int,
     *,
     parts: int = 1,
     groups: int = 1,
     transposed: bool = False,
     zero_row: int | None = None,
-) -> dict[str, Any]:
-    """Return the n, rank and blocks of a :class:`Kronecker` that has a share of the numbers of a weight.
+) -> int:
+    """Return the rank of a :class:`Kronecker` that has a share of the numbers of a weight, at least 1.
 
-    Args:
-        weight: the weight.
-        share: the largest number of parameters as a share of the weight's. A rank is at least 1.
-        structure: one of :data:`STRUCTURES`.
-        n: blocks in each direction, or the largest divisor of n that divides the weight.
-        parts, groups, transposed, zero_row: the layout, as in :class:`Kronecker`.
-
-    Raises:
-        DimensionError: not even the smallest weight of the structure has fewer parameters.
+    The layout of the weight is as in :class:`Kronecker`. Raises DimensionError if rank 1 has no fewer numbers.
     """
     rows, columns, *kernel = weight.shape
     rows, columns = (columns * groups, rows // groups) if transposed else (rows // parts, columns)
     size = rows * columns * math.prod(kernel)  # numbers of one part
-    p, q = math.gcd(n, rows // groups), math.gcd(n, columns)
-    of_rank, of_term = rows + size // rows, p * q + size // (p * q)  # parameters of each
-    terms, rank = 0, 0
-    if structure == "kronecker":
-        terms = max(1, int(share * size / of_term))
-    elif structure == "mixture":
-        terms = int(SUM_PART * share * size / of_term)
-    terms = min(terms, p * q, size // (p * q))  # more are not independent
-    if structure != "kronecker":
-        rank = max(1, min(int((share * size - terms * of_term) / of_rank), rows, size // rows))
-    if rank * of_rank + terms * of_term >= size:
-        raise DimensionError(f"the smallest {structure} weight {tuple(weight.shape)} has no fewer parameters")
-    return {"n": terms, "rank": rank, "blocks": (p, q) if terms else None}
+    of_rank = rows + size // rows  # numbers of L and R for each rank
+    rank = max(1, min(int(share * size / of_rank), rows, size // rows))
+    if rank * of_rank >= size:
+        raise DimensionError(f"the smallest low-rank weight {tuple(weight.shape)} has no fewer parameters")
+    return rank
 
 
 def attach(

@@ -183,27 +183,19 @@ def _weights(model: nn.Module, *, measure: bool) -> list[_Weight]:
         for name, chain in parametrizations.items():
             H = getattr(module, name)
             if isinstance(chain[0], Kronecker):
-                weights += _converted(module, chain, H)
+                weights.append(_converted(module, chain, H))
             else:  # one of torch's, such as spectral_norm
                 weights += _dense(module, [parameter for parameter in chain.parameters() if parameter.shape == H.shape])
     return sorted(weights, key=lambda weight: weight.rate != 1.0)
 
 
-def _converted(module: nn.Module, chain: Any, H: Tensor) -> list[_Weight]:
-    """Return a weight for each structure of a converted weight H, which is the sum of theirs."""
+def _converted(module: nn.Module, chain: Any, H: Tensor) -> _Weight:
+    """Return the weight of a converted H."""
     kronecker: Kronecker = chain[0]
-    named = {name: (f"original{i}", getattr(chain, f"original{i}")) for i, name in enumerate(kronecker.names)}
-    weights = []
-    for structure in kronecker.structures:
-        names = [name for name in structure.shapes(1, 1) if name in named]
-        tensors = dict(named[name] for name in names)
-        summand = H
-        if len(kronecker.structures) > 1:
-            summand = kronecker.summand(structure, {name: named[name][1] for name in names})
-        gain = 1.0 if isinstance(module, _TABLES) else structure.gain
-        scales = _measured_scales(tensors, rms(summand))
-        weights.append(_product(chain, tensors, (type(chain).__name__,), _rate(module, H), gain, scales))
-    return weights
+    tensors = {f"original{index}": getattr(chain, f"original{index}") for index in range(len(kronecker.names))}
+    gain = 1.0 if isinstance(module, _TABLES) else kronecker.structure.gain
+    scales = _measured_scales(tensors, rms(H))
+    return _product(chain, tensors, (type(chain).__name__,), _rate(module, H), gain, scales)
 
 
 def _measured_scales(tensors: Mapping[str, Tensor], scale: float) -> dict[str, float]:

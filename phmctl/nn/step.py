@@ -117,9 +117,10 @@ class _Map:
 
     def __init__(self, source: KroneckerSum | Kronecker, tensors: Tensors, is_table: bool) -> None:
         self.source, self.tensors, self.is_table = source, tensors, is_table
-        self.structure = source.sum if isinstance(source, Kronecker) else source
-        alone = not isinstance(source, Kronecker) or (source.parts == 1 and len(source.structures) == 1)
-        plain = alone and self.structure.groups == 1 and self.structure.blocks is None
+        structure: Any = source.structure if isinstance(source, Kronecker) else source
+        self.structure: KroneckerSum = structure
+        alone = not isinstance(source, Kronecker) or source.parts == 1
+        plain = alone and self.structure.groups == 1
         self.grouped = tensors["S"].device.type in GROUPED and plain
         self.leaves: dict[torch.dtype, Tensor] = {}  # H by dtype
         self.states: dict[torch.dtype, list[tuple[object, ...]]] = {}  # states of the parameters that H was built from
@@ -224,7 +225,8 @@ def _weight_of(module: nn.Module) -> tuple[KroneckerSum | Kronecker | None, Tens
     """Return the structure or parametrization of a module's H, None without a Kronecker sum, and the tensors."""
     if isinstance(module, StructuredWeight) and isinstance(module.structure, KroneckerSum):
         return module.structure, module.tensors()
-    if isinstance(module, ParametrizationList) and isinstance(kronecker := module[0], Kronecker) and kronecker.sum.n:
+    kronecker = module[0] if isinstance(module, ParametrizationList) else None
+    if isinstance(kronecker, Kronecker) and isinstance(kronecker.structure, KroneckerSum):
         return kronecker, {name: getattr(module, f"original{i}") for i, name in enumerate(kronecker.names)}
     return None, {}
 

@@ -106,26 +106,24 @@ class KroneckerSum(Structure):
     """``H = Σᵢ kron(A[i], S[i])`` with a rule A that is a parameter, or the constant of a fixed algebra.
 
     Further axes of S, the kernel of a convolution, are further axes of H. The `groups` of a convolution share the rule.
-    With `blocks` p and q, A is (n, p, q) and S is (n, k/p, d/q).
     """
 
     gain = 2.0
     n: int
     algebra: str
     groups: int = field(default=1, kw_only=True)
-    blocks: tuple[int, int] | None = field(default=None, kw_only=True)
 
     @property
     def rule_names(self) -> tuple[str, ...]:
         return ("A",) if self.algebra == LEARNED else ()
 
     def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
-        p, q = self.blocks or (self.n, self.n)
-        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (self.n, p, q))
-        return rule | {"S": (self.n, rows // p, columns // q, *kernel)}
+        n = self.n
+        rule: dict[str, tuple[int, ...]] = dict.fromkeys(self.rule_names, (n, n, n))
+        return rule | {"S": (n, rows // n, columns // n, *kernel)}
 
     def rule(self, tensors: Tensors) -> Tensor:
-        """Return A, (n, n, n) or (n, p, q)."""
+        """Return A, (n, n, n)."""
         return tensors["A"] if self.algebra == LEARNED else _constant(self.algebra, tensors["S"])
 
     def dense(self, tensors: Tensors) -> Tensor:
@@ -151,7 +149,7 @@ class KroneckerSum(Structure):
         return dict.fromkeys(self.rule_names, 1 / math.sqrt(self.n * variance)) | {"S": 1.0}
 
     def nearest(self, weight: Tensor) -> dict[str, Tensor] | None:
-        A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups, self.blocks)
+        A, S, _ = nearest_sum(weight, self.n, self.algebra, self.groups)
         return dict.fromkeys(self.rule_names, A) | {"S": S}
 
 

@@ -1,4 +1,4 @@
-"""Weights that get a share of the dense weight's numbers: products of low rank, Kronecker sums and mixtures."""
+"""Weights that get a share of the dense weight's numbers: products of low rank."""
 
 import copy
 import math
@@ -8,37 +8,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 import phmctl
 from phmctl import Kronecker
 from phmctl.errors import UserError
-from phmctl.nn.parametrization import STRUCTURES, numbers_of_share
 from tests.references import Watch
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def reference(chain: Any) -> torch.Tensor:
-    """H of a linear map as the definition says, one Kronecker product after the other."""
-    tensors = dict(zip(chain[0].names, chain.parameters(), strict=True))
-    H = torch.zeros(())
-    if "L" in tensors:
-        H = tensors["L"] @ tensors["R"]
-    for A, S in zip(tensors.get("A", ()), tensors.get("S", ()), strict=True):
-        H = H + torch.kron(A.contiguous(), S.contiguous())
-    return H
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("share", [0.5, 0.25, 0.1])
 @pytest.mark.parametrize("shape", [(96, 64), (64, 160), (50, 96), (35, 40)])
-def test_a_map_has_the_share_and_is_what_the_definition_says(structure: str, share: float, shape: Any) -> None:
+def test_a_map_has_the_share_and_is_what_the_definition_says(share: float, shape: Any) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(*shape[::-1], dtype=torch.float64)
-    converted, report = phmctl.convert(layer, share=share, structure=structure, select="*")
+    converted, report = phmctl.convert(layer, share=share, select="*")
     row, chain = report.rows[0], converted.parametrizations.weight
-    H = reference(chain)
+    R, L = chain.parameters()
+    H = L @ R
     assert row.after == sum(tensor.numel() for tensor in chain.parameters())
     assert row.after <= share * row.before or chain[0].arguments.get("rank", 1) == 1
     assert row.error == pytest.approx(((H - layer.weight).norm() / layer.weight.norm()).item())
@@ -50,33 +37,19 @@ def test_a_map_has_the_share_and_is_what_the_definition_says(structure: str, sha
     torch.testing.assert_close(dense(x), converted(x), **CLOSE)
 
 
-def test_the_product_is_the_truncated_decomposition_and_the_sum_approximates_the_rest() -> None:
+def test_the_product_is_the_truncated_decomposition() -> None:
     torch.manual_seed(0)
     weight = nn.Linear(64, 48, dtype=torch.float64).weight
     singular = torch.linalg.svdvals(weight)
-    errors = {}
-    for rank, terms in ((4, 0), (5, 0), (4, 1), (4, 2), (48, 0)):
-        kronecker = Kronecker(terms, rank=rank, blocks=(4, 8) if terms else None)
-        errors[rank, terms] = (weight - kronecker(*kronecker.right_inverse(weight))).norm().item()
-    assert errors[4, 0] == pytest.approx(singular[4:].norm().item())
-    assert errors[5, 0] < errors[4, 0]
-    assert errors[4, 2] < errors[4, 1] < errors[4, 0]
-    assert errors[48, 0] < 1e-9
+    for rank in (4, 5, 48):
+        kronecker = Kronecker(0, rank=rank)
+        error = (weight - kronecker(*kronecker.right_inverse(weight))).norm().item()
+        assert error == pytest.approx(singular[rank:].norm().item(), abs=1e-9)
     R, L = Kronecker(0, rank=4).right_inverse(torch.zeros(8, 6))
     assert R.any()
     assert not L.any()  # one of them must get a gradient
-
-
-def test_a_sum_has_blocks_of_any_size_and_its_own_nearest_sum() -> None:
-    torch.manual_seed(0)
-    A, S = torch.randn(3, 2, 6, dtype=torch.float64), torch.randn(3, 5, 4, dtype=torch.float64)
-    layer = nn.Linear(24, 10, dtype=torch.float64)
-    layer.weight = nn.Parameter(sum(torch.kron(a, s) for a, s in zip(A, S, strict=True)))
-    expected = layer.weight.detach().clone()
-    parametrize.register_parametrization(layer, "weight", Kronecker(3, blocks=(2, 6)))
-    torch.testing.assert_close(layer.weight, expected, **CLOSE)
-    with pytest.raises(UserError, match="4 × 6 blocks"):
-        parametrize.register_parametrization(nn.Linear(24, 10), "weight", Kronecker(3, blocks=(4, 6)))
+    with pytest.raises(UserError, match="rank = 4"):
+        Kronecker(4, rank=4)
 
 
 LAYERS: dict[str, nn.Module] = {
@@ -97,13 +70,10 @@ def inputs_of(name: str) -> tuple[torch.Tensor, ...]:
     return (torch.randn(shapes[name]).double(),) * (3 if name == "attention" else 1)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_answers_learns_and_becomes_dense(name: str, structure: str) -> None:
+def test_every_layer_answers_learns_and_becomes_dense(name: str) -> None:
     layer = copy.deepcopy(LAYERS[name]).double()
-    if (name, structure) in {("table", "kronecker"), ("bag", "kronecker")}:
-        layer = type(layer)(48, 16, padding_idx=3).double()
-    converted, report = phmctl.convert(layer, share=0.4, structure=structure, select="*")
+    converted, report = phmctl.convert(layer, share=0.4, select="*")
     assert not report.rows[0].skipped
     assert report.rows[0].after <= 0.4 * report.rows[0].before
     outputs, dense = converted(*inputs_of(name)), phmctl.to_dense(converted)
@@ -164,11 +134,10 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("form", ["float32", "float16", "int8", "int4"])
-@pytest.mark.parametrize("structure", ["low-rank", "mixture"])
-def test_it_is_saved_rounded_and_loaded(structure: str, form: str, tmp_path: Path) -> None:
+def test_it_is_saved_rounded_and_loaded(form: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     ids = torch.randint(0, 41, (2, 7))
-    model, _ = phmctl.convert(Net().eval(), share=0.4, structure=structure)
+    model, _ = phmctl.convert(Net().eval(), share=0.4)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
@@ -177,30 +146,26 @@ def test_it_is_saved_rounded_and_loaded(structure: str, form: str, tmp_path: Pat
     assert loaded.out.parametrizations["weight"] is loaded.words.parametrizations["weight"]
     distance = (loaded(ids) - model(ids)).norm() / model(ids).norm()
     assert distance <= {"float32": 0.0, "float16": 1e-3, "int8": 0.02, "int4": 0.3}[form]
-    again, _ = phmctl.convert(Net(), share=0.4, structure=structure)
+    again, _ = phmctl.convert(Net(), share=0.4)
     torch.testing.assert_close(phmctl.load_into(again, tmp_path).eval()(ids), loaded(ids))
-    if structure == "mixture":
-        rules = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("original2")}
-        assert rules
-        assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in rules.items())
     if form == "float32":
-        other, _ = phmctl.convert(Net(), share=0.2, structure=structure)
+        other, _ = phmctl.convert(Net(), share=0.2)
         with pytest.raises(UserError, match="not as in"):
             phmctl.load_into(other, tmp_path)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_step_moves_each_summand_as_far_as_that_of_the_dense_weight(structure: str) -> None:
-    """The rates and the decays fit each structure, and `phmctl.step` gives the same gradients."""
+@pytest.mark.parametrize("size", [{"share": 0.25}, {"n": 4}])
+def test_a_step_moves_the_weight_as_far_as_the_dense_weight(size: Any) -> None:
+    """The rates and the decays fit the structure, and `phmctl.step` gives the same gradients."""
     torch.manual_seed(0)
     layer = nn.Linear(256, 256, bias=False)
-    converted, _ = phmctl.convert(layer, share=0.25, structure=structure)
+    converted, _ = phmctl.convert(layer, **size)
     before, lr = converted.weight.detach().clone(), 1e-3
     groups = phmctl.parameter_groups(converted, lr, weight_decay=0.1)
     decays = {id(tensor): group["weight_decay"] for group in groups for tensor in group["params"]}
     chain = converted.parametrizations.weight
     kept = [name for name, tensor in zip(chain[0].names, chain.parameters(), strict=True) if decays[id(tensor)]]
-    assert kept == {"low-rank": ["L"], "mixture": ["L", "S"], "kronecker": ["S"]}[structure]
+    assert kept == (["S"] if "n" in size else ["L"])
     optimiser = torch.optim.Adam([{**group, "weight_decay": 0.0} for group in groups])
     x, y = torch.randn(512, 256), torch.randn(512, 256)
     (converted(x) - y).square().sum().backward()
@@ -225,10 +190,9 @@ def test_a_step_moves_each_summand_as_far_as_that_of_the_dense_weight(structure:
         ({"share": 0}, "share = 0"),
         ({"share": 1.5}, "share = 1.5"),
         ({"share": "a quarter"}, "a quarter"),
-        ({"share": 0.25, "structure": "low-rnak"}, "low-rank"),
         ({"share": 0.25, "n": 4}, "n = 4"),
-        ({"share": 0.25, "structure": "mixture", "algebra": "quaternion"}, "algebra = 'quaternion'"),
-        ({"n": 4, "structure": "mixture"}, "share"),
+        ({"share": 0.25, "algebra": "quaternion"}, "algebra = 'quaternion'"),
+        ({}, "share"),
         ({"share": 0.25, "model": nn.Linear(1, 8)}, "no fewer"),
         ({"share": 0.25}, "rank 2"),
         ({"share": 0.25, "inputs": []}, "empty"),
@@ -254,21 +218,14 @@ def test_without_select_a_product_of_little_rank_stays_dense() -> None:
     assert [row.after for row in report.rows] == [8 * 128, 2 * 74]
 
 
-def test_the_number_of_terms_is_at_most_that_of_independent_ones() -> None:
-    sizes = numbers_of_share(torch.empty(512, 512), 0.9, "kronecker", 2)
-    assert sizes == {"n": 3, "rank": 0, "blocks": (2, 2)}
-    assert numbers_of_share(torch.empty(33, 35), 0.5, "mixture", 8) == {"n": 0, "rank": 8, "blocks": None}
-
-
-@pytest.mark.parametrize("structure", ["low-rank", "mixture"])
-def test_inputs_weigh_the_error_of_the_product(structure: str) -> None:
+def test_inputs_weigh_the_error_of_the_product() -> None:
     torch.manual_seed(0)
     mixing = torch.randn(48, 48, dtype=torch.float64) * torch.logspace(0, -2, 48, dtype=torch.float64)
     layer = nn.Linear(48, 64, dtype=torch.float64)
     batches = [torch.randn(20, 5, 48, dtype=torch.float64) @ mixing.T for _ in range(20)]
 
     def error(inputs: Any) -> float:
-        converted, _ = phmctl.convert(layer, share=0.3, structure=structure, inputs=inputs)
+        converted, _ = phmctl.convert(layer, share=0.3, inputs=inputs)
         return sum((converted(x) - layer(x)).square().sum().item() for x in batches)
 
     assert error(batches) < 0.7 * error(None)
@@ -313,10 +270,9 @@ def test_rows_of_a_table_that_are_read_often_are_nearer_and_the_mode_stays() -> 
     assert not model[0]._forward_pre_hooks
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_dense_copy_can_be_written_as_safetensors(structure: str) -> None:
+def test_a_dense_copy_can_be_written_as_safetensors() -> None:
     model = nn.Sequential(nn.Embedding(24, 16), nn.Linear(16, 32), nn.ConvTranspose1d(24, 16, 3))
-    small, _ = phmctl.convert(model, share=0.5, structure=structure, select="*")
+    small, _ = phmctl.convert(model, share=0.5, select="*")
     dense = phmctl.to_dense(small)
     assert all(parameter.is_contiguous() for parameter in dense.parameters())
     ids = torch.arange(24)
