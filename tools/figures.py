@@ -192,7 +192,8 @@ def by_bytes() -> Figure:
     panels[0].set_ylabel("BLEU")
     handles = []
     for index, model in enumerate(models):
-        handles += panels[0].plot([], [], color=COLORS[FILE_COLORS[index % len(FILE_COLORS)]], label=model)
+        label = model.removeprefix("PHM, ").replace(", PHM embeddings", " everywhere")
+        handles += panels[0].plot([], [], color=COLORS[FILE_COLORS[index % len(FILE_COLORS)]], label=label)
     for form, mark in marks.items():
         handles += panels[0].plot([], [], mark, color=COLORS[DENSE], label=form)
     drawn.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=1.4)
