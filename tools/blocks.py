@@ -11,7 +11,7 @@ import yaml
 
 from phmctl.tasks.base import within
 from tools import results
-from tools.results import EMBEDDED, MARGIN, WIDE, against_dense, plateau, select, weights, welch
+from tools.results import EMBEDDED, MARGIN, NARROW, WIDE, against_dense, plateau, select, weights, welch
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 
@@ -111,11 +111,12 @@ def size() -> str:
     for model, change in changes.items():
         rows.append([*scored(model), interval(change), probability(change.p_value), probability(change.p_inferior)])
     two, four, eight = (changes[f"PHM, n = {n}"] for n in (2, 4, 8))
-    quarter, eighth = changes[EMBEDDED], changes["PHM, n = 8, PHM embeddings"]
+    quarter, eighth, narrow = changes[EMBEDDED], changes["PHM, n = 8, PHM embeddings"], changes[NARROW]
     return section(
         f"With PHM embeddings a quarter of all weights costs nothing (n = 4: {signed(quarter.value.value)} BLEU, "
         f"{p_is(quarter)}), {share('PHM, n = 8, PHM embeddings')} cost {abs(eighth.value.value):.2f} (n = 8, "
-        f"{p_is(eighth)}). With dense embeddings {share('PHM, n = 2')} cost nothing (n = 2: "
+        f"{p_is(eighth)}). A dense model with a quarter of the weights loses {abs(narrow.value.value):.2f} "
+        f"({p_is(narrow)}). With dense embeddings {share('PHM, n = 2')} cost nothing (n = 2: "
         f"{signed(two.value.value)}), {share('PHM, n = 4')} {abs(four.value.value):.2f} (n = 4, {p_is(four)}), "
         f"{share('PHM, n = 8')} {abs(eight.value.value):.2f} (n = 8, {p_is(eight)}).",
         "parameters",

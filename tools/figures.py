@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from phmctl.results.report import COLORS, MATPLOTLIB_STYLE
 from tools import blocks, results
-from tools.results import EMBEDDED, ROOT, WIDE, Sample
+from tools.results import EMBEDDED, NARROW, ROOT, WIDE, Sample
 
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -118,13 +118,15 @@ def parameters() -> Figure:
     """Draw BLEU over the number of all weights."""
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
-    sides = {"dense": ("right", -8, 0), "quaternion": ("left", 8, -6)}
+    sides = {"dense": ("right", -8, 0), "quaternion": ("left", 8, -6), NARROW: ("right", -8, 4)}
+    sides["PHM, n = 8, PHM embeddings"] = ("left", 8, -10)
     sides |= {f"PHM, n = {n}": ("right", -8, 0) for n in (2, 8)}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
         side, right, up = sides.get(model, ("left", 8, 0))
-        draw_name(axes, (count, sample.mean), model.removeprefix("PHM, "), side, (right, up), COLORS[color_of(model)])
+        name = model.removeprefix("PHM, ").partition(", embeddings")[0]
+        draw_name(axes, (count, sample.mean), name, side, (right, up), COLORS[color_of(model)])
     draw_scale(axes, (0.7, 1, 1.5, 2, 3, 4, 6), "all weights, millions")
     axes.set_xlim(0.6, 7)
     return drawn
