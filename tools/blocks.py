@@ -201,13 +201,16 @@ def by_bytes() -> str:
             rows.append([model, str(seeds), *(file_text(forms[form]) for form in results.FORMS)])
     (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
     change = welch(dense, small_bleu)
-    least, distilled, _ = results.files(results.file_steps()[-1])["PHM, n = 8, PHM embeddings, distilled"][1]["int4"]
+    distilled = {
+        n: results.files(results.file_steps()[-1])[f"PHM, n = {n}, PHM embeddings, distilled"][1] for n in (4, 8)
+    }
+    four, eight = (distilled[n]["int4"] for n in (4, 8))
     return section(
         f"PHM (n = 4, PHM embeddings) in 4 bits needs {small:g} MB. The dense model needs {large:g} MB in float32 and "
         f"{rounded:g} MB in 4 bits. PHM in 4 bits is {beside(change.value.value)} dense in float32 ({p_is(change)}, "
         f"{small_bleu.count} seeds against {dense.count}), and a loss of {MARGIN} BLEU is excluded (p = "
-        f"{probability(change.p_inferior)}). Distilled from dense, n = 8 needs {least:g} MB and has "
-        f"{distilled.text()} BLEU ({counted(distilled.count)}).",
+        f"{probability(change.p_inferior)}). Distilled from dense, n = 4 has {four[1].text()} BLEU, "
+        f"and n = 8 {eight[1].text()} in {eight[0]:g} MB ({counted(eight[1].count)}).",
         "bytes",
         "BLEU over megabytes of the file",
         ["model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],
