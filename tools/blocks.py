@@ -196,9 +196,9 @@ def teacher() -> str:
 def by_bytes() -> str:
     rows = []
     for model, (_, forms) in results.files(results.file_steps()[-1]).items():
-        seeds = max(bleu.count for _, bleu, _ in forms.values())
+        seeds = ", ".join(dict.fromkeys(str(bleu.count) for _, bleu, _ in forms.values()))
         if model == "dense" or model.removesuffix(results.DISTILLED) in results.SMALL:
-            rows.append([model, str(seeds), *(file_text(forms[form]) for form in results.FORMS)])
+            rows.append([model, seeds, *(file_text(forms[form]) for form in results.FORMS)])
     (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
     change = welch(dense, small_bleu)
     distilled = {

@@ -163,7 +163,7 @@ def _checked_size(n: int | None, share: float | None, algebra: str) -> dict[str,
     if not (isinstance(share, (int, float)) and 0 < share < 1):
         raise UserError(f"share = {share!r}: expected a number between 0 and 1")
     if n is not None or algebra != LEARNED:
-        raise UserError(f"n = {n}, algebra = {algebra!r}: a product of low rank has neither; leave out these or share")
+        raise UserError(f"n = {n}, algebra = {algebra!r}: pass either share, or n or an algebra")
     return {"n": 0, "algebra": algebra, "share": share}
 
 

@@ -52,10 +52,12 @@ def text_of(run: Source, split: str) -> Text:
     target = read_text(run, split, "target")
     if len(source) != len(target):
         raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
-    path = run.text_folder / f"{split}{EXTRAS}"
+    path = run.text_path(f"{split}{EXTRAS}")
     extras: dict[str, list[int]] = {}
     if path.is_file():
         extras = read_json_object(path, RunError, ADVICE)
+    if any(len(values) != len(source) for values in extras.values()):
+        raise RunError(f"{path} does not have a number for each of {len(source):,} sentences; {ADVICE}")
     return Text(split, source, [target], extras)
 
 
