@@ -27,7 +27,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 _WARMUP = 50  # steps until the full rate, at most a tenth of all
 _CLIP = 1.0  # largest norm of the gradients
 _VECTORS = 0.025  # rate of norms and biases, and of a matrix of zeros, as a multiple of lr
-_SIMILARITIES = 5.0  # weight of the similarities within a batch, beside 1 − cosine
+_SIMILARITIES = 5.0  # weight of the similarities of a batch in the cosine loss
 
 
 def cosine_loss(student: Tensor, teacher: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from phmctl.answering.base import change_decoding, plan
 from phmctl.answering.beam import pad
 from phmctl.answering.opening import load_translator
+from phmctl.answering.translator import Translator
 from phmctl.console import Table, progress, warn
 from phmctl.data import EOS, PAD
 from phmctl.data.prepared import PreparedData, data_root, prepare_command, trained_sizes
@@ -105,11 +107,17 @@ class Encoder:
 
     def __init__(self, run: str | Path, checkpoint: str = "auto", device: str = "auto") -> None:
         self.run = Run.open(run)
+        self.device = device
         self.recipe = self.run.recipe_of(TranslationRecipe)
         self.checkpoint = self.run.load_checkpoint(checkpoint, self.run.weights).name
+
+    @cached_property
+    def translator(self) -> Translator:
+        """The translator, which is loaded only after the data is found."""
         decoding = change_decoding(self.recipe.decoding, precision="float32")
-        self.translator = load_translator(self.run, self.checkpoint, device, decoding)
-        self.translator.max_tokens = None  # read whole sentences
+        translator = load_translator(self.run, self.checkpoint, self.device, decoding)
+        translator.max_tokens = None  # read whole sentences
+        return translator
 
     @torch.no_grad()
     def read(self, texts: Sequence[str], pooling: str) -> dict[str, Tensor]:

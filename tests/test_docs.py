@@ -97,7 +97,7 @@ def test_the_files_that_a_page_names_are_there(path: Path) -> None:
     folders = [ROOT, ROOT / "phmctl", ROOT / "tests"]
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]*(?:\.py|\.yaml|\.c)?|[a-z_0-9]+/[a-z_0-9/]+\.py)`", text)
-    made = ("runs", "results", "tokenizer", "text", "probes", "data/prepared", "data/taught", "build")
+    made = ("runs", "results", "tokenizer", "text", "data/prepared", "data/taught", "build")
     named = [name for name in named if not name.startswith(tuple(f"{folder}/" for folder in made))]
     assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
 

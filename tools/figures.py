@@ -106,7 +106,7 @@ def draw_strip(rows: Sequence[tuple[str, Sample]], name: str, reference: float |
     axes = drawn.add_subplot(xlabel=name)
     for place, (label, sample) in enumerate(reversed(rows)):
         draw_sample(axes, place, sample, COLORS[color_of(label.partition(": ")[2] or label)], upright=False)
-    axes.set_yticks(range(len(rows)), [label.replace(", no teacher", "") for label, _ in reversed(rows)])
+    axes.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(visible=False, axis="y")
     if reference is not None:
@@ -118,9 +118,9 @@ def parameters() -> Figure:
     """Draw BLEU over the number of all weights."""
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
-    sides = {"dense": ("right", -8, 0), "quaternion": ("left", 8, -6), NARROW: ("right", -8, 4)}
-    sides["PHM, n = 8, PHM embeddings"] = ("left", 8, -10)
-    sides |= {f"PHM, n = {n}": ("right", -8, 0) for n in (2, 8)}
+    left = ("right", -8, 0)
+    sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("right", -8, 4)}
+    sides |= {"quaternion": ("left", 8, -6), "PHM, n = 8, PHM embeddings": ("left", 8, -10)}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from phmctl.metrics.significance import Estimate, t_interval, two_sided_t
 from phmctl.recipe.loading import load_recipe
-from phmctl.results.ledger import ledger_for_recipe
+from phmctl.results.ledger import Ledger, ledger_for_recipe
 
 ROOT = Path(__file__).parent.parent
 LONG = 3000  # steps of the files that are compared with the dense sentence model
@@ -162,10 +162,9 @@ def plateau(model: str, metric: str = "BLEU") -> Sample:
     return sample(table, model, metric, **values, **({"form": "float32"} if table == "bytes" else {}))
 
 
-def small_models(suffix: str = "") -> list[str]:
-    """Return the models of `SMALL`, with a suffix of the name, that have several seeds."""
-    names = [model + suffix for model in SMALL]
-    return [name for name in names if len(select("bytes", model=name, form="float32", **AVERAGE)) > 1]
+def small_models() -> list[str]:
+    """Return the models of `SMALL` that have several seeds."""
+    return [model for model in SMALL if len(select("bytes", model=model, form="float32", **AVERAGE)) > 1]
 
 
 def at_steps(model: str, steps: int) -> Sample:
@@ -190,10 +189,15 @@ def parameters(model: str, table: str) -> int:
 
 
 @cache
+def ledger(model: str) -> Ledger:
+    """Return the parameters of a model of Multi30k by component."""
+    settings = SETTINGS[model.removesuffix(DISTILLED)].split()
+    return ledger_for_recipe(load_recipe("multi30k-de-en", [f"model.{setting}" for setting in settings]))
+
+
 def weights(model: str) -> int:
-    """Return the number of all weights of a model of Multi30k, tables included."""
-    settings = SETTINGS[model.removesuffix(DISTILLED).removesuffix(", no teacher")].split()
-    return ledger_for_recipe(load_recipe("multi30k-de-en", [f"model.{each}" for each in settings])).totals.parameters
+    """Return the number of all weights of a model of Multi30k, embeddings included."""
+    return ledger(model).totals.parameters
 
 
 def file_steps() -> list[str]:

@@ -1,4 +1,4 @@
-"""Rules A, the weight ``H = Σᵢ kron(A[i], S[i])``, and the nearest such sum.
+"""Rules A, the weight ``H = Σᵢ kron(A[i], S[i])``, and the Kronecker sum nearest to a weight.
 
 In the product S·x, the term ``A[i, a, b] * S_i * x_b`` adds to component a. The fixed rules (complex, quaternion,
 octonion, sedenion) come from the Cayley–Dickson construction. A learned rule is initialised at random.

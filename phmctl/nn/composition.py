@@ -136,10 +136,6 @@ class BilinearComposition(nn.Module):
         return self.P(self.U(parts) * self.V(parts))  # type: ignore[no-any-return]
 
 
-def _components(linear: PHMLinear) -> Tensor:
-    return linear.weight if linear.n == 1 else linear.S
-
-
 def _separate(parts: Parts, widths: Sequence[int]) -> Sequence[Tensor]:
     separate = torch.split(parts, list(widths), -1) if isinstance(parts, Tensor) else parts
     if len(separate) != len(widths):
@@ -151,5 +147,6 @@ def _separate(parts: Parts, widths: Sequence[int]) -> Sequence[Tensor]:
 def _draw(linear: PHMLinear, variance: float) -> None:
     """Scale a new map so that the entries of H have this variance."""
     drawn = dense_variance(linear.initialization, linear.in_features, linear.out_features // linear.splits)
-    _components(linear).mul_(math.sqrt(variance / drawn))
+    components = linear.weight if linear.n == 1 else linear.S
+    components.mul_(math.sqrt(variance / drawn))
     linear.variance = variance

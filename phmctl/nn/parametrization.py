@@ -61,6 +61,7 @@ class Kronecker(nn.Module):
         rank: int = 0,
     ) -> None:
         super().__init__()
+        parts, groups = operator.index(parts), operator.index(groups)  # JSON stores no integers of numpy
         if n and rank:
             raise UserError(f"n = {n}, rank = {rank}: a weight is a sum of n products or a product of low rank")
         self.structure: Structure
@@ -68,8 +69,7 @@ class Kronecker(nn.Module):
             self.structure = LowRank(check_count("rank", rank))
         else:
             n = check_algebra(algebra, n)
-            self.structure = KroneckerSum(n, algebra, groups=operator.index(groups))
-        parts, groups = operator.index(parts), operator.index(groups)  # JSON stores no integers of numpy
+            self.structure = KroneckerSum(n, algebra, groups=groups)
         zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
         self.names = list(self.structure.shapes(n or 1, n or 1))  # names of the tensors
         self.rule_names = self.structure.rule_names
@@ -167,7 +167,7 @@ def attach(
     tensors: Sequence[Tensor] | None = None,
     moments: Tensor | None = None,
 ) -> None:
-    """Replace a weight by `tensors`, those of a parametrization; by default by the nearest ones, weighed by `moments`.
+    """Replace a weight by a parametrization of the given `tensors`, by default the nearest ones, weighed by `moments`.
 
     `chains` holds the A and S of each weight by its id, for other modules that have the same weight.
 

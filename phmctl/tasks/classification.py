@@ -55,7 +55,7 @@ class Examples:
 
 
 def read_examples(run: Source, split: str) -> Examples:
-    """Return a split of the run's own examples. Raises RunError."""
+    """Return a split of the run's own examples. Raises RunError, and DataError if there are none."""
     rows = [json.loads(line) for line in read_text(run, split, "jsonl")]
     if not rows:
         raise DataError(f"split {split!r} of {run.name} has no examples")

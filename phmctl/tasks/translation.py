@@ -218,7 +218,7 @@ def _read_translations(path: Path, text: Text) -> list[str]:
     """Return the stored translations of a text. Raises RunError if lines are missing."""
     lines = path.read_bytes().decode("utf-8").split("\n")[:-1]
     if len(lines) != len(text.source):
-        raise RunError(f"{path} has {len(lines):,} lines for {len(text.source):,} sentences: remove it, then run eval")
+        raise RunError(f"{path} has {len(lines):,} lines for {len(text.source):,} sentences: run phmctl eval again")
     return lines
 
 
