@@ -112,8 +112,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2", help="folder or name on the hub")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="one sentence a line, also .gz")
-    parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
-    parser.add_argument("--n", type=int, help="PHM instead of low rank, to compare")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
+    sizes.add_argument("--n", type=int, help="PHM instead of low rank, to compare")
     parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
     for name, value in (("steps", 3000), ("lr", 0.0125), ("seed", 0)):
         parser.add_argument(f"--{name}", type=type(value), default=value)

@@ -42,8 +42,9 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--split", default="valid")
     parser.add_argument("--lines", type=int, help="only the first lines of the split")
-    parser.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
-    parser.add_argument("--n", type=int, help="PHM instead of low rank, to compare")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--share", type=float, default=0.25, help="of the dense model's numbers")
+    sizes.add_argument("--n", type=int, help="PHM instead of low rank, to compare")
     parser.add_argument("--bfloat16", action="store_true", help="heal in bfloat16, which new processors compute faster")
     parser.add_argument("--lr", type=float, default=0.0125)
     for name, number in (("steps", 1000), ("tokens", 2048), ("seed", 0)):

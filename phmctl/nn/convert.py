@@ -333,11 +333,11 @@ class _Converter:
 
 def _kronecker(module: nn.Module, key: str, weight: Tensor, n: int, algebra: str, share: float | None) -> Kronecker:
     """Return the parametrization of a module's weight. Raises DimensionError if nothing would be saved."""
-    layout = _layout(module, key, weight)
+    layout, zero_row = _layout(module, key, weight), _zero_row(module, weight)
     if share is not None:
-        return Kronecker(0, rank=rank_of_share(weight, share, **layout), **layout)
+        return Kronecker(0, rank=rank_of_share(weight, share, **layout), zero_row=zero_row, **layout)
     rows = len(weight) if isinstance(module, _TABLES) and len(weight) % n else None
-    return Kronecker(n, algebra=algebra, rows=rows, **layout)
+    return Kronecker(n, algebra=algebra, rows=rows, zero_row=zero_row, **layout)
 
 
 def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
@@ -346,12 +346,15 @@ def _layout(module: nn.Module, key: str, weight: Tensor) -> dict[str, Any]:
         return {"groups": module.groups, "transposed": module.transposed}
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and not key.startswith("weight_hr"):  # a projection
         return {"parts": len(weight) // module.hidden_size}
-    if not isinstance(module, _TABLES):
-        return {}
-    padding = module.padding_idx
-    if padding is not None and (weight.is_meta or weight[padding].any()):
-        padding = None
-    return {"zero_row": padding}
+    return {}
+
+
+def _zero_row(module: nn.Module, weight: Tensor) -> int | None:
+    """Return the padding row of a table if it is zero."""
+    padding = module.padding_idx if isinstance(module, _TABLES) else None
+    if padding is None or weight.is_meta or weight[padding].any():
+        return None
+    return padding
 
 
 def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -100,7 +100,7 @@ class Kronecker(nn.Module):
         # A tuple even for S alone, because torch would write a bare tensor into the weight itself.
         weight = self._swapped(weight) if self.transposed else weight
         if self.rows is not None:
-            weight = F.pad(weight, (0, 0, 0, -self.rows % self.arguments["n"]))
+            weight = F.pad(weight, (0, 0, 0, -self.rows % (self.arguments["n"] or 1)))
         nearest = []
         for part in weight.chunk(self.parts):
             if isinstance(self.structure, LowRank):
@@ -136,15 +136,7 @@ class Kronecker(nn.Module):
         return weight.reshape(self.groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
-def rank_of_share(
-    weight: Tensor,
-    share: float,
-    *,
-    parts: int = 1,
-    groups: int = 1,
-    transposed: bool = False,
-    zero_row: int | None = None,
-) -> int:
+def rank_of_share(weight: Tensor, share: float, *, parts: int = 1, groups: int = 1, transposed: bool = False) -> int:
     """Return the rank of a :class:`Kronecker` that has a share of the numbers of a weight, at least 1.
 
     The layout of the weight is as in :class:`Kronecker`. Raises DimensionError if rank 1 has no fewer numbers.

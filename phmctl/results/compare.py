@@ -335,7 +335,7 @@ def _notes(variant: Variant, split: str) -> Iterator[str]:
     lost = [str(member.seed) for member in variant.scored if member.answers is None]
     if lost and trains(variant.first.run.recipe).comparer is not None:
         advice = "; score it again" if split in (variant.first.run.splits() or [split]) else ""
-        yield f"the answers of seed {_shortened(lost)} were not kept, so they are not tested{advice}"
+        yield f"the answers of seed {_shortened(lost)} are lost, so they are not tested{advice}"
     seeds: dict[str, list[str]] = {}
     for member in variant.runs:
         summary, splits, remarks = member.summary, member.run.splits(), []

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from phmctl.console import warn
 from phmctl.errors import RunError
 from phmctl.recipe.models import NOTHING
 from phmctl.recipe.schema import differences, keys_changing
@@ -40,10 +41,14 @@ class ComparedRun:
 
     @cached_property
     def answers(self) -> Answers | None:
-        """The scored answers. None without a result, or if the answers were not kept."""
+        """The scored answers. None without a result, or if the answers are lost or lack lines."""
         if self.result is None or self.result.answers is None:
             return None
-        return trains(self.run.recipe).scored_answers(self.run, self.result)
+        try:
+            return trains(self.run.recipe).scored_answers(self.run, self.result)
+        except RunError as error:
+            warn(f"{error}; no test uses these answers")
+            return None
 
     @cached_property
     def speed(self) -> float | None:

@@ -18,7 +18,7 @@ from phmctl.answering.opening import Source
 from phmctl.console import Table, progress
 from phmctl.data.card import RowFormat, labelled_format
 from phmctl.data.corpus import table_rows
-from phmctl.errors import DataError, UserError
+from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics import classification as scoring
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
@@ -232,6 +232,9 @@ def scored_answers(run: Source, result: Result) -> Answers | None:
         return None
     examples = read_examples(run, result.split)
     predicted = read_predicted(result.answers)
+    if len(predicted) != len(examples.labels):
+        lines = f"{len(predicted):,} labels for {len(examples.labels):,} examples"
+        raise RunError(f"{result.answers} has {lines}: run phmctl eval again")
     return Answers([" ⇒ ".join(texts) for texts in examples.texts], examples.labels, predicted, examples.extras)
 
 

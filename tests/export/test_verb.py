@@ -91,14 +91,22 @@ def test_precision_of_the_recipe_does_not_apply_to_an_export(tmp_path: Path, mon
 
 def test_eval_scores_an_export_as_its_run_if_it_has_the_text(tmp_path: Path) -> None:
     run = make_run(tmp_path)
+    extras = {"length": [len(line) for line in SOURCES]}
+    write_json(run.text_folder / "test.extras", extras)
     ours = evaluate(run)
     exported = export(run, exports.SAFETENSORS, tmp_path / "export", with_text=True).export
     theirs = evaluate(exported)
     assert [score.value for score in theirs.scores] == pytest.approx([score.value for score in ours.scores])
-    path = tmp_path / "export/text/test.target"
-    path.write_text(path.read_text().replace("e", "a", 1))
-    with pytest.raises(RunError, match=r"test\.target"):
-        evaluate(exported)
+    for name, old, new in (("test.extras", "1", "2"), ("test.target", "e", "a")):
+        path = tmp_path / "export/text" / name
+        content = path.read_text()
+        path.write_text(content.replace(old, new, 1))
+        with pytest.raises(RunError, match=name):
+            evaluate(exported)
+        path.write_text(content)
+    write_json(run.text_folder / "test.extras", {"length": extras["length"][1:]})
+    with pytest.raises(RunError, match=r"test\.extras"):
+        evaluate(run)
     without = export(run, exports.SAFETENSORS, tmp_path / "without").export
     assert without.splits() == []
     with pytest.raises(RunError, match=r"test\.source"):

@@ -41,8 +41,8 @@ def test_the_product_is_the_truncated_decomposition() -> None:
     torch.manual_seed(0)
     weight = nn.Linear(64, 48, dtype=torch.float64).weight
     singular = torch.linalg.svdvals(weight)
-    for rank in (4, 5, 48):
-        kronecker = Kronecker(0, rank=rank)
+    for rank, rows in ((4, None), (5, 48), (48, None)):
+        kronecker = Kronecker(0, rank=rank, rows=rows)
         error = (weight - kronecker(*kronecker.right_inverse(weight))).norm().item()
         assert error == pytest.approx(singular[rank:].norm().item(), abs=1e-9)
     R, L = Kronecker(0, rank=4).right_inverse(torch.zeros(8, 6))

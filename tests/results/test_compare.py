@@ -330,6 +330,24 @@ def test_deleted_answers_are_reported_and_not_tested(tmp_path: Path) -> None:
     assert any(line.startswith("phm-n4: the answers of seed 1") for line in comparison.notes())
 
 
+@pytest.mark.parametrize("classifier", [False, True])
+def test_answers_that_lack_a_line_are_reported_and_not_tested(tmp_path: Path, classifier: bool) -> None:
+    if classifier:
+        make_classifier(tmp_path, [True] * 9)
+        run = make_classifier(tmp_path, [True] * 9, settings=PHM)
+        (path,) = run.results_folder.glob("*.predictions.tsv")
+    else:
+        make_run(tmp_path, settings=REAL)
+        run = make_run(tmp_path, settings=PHM)
+        (path,) = run.results_folder.glob("*.hyp")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]), encoding="utf-8")
+    comparison = compare_runs([run.recipe.name], runs=tmp_path)
+    assert len(comparison.variants) == 2
+    assert not comparison.tests
+    assert any(line.startswith("phm-n4: the answers of seed 1") for line in comparison.notes())
+
+
 def test_named_test_sets_are_compared_without_a_plain_one(tmp_path: Path) -> None:
     """The printed commands work."""
     from tests.tasks.translation.runs import make_run as make_translator
