@@ -6,7 +6,7 @@ position, rank and number of processes, so that checkpoints contain no generator
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
@@ -157,44 +157,6 @@ class Guard:
         return int(self._first.item()) if self.flag.item() else None
 
 
-def find_non_finite(model: nn.Module, replay: Callable[[], Tensor]) -> tuple[int, str]:
-    """Return the first value that is not finite while `replay` runs a step again and returns the loss.
-
-    The number orders the values of several processes: 0 is a module's output, 1 the loss, 2 a gradient, 3 unknown.
-    """
-    outputs: dict[str, bool] = {}  # whether each module's output is finite, in the order of return
-
-    def is_finite(value: object) -> bool:
-        if isinstance(value, (tuple, list)):
-            return all(map(is_finite, value))
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return bool(torch.isfinite(value).all())
-        return True
-
-    def record(name: str) -> Callable[[nn.Module, object, object], None]:
-        return lambda module, inputs, output: outputs.update({name: outputs.get(name, True) and is_finite(output)})
-
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(record(name or type(module).__name__)))
-    try:
-        loss = replay()
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, finite in outputs.items():
-        if not finite:
-            return 0, f"the output of {name}"
-    if not is_finite(loss):
-        return 1, "the loss (every module's output is finite)"
-    bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter.grad)]
-    if not bad:
-        return 3, "a value (all are finite when the step is run again)"
-    # The backward pass starts at the last module, so the gradient of the module that returned last failed first.
-    position = {name: index for index, name in enumerate(outputs)}
-    return 2, f"the gradient of {max(bad, key=lambda name: position.get(name.rpartition('.')[0], -1))}"
-
-
 class Trainer:
     """Trains a task's model into a run, as the training section of the run's recipe says.
 
@@ -235,7 +197,6 @@ class Trainer:
         self._guard = Guard(device)
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
-        self._step_starts: dict[int, tuple[int, int]] = {}  # epoch and position of the steps since the last check
         self._throughput = Throughput(self.log.seconds)
 
     def begin(
@@ -327,7 +288,6 @@ class Trainer:
     def _step(self) -> None:
         state, stream = self.state, self._stream
         step = state.step + 1
-        self._step_starts[step] = stream.epoch, stream.position
         plan = stream.next(self.settings.accumulate)
         costs = [self.task.cost(rows) for rows in plan]
         items = sum(cost.items for cost in costs)
@@ -346,11 +306,8 @@ class Trainer:
         state.window_target_tokens += items
         self._throughput.count(sum(cost.tokens for cost in costs))
 
-    def _gradients(self, step: int, plan: Sequence["Rows"], items: int, *, repeated: bool = False) -> Tensor:
-        """Add up the gradient of the mean loss over all items of the step. Return the summed loss.
-
-        Processes exchange gradients afterwards, unless the step is `repeated`.
-        """
+    def _gradients(self, step: int, plan: Sequence["Rows"], items: int) -> Tensor:
+        """Add up the gradient of the mean loss over all items of the step. Return the summed loss."""
         total = torch.zeros((), device=self.device)
         parts = parts_of(plan, self.processes.rank, self.processes.count)
         with self._leaves.active(self._autocast if self.settings.compile else None, passes=len(parts)):
@@ -358,12 +315,11 @@ class Trainer:
                 seed_dropout(self.device, self.settings.seed, step, part)
                 batch = self.task.collate(part.rows).to(self.device)
                 with self._autocast():
-                    loss, _ = self.task.loss(self.model if repeated else self._compiled, batch)
+                    loss, _ = self.task.loss(self._compiled, batch)
                 scaled = loss / items if part.counts else loss * 0
                 scaled.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach() * part.counts
-        if not repeated:
-            self.processes.sum_gradients(self._parameters)
+        self.processes.sum_gradients(self._parameters)
         return self.processes.total(total)
 
     # ------------------------------------------------------------------------------------- log, validate, save
@@ -456,30 +412,19 @@ class Trainer:
         self._unsaved = False
 
     def _check(self) -> None:
-        """Raise NonFiniteError if a step since the last check was not finite. Run it again to name the first bad value.
+        """Raise NonFiniteError if a step since the last check was not finite. Waits for the device.
 
-        Waits for the device. Rank 0 raises for all processes, and the others exit.
+        Rank 0 raises for all processes, and the others exit.
         """
         bad = self._guard.first_bad_step()
         if bad is None:
-            self._step_starts.clear()
             return
-        epoch, position = self._step_starts[bad]
-        self.optimiser.zero_grad(set_to_none=True)
-        plan = BatchStream(self.task.plan, epoch, position).next(self.settings.accumulate)
-        items = sum(self.task.cost(rows).items for rows in plan)
-        non_finite = find_non_finite(self.model, lambda: self._gradients(bad, plan, items, repeated=True))
-        values = self.processes.gather(non_finite)
         if not self.processes.leads:
             raise SystemExit(NonFiniteError.exit_code)
-        rank, (_, subject) = min(enumerate(values), key=lambda item: item[1][0])
-        place = f"epoch {epoch}, batch {position}"
-        if self.processes.many:
-            place = f"rank {rank}, {place}"
         advice = "no checkpoint is saved yet"
         if saved_steps(self.run.checkpoints_folder):
             advice = f"the checkpoints in {self.run.checkpoints_folder} are not affected"
         raise NonFiniteError(
-            f"{subject} is NaN or infinite at step {bad} ({place}); {advice}\n"
+            f"the loss or a gradient is NaN or infinite at step {bad}; {advice}\n"
             "lower training.learning_rate, lengthen training.warmup or set training.clip, then train again"
         )

@@ -46,7 +46,7 @@ def test_resuming_on_the_gpu_is_exact(fit: Fit, tmp_path: Path) -> None:
 
 def test_a_bad_step_is_named_later_and_the_weights_stay(fit: Fit, tmp_path: Path) -> None:
     """The host looks at the log interval only: step 9 is bad, step 10 is the log line."""
-    with pytest.raises(NonFiniteError, match=r"output of first .* step 9 \(epoch 1, batch 1\)"):
+    with pytest.raises(NonFiniteError, match="step 9;"):
         fit(CudaTask(poison=(1, 1)), steps=20, device="cuda")
     run = Run.open(tmp_path / "fake/phm-n4")
     tensors = read_checkpoint(run.checkpoint("last"), ["model"]).tensors["model"]

@@ -155,12 +155,11 @@ def test_one_processs_wish_to_stop_is_everybodys(two: dict[str, Any]) -> None:
     assert Run.open(run).checkpoint_names() == ["last", "step-000003"]
 
 
-def test_a_bad_value_is_named_with_its_rank(two: dict[str, Any]) -> None:
+def test_a_bad_value_of_one_process_ends_all(two: dict[str, Any]) -> None:
     """Micro-batch 3 of the epoch, counted from 0, is the second of step 2: rank 1's."""
     first, second = two["poisoned"]
-    assert first.startswith(
-        "NonFiniteError: the output of first is NaN or infinite at step 2 (rank 1, epoch 0, batch 2)"
-    )
+    assert first.startswith("NonFiniteError")
+    assert "at step 2;" in first
     assert second == "SystemExit: 1"
 
 

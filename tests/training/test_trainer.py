@@ -21,7 +21,7 @@ from phmctl.storage import read_checkpoint, saved_steps
 from phmctl.tasks.base import Task
 from phmctl.training.optimiser import build_optimiser
 from phmctl.training.train import train_task
-from phmctl.training.trainer import Guard, Trainer, find_non_finite
+from phmctl.training.trainer import Guard, Trainer
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
 from tests.training.jobs import DoubleTask
@@ -127,7 +127,7 @@ def test_clipping_limits_the_norm_and_reports_the_one_before(monkeypatch: pytest
     assert torch.cat(after).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_gradient_that_is_not_finite_is_named_in_a_step_whose_weights_are_built_once(
+def test_a_gradient_that_is_not_finite_ends_a_step_whose_weights_are_built_once(
     tiny_recipe: Recipe, miniature_data: Path, tmp_path: Path
 ) -> None:
     training = tiny_recipe.training.model_copy(update={"accumulate": 2, "device": "cpu"})
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_is_named_in_a_step_whose_weights_are_buil
     recipe = tiny_recipe.model_copy(update={"model": model, "training": training})
     trainer = _trainer(DoubleTask(recipe, PreparedData.find(recipe.data, miniature_data)), recipe, tmp_path)
     trainer.model.encoder[0].feed_forward.expand.S.register_hook(lambda gradient: gradient * math.nan)
-    with pytest.raises(NonFiniteError, match=r"the gradient of encoder.0.feed_forward.expand.S .* step 1 "):
+    with pytest.raises(NonFiniteError, match="step 1;"):
         trainer._step()
 
 
@@ -267,8 +267,8 @@ def test_a_device_without_memory_left_names_the_settings(fit: Fit, exhausted: st
 # ------------------------------------------------------------------------------------------------ NaN, infinity
 
 
-def test_a_bad_value_is_named_by_step_and_module_and_the_newest_checkpoint_is_sound(fit: Fit, tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match=r"the output of first .* step 9 \(epoch 1, batch 1\); .*checkpoints in"):
+def test_a_bad_value_is_named_by_the_step_and_the_newest_checkpoint_is_sound(fit: Fit, tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match=r"step 9; .*checkpoints in"):
         fit(FakeTask(poison=(1, 1)), steps=20, save_every=1)
     checkpoint = read_checkpoint(Run.open(tmp_path / "fake/phm-n4").checkpoint("last"), ["model", "optimizer"])
     assert checkpoint.state["step"] == 8
@@ -276,24 +276,29 @@ def test_a_bad_value_is_named_by_step_and_module_and_the_newest_checkpoint_is_so
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
     with pytest.raises(NonFiniteError, match="no checkpoint"):
         fit(FakeTask(poison=(0, 1)), steps=20)
-    with pytest.raises(NonFiniteError, match=r"the output of first .* step 4 \(epoch 1, batch 2\)"):
+    with pytest.raises(NonFiniteError, match="step 4;"):
         fit(FakeTask(poison=(1, 3)), steps=20, accumulate=3)
 
 
 def test_the_weights_are_those_from_before_the_bad_step(fit: Fit) -> None:
     """Steps 1 to 3 are sound; in step 4 the loss alone is bad. No log line or checkpoint falls in between."""
     seen: list[Tensor] = []
+    models: list[nn.Module] = []
 
     class Diverging(FakeTask):
+        def build_model(self, device):
+            models.append(super().build_model(device))
+            return models[0]
+
         def loss(self, model, batch):
             seen.append(model.first.weight.detach().clone())
             loss, tokens = super().loss(model, batch)
             return loss * (float("inf") if len(seen) >= 4 else 1.0), tokens
 
-    with pytest.raises(NonFiniteError, match=r"^the loss .* at step 4 "):
+    with pytest.raises(NonFiniteError, match="step 4;"):
         fit(Diverging(), steps=20, log_every=20, save_every=20, validate_every=20)
-    assert len(seen) == 5  # four steps, and the fourth once more
-    assert torch.equal(seen[3], seen[4])
+    assert len(seen) == 4
+    assert torch.equal(seen[3], models[0].first.weight)
     assert not torch.equal(seen[2], seen[3])
 
 
@@ -321,37 +326,3 @@ def test_the_flag_makes_the_fused_optimiser_skip() -> None:
         layer(torch.ones(1, 2)).sum().backward()
         optimiser.step()
         assert torch.equal(layer.weight, before) is not moves
-
-
-class _Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(2, 2)
-        self.b = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        self.c = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.a(x)))
-
-
-def test_trace_names_the_innermost_first_module_or_the_loss_and_leaves_no_hooks() -> None:
-    model, x = _Deep(), torch.ones(1, 2)
-    assert find_non_finite(model, lambda: model(x).sum())[0] == 3
-    assert find_non_finite(model, lambda: model(x).sum() * float("nan"))[0] == 1
-    model.b[0].weight.data[0, 0] = float("inf")
-    assert find_non_finite(model, lambda: model(x).sum()) == (0, "the output of b.0")
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_trace_names_the_gradient() -> None:
-    model = _Deep()
-    model.b[0].bias.data.fill_(9.0)  # the rectifier lets everything through
-
-    def replay() -> Tensor:
-        hidden = model.b(model.a(torch.ones(1, 2)))
-        hidden.register_hook(lambda gradient: gradient * float("inf"))
-        loss = model.c(hidden).sum()
-        loss.backward()
-        return loss
-
-    assert find_non_finite(model, replay) == (2, "the gradient of b.0.weight")
