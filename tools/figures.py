@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from phmctl.results.report import COLORS, MATPLOTLIB_STYLE
 from tools import blocks, results
-from tools.results import EMBEDDED, NARROW, ROOT, WIDE, Sample
+from tools.results import EIGHTH, EMBEDDED, NARROW, ROOT, WIDE, Sample
 
 IMAGES = ROOT / "docs" / "img"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,10 +35,10 @@ def color_of(model: str) -> int:
     """Return the colour of a model: the number of an entry of COLORS."""
     if model.startswith("dense"):
         return DENSE
-    if model == WIDE or "PHM embeddings" in model:
-        return WIDER
     if "distilled" in model:
         return DISTILLED
+    if model == WIDE or "PHM embeddings" in model:
+        return WIDER
     return PHM if model.startswith("PHM") else OTHER
 
 
@@ -120,7 +120,7 @@ def parameters() -> Figure:
     axes = drawn.add_subplot(ylabel="BLEU")
     left = ("right", -8, 0)
     sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("right", -8, 4)}
-    sides |= {"quaternion": ("left", 8, -6), "PHM, n = 8, PHM embeddings": ("left", 8, -10)}
+    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", 8, -10)}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
@@ -168,8 +168,11 @@ def equal_parameters() -> Figure:
 
 def teacher() -> Figure:
     """Draw BLEU with and without a teacher."""
-    models = ("PHM, n = 8", "PHM, n = 8, distilled", "PHM, n = 4", "PHM, n = 4, distilled", "dense, d = 128, distilled")
-    rows = [(model, results.plateau(model)) for model in (*models, "dense", "dense, distilled")]
+    models = []
+    for model in results.STUDENTS:
+        untaught = model.removesuffix(results.DISTILLED)
+        models += [model] if untaught == "dense, d = 128" else [untaught, model]
+    rows = [(model, results.plateau(model)) for model in models]
     return draw_strip(rows, "BLEU", results.plateau("dense").mean)
 
 
@@ -228,7 +231,7 @@ def tasks() -> Figure:
     """Draw the difference from dense on other tasks."""
     rows = [(name, *each) for name in results.TASKS for each in results.task(name)]
     drawn = figure(0.7 + 0.34 * len(rows))
-    axes = drawn.add_subplot(xlabel="difference from dense (per cent or BLEU)")
+    axes = drawn.add_subplot(xlabel="difference from dense (points or BLEU)")
     axes.axvline(0, color=COLORS[DENSE], linewidth=1.2)
     for place, (_, model, dense, system) in enumerate(reversed(rows)):
         color = COLORS[color_of(model)]
@@ -294,9 +297,10 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
         "PHM, n = 2": ("n = 2", "left", (9, 0)),
         "PHM, n = 4": ("n = 4", "left", (9, 0)),
         "PHM, n = 8": ("n = 8", "right", (-9, -3)),
-        "PHM, n = 8, distilled": ("n = 8,\ndistilled", "right", (-9, 0)),
-        "PHM, n = 4, distilled": ("n = 4, distilled", "left", (9, 10)),
-        EMBEDDED: ("n = 4, embeddings too", "left", (9, 30)),
+        EMBEDDED: ("n = 4, embeddings too", "left", (9, 0)),
+        f"{EMBEDDED}{results.DISTILLED}": ("distilled", "left", (9, 0)),
+        EIGHTH: ("n = 8, embeddings too", "left", (9, 0)),
+        f"{EIGHTH}{results.DISTILLED}": ("distilled", "left", (9, 0)),
         WIDE: ("PHM, d = 512", "right", (-9, 0)),
     }
     for model, (label, side, shift) in places.items():
@@ -307,8 +311,8 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
             draw_bar(axes, count, interval.low, interval.high, color)
         axes.plot(count, sample.mean, "o", color=color, markersize=8)
         draw_name(axes, (count, sample.mean), label, side, shift, color)
-    draw_scale(axes, (1.5, 2, 3, 4, 6), "all weights, millions")
-    axes.set_xlim(1.2, 6.8)
+    draw_scale(axes, (0.7, 1, 1.5, 2, 3, 4, 6), "all weights, millions")
+    axes.set_xlim(0.6, 6.8)
     axes.set_title("BLEU, Multi30k De–En", fontsize=14)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
