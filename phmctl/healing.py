@@ -186,6 +186,7 @@ def heal(
             advance(1)
             if checkpoint is not None and ((step + 1) % every == 0 or step + 1 == steps):
                 _store(checkpoint, student, optimiser, settings | {"rates": rates, "losses": losses})
+    optimiser.zero_grad()
     return losses
 
 
@@ -211,11 +212,11 @@ def _check_models(student: nn.Module, teacher: nn.Module) -> None:
 
 
 def _fingerprint(model: nn.Module) -> str:
-    """Return a hash of a model's parameters."""
+    """Return a hash of a model's parameters and buffers."""
     found = hashlib.sha256()
-    for parameter in model.parameters():
-        if not parameter.is_meta:
-            found.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta:
+            found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

@@ -350,11 +350,14 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a model by name, a shared one under each name."""
-    modules, state = plain_names(model), {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        module, _, key = name.rpartition(".")
-        state[f"{modules.get(module, module)}.{key}".removeprefix(".")] = tensor
-    return state
+    modules = plain_names(model)
+    return {_plain_name(name, modules): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def _plain_name(name: str, modules: Mapping[str, str]) -> str:
+    """Return the name of a tensor without the parts that wrappers of its modules add."""
+    module, _, key = name.rpartition(".")
+    return f"{modules.get(module, module)}.{key}".removeprefix(".")
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -385,10 +388,10 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, devi
 
 def optimiser_tensors(optimiser: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return the state of Adam or AdamW as ``<moment>.<parameter's name>`` -> tensor."""
-    tensors: dict[str, Tensor] = {}
+    modules, tensors = plain_names(model), {}
     for name, parameter in model.named_parameters():
-        state = optimiser.state.get(parameter, {})
-        tensors.update({f"{moment}.{name}": state[moment] for moment in _MOMENTS if moment in state})
+        state, plain_name = optimiser.state.get(parameter, {}), _plain_name(name, modules)
+        tensors.update({f"{moment}.{plain_name}": state[moment] for moment in _MOMENTS if moment in state})
     return tensors
 
 

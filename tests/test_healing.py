@@ -110,7 +110,7 @@ def test_a_killed_healing_continues_bit_for_bit(tmp_path: Path) -> None:
             raise KilledError
 
     options: dict[str, Any] = {"steps": 30, "lr": 0.01, "target": "probabilities", "every": 5}
-    whole, killed, resumed = fresh(), fresh(), fresh()
+    whole, killed, resumed = fresh(), torch.compile(fresh(), backend="eager"), fresh()
     torch.manual_seed(3)
     losses = phmctl.heal(whole, teacher, batches_of(7), **options)
     torch.manual_seed(3)
@@ -120,6 +120,7 @@ def test_a_killed_healing_continues_bit_for_bit(tmp_path: Path) -> None:
     assert phmctl.heal(resumed, teacher, batches_of(7), folder=tmp_path / "healing", **options) == losses
     for expected, tensor in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(expected, tensor)
+        assert tensor.grad is None
     finished = fresh()
     assert phmctl.heal(finished, teacher, batches_of(7), folder=tmp_path / "healing", **options) == losses
     with pytest.raises(RunError, match="steps = 30"):
@@ -128,6 +129,10 @@ def test_a_killed_healing_continues_bit_for_bit(tmp_path: Path) -> None:
         phmctl.heal(fresh(), teacher, batches_of(7), folder=tmp_path / "healing", **options | {"target": "cosine"})
     stranger = copy.deepcopy(teacher)
     stranger[0].weight.data += 1
+    with pytest.raises(RunError, match="teacher"):
+        phmctl.heal(fresh(), stranger, batches_of(7), folder=tmp_path / "healing", **options)
+    stranger = copy.deepcopy(teacher)
+    stranger.register_buffer("scale", torch.ones(1))
     with pytest.raises(RunError, match="teacher"):
         phmctl.heal(fresh(), stranger, batches_of(7), folder=tmp_path / "healing", **options)
     other = phmctl.convert(teacher, share=0.2)[0]

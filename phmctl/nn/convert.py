@@ -110,7 +110,7 @@ def convert(
     Args:
         model: any module, also a single layer.
         n: the PHM hyperparameter, which a fixed algebra implies.
-        share: the numbers of each weight as a share of the dense weight's, between 0 and 1.
+        share: the numbers of each weight as a share of the dense weight's, between 0 and 1; more if rank 1 has more.
         inputs: batches for the model: tensors, tuples of arguments or dicts. Products of low rank are then nearest on
             what these batches bring to each ``nn.Linear`` and ``nn.Embedding``, which starts far closer to the dense
             model (a few hundred examples suffice).
@@ -423,8 +423,9 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
     ``PHMLinear`` becomes ``nn.Linear``, ``PHMConv2d`` ``nn.Conv2d``, ``PHMEmbedding`` ``nn.Embedding``, and modules
     that :func:`phmctl.convert` parametrized get plain weights. A ``PHMLSTM`` stays, with dense maps.
-    ``PHMLSTM.to_dense`` makes an ``nn.LSTM``. Shared modules, weights and biases stay shared. Frozen parameters stay
-    frozen. Hooks of the replaced layers and the forward of a subclass are lost.
+    ``PHMLSTM.to_dense`` makes an ``nn.LSTM``. The padding row of a table becomes zero, also for a generator that is
+    tied to the table. Shared modules, weights and biases stay shared. Frozen parameters stay frozen. Hooks of the
+    replaced layers and the forward of a subclass are lost.
 
     Args:
         model: any module, also a single layer.

@@ -57,7 +57,7 @@ class PHMEmbedding(KroneckerWeight):
         super().__init__(num_embeddings, embedding_dim, n, algebra, device=device, dtype=dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+        if padding_idx is not None and padding_idx not in range(-num_embeddings, num_embeddings):
             raise DimensionError(f"padding_idx = {padding_idx}: expected a row of the {num_embeddings}")
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.initialization = initialization

@@ -223,7 +223,7 @@ class PHMLinear(KroneckerWeight):
         self.in_features = in_features
         self.out_features = out_features
         self.initialization = initialization
-        self.splits = splits
+        self.splits = check_count("splits", splits)
         self.execution = execution
         values = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", values)

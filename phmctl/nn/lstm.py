@@ -23,7 +23,7 @@ TORCH_GATES = ("input", "forget", "candidate", "output")  # the order of nn.LSTM
 class PHMLSTM(nn.Module):
     """A unidirectional LSTM, or a stack of them, for batches (B, T, d).
 
-    A drop-in for ``nn.LSTM(batch_first=True)`` that takes lengths instead of a ``PackedSequence``.
+    Like ``nn.LSTM(batch_first=True)``, with lengths instead of a ``PackedSequence``.
 
     ::
 

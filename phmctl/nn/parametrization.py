@@ -61,15 +61,17 @@ class Kronecker(nn.Module):
         rank: int = 0,
     ) -> None:
         super().__init__()
-        parts, groups = operator.index(parts), operator.index(groups)  # JSON stores no integers of numpy
+        parts, groups = check_count("parts", parts), check_count("groups", groups)
         if n and rank:
             raise UserError(f"n = {n}, rank = {rank}: a weight is a sum of n products or a product of low rank")
         self.structure: Structure
         if rank:
-            self.structure = LowRank(check_count("rank", rank))
+            rank = check_count("rank", rank)
+            self.structure = LowRank(rank)
         else:
             n = check_algebra(algebra, n)
             self.structure = KroneckerSum(n, algebra, groups=groups)
+        # JSON stores no integers of numpy
         zero_row, rows = (None if size is None else operator.index(size) for size in (zero_row, rows))
         self.names = list(self.structure.shapes(n or 1, n or 1))  # names of the tensors
         self.rule_names = self.structure.rule_names

@@ -58,10 +58,10 @@ def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> 
         weight_decay: weight decay of AdamW. Each group has a value, which overrides the optimiser's argument.
 
     Raises:
-        UserError: `lr` is not a positive number, or a converted weight is on the meta device.
+        UserError: `lr` is not above 0, `weight_decay` is negative, or a converted weight is on the meta device.
     """
-    if not 0 < lr < math.inf:
-        raise UserError(f"lr = {lr}: the learning rate must be above 0 and finite")
+    if not (0 < lr < math.inf and 0 <= weight_decay < math.inf):
+        raise UserError(f"lr = {lr}, weight_decay = {weight_decay}: expected an lr above 0, a decay of at least 0")
     keys: dict[Tensor, tuple[object, ...]] = {}
     rates: dict[Tensor, float] = {}
     for weight in _weights(model, measure=False):

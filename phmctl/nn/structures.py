@@ -305,10 +305,14 @@ _OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floor
 class ComputedWeight(Tensor):
     """H as ``layer.weight`` returns it: every operation takes it as a plain tensor and returns plain tensors.
 
-    Writing into it or into ``data``, as merging LoRA does, raises UserError.
+    Writing into it, into ``data`` or into rows, as merging LoRA does, raises UserError.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        found = self.as_subclass(Tensor)[index]
+        return found.as_subclass(ComputedWeight) if found._is_view() else found
 
     @property
     def data(self) -> Tensor:

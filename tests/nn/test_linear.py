@@ -158,6 +158,17 @@ def test_n_may_be_an_integer_of_numpy() -> None:
     assert all(type(layer.n) is int for layer in layers if hasattr(layer, "n"))
     sizes = convert(nn.Embedding(9, 8, padding_idx=n), n)[0].parametrizations.weight[0].arguments
     assert [type(sizes[name]) for name in ("n", "zero_row", "rows")] == [int] * 3
+    assert type(Kronecker(0, rank=n).arguments["rank"]) is int
+
+
+def test_impossible_layouts_are_refused() -> None:
+    for arguments in ({"groups": 0}, {"parts": 0}, {"groups": 1.5}):
+        with pytest.raises(DimensionError):
+            Kronecker(4, **arguments)
+    with pytest.raises(DimensionError):
+        PHMLinear(8, 8, n=4, splits=0)
+    with pytest.raises(DimensionError):
+        PHMEmbedding(8, 8, n=4, padding_idx=1.5)
 
 
 # --- devices, precision, initialisation

@@ -101,6 +101,8 @@ def test_impossible_rates_are_refused(lr: float) -> None:
     with pytest.raises(UserError):
         parameter_groups(nn.Linear(2, 2), lr)
     with pytest.raises(UserError):
+        parameter_groups(nn.Linear(2, 2), 1e-3, weight_decay=lr or -0.5)
+    with pytest.raises(UserError):
         parameter_groups(convert(nn.Linear(8, 8), 4)[0].to("meta"), 1e-3)
 
 
