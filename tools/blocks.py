@@ -91,16 +91,14 @@ def bullets() -> str:
     lines = [
         f"Difference of BLEU from the dense model ({plateau('dense').mean:.2f}) on Multi30k De–En, with a 95 % "
         "interval over seeds (`--set training.precision=bfloat16`):",
-        "",
-        f"- **{share(EMBEDDED)} of all weights (n = 4, embeddings too)**: {quarter}. "
-        "`phmctl train multi30k-de-en-tiny`",
-        f"- **{share(EIGHTH)} (n = 8, embeddings too)**: {eighth}. Dense, distilled: {dense_student}.",
+        f"- **{share(EMBEDDED)} of all weights (n = 4 everywhere)**: {quarter}. `phmctl train multi30k-de-en-tiny`",
+        f"- **{share(EIGHTH)} (n = 8 everywhere)**: {eighth}. Dense, distilled: {dense_student}.",
         "  `phmctl distil multi30k-de-en/real --recipe multi30k-de-en-tiny --n 8`",
-        f"- **{share('PHM, n = 2')} and {share('PHM, n = 4')} (n = 2, n = 4, dense embeddings)**: "
-        f"{interval(half)}, {interval(four)}. `phmctl train multi30k-de-en --n 2`",
-        f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4, embeddings too, 4 bits): "
-        f"{interval(welch(dense, small_bleu))}. The dense model in",
-        f"  4 bits: {rounded:g} MB, {signed(rounded_bleu.mean - dense.mean)} ({counted(rounded_bleu.count)}). "
+        f"- **{share('PHM, n = 2')}, {share('PHM, n = 4')} (n = 2, n = 4, dense embeddings)**: {interval(half)}, "
+        f"{interval(four)}. `phmctl train multi30k-de-en --n 2`",
+        f"- **A file of {small:g} MB for {large:g} MB** (n = 4 everywhere, 4 bits): "
+        f"{interval(welch(dense, small_bleu))}. Dense in 4 bits: {rounded:g} MB,",
+        f"  {signed(rounded_bleu.mean - dense.mean)} ({counted(rounded_bleu.count)}). "
         "`phmctl export RUN --to safetensors --quantize int4 -o DIR`",
         f"- **The size of the dense model (n = 4, d = 512), ahead**: {interval(wide)}. It trains {time:.1f} times as "
         "long on a CPU.",

@@ -294,13 +294,13 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
     """Draw BLEU over the number of all weights with each model's name at its point."""
     places = {  # label, the end of the name that is at the point, and its shift in points
         "dense": ("dense", "center", (0, -34)),
-        "PHM, n = 2": ("n = 2", "left", (9, 0)),
-        "PHM, n = 4": ("n = 4", "left", (9, 0)),
-        "PHM, n = 8": ("n = 8", "right", (-9, -3)),
-        EMBEDDED: ("n = 4, embeddings too", "left", (9, 0)),
-        f"{EMBEDDED}{results.DISTILLED}": ("distilled", "left", (9, 0)),
-        EIGHTH: ("n = 8, embeddings too", "left", (9, 0)),
-        f"{EIGHTH}{results.DISTILLED}": ("distilled", "left", (9, 0)),
+        "PHM, n = 2": ("n = 2", "center", (10, 17)),
+        "PHM, n = 4": ("n = 4", "left", (9, -4)),
+        "PHM, n = 8": ("n = 8", "left", (9, -12)),
+        EMBEDDED: ("n = 4 everywhere", "left", (9, 13)),
+        f"{EMBEDDED}{results.DISTILLED}": ("distilled", "left", (9, 5)),
+        EIGHTH: ("n = 8 everywhere", "left", (9, -12)),
+        f"{EIGHTH}{results.DISTILLED}": ("distilled", "left", (9, 5)),
         WIDE: ("PHM, d = 512", "right", (-9, 0)),
     }
     for model, (label, side, shift) in places.items():

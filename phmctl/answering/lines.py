@@ -4,6 +4,7 @@ A terminal and a program that waits for each answer are answered at once. Lines 
 together, so that the model sorts and batches them.
 """
 
+import gzip
 import os
 import stat
 import sys
@@ -124,7 +125,8 @@ def refuse_same_file(source: Path | None, output: Path) -> None:
 def open_answers(path: Path) -> Iterator[Callable[[str], None]]:
     """Yield a function that appends answers to a file. Raises OutputError if the file cannot be written.
 
-    An older file's content stays until the first answer, or until the end if there is no answer.
+    A name that ends in ``.gz`` makes a compressed file. An older file's content stays until the first answer, or until
+    the end if there is no answer.
     """
     with writing(path):
         if path.exists() and not path.is_file():
@@ -135,7 +137,7 @@ def open_answers(path: Path) -> Iterator[Callable[[str], None]]:
     def write(content: str) -> None:
         nonlocal file
         with writing(path):
-            file = file or path.open("wb")
+            file = file or cast("BinaryIO", (gzip.open if path.suffix.lower() == ".gz" else open)(path, "wb"))
             file.write(content.encode())
             file.flush()
 

@@ -398,6 +398,7 @@ def find_run(name: Path | str, root: str | Path | None = None) -> Path:
     variants = sorted({run.parent for run in runs})
     if len(variants) > 1:
         raise RunError(f"{name} means {len(variants)} variants: name one: {', '.join(map(str, variants))}")
+    runs = [run for run in runs if _VERSION.fullmatch(run.name)] or runs  # v001.bak is a copy
     with_checkpoint = [run for run in runs if saved_steps(run / CHECKPOINTS)]
     newest = with_checkpoint[-1] if with_checkpoint else runs[-1]
     if newest != runs[-1]:

@@ -1,3 +1,4 @@
+import gzip
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def test_answers_are_written_as_they_come(tmp_path: Path) -> None:
         output("three\n")
     assert path.read_text() == "one\nzwölf\nthree\n"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_name_of_a_compressed_file_makes_one(tmp_path: Path) -> None:
+    write(tmp_path / "new.gz", ["one\n", "zwölf\n"])
+    assert gzip.decompress((tmp_path / "new.gz").read_bytes()).decode() == "one\nzwölf\n"
 
 
 def test_other_files_are_refused_and_stay(tmp_path: Path) -> None:

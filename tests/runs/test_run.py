@@ -57,6 +57,7 @@ def test_open_takes_a_variant_a_recipe_a_name_and_a_moved_folder(
     Run.create(tmp_path, make_recipe())
     newest = Run.create(tmp_path, make_recipe()).folder
     monkeypatch.setenv("PHMCTL_RUNS", str(tmp_path))
+    shutil.copytree(newest, newest.with_name("v003.bak"))
     for path in (tmp_path / "fake/phm-n4", tmp_path / "fake", "fake", "fake/phm-n4", "fake/phm-n4/v002"):
         assert Run.open(path).folder == newest
     moved = newest.rename(tmp_path / "v002")
