@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def decode(
-    run: options.RunName,
+    run: options.ModelName,
     input_: Annotated[File, Option("--input", help="Text, one sentence a line (default: stdin).")] = None,
     output: Annotated[File, Option(help="Write the answers to this file as they come (default: stdout).")] = None,
     checkpoint: options.Checkpoint = "auto",
@@ -134,7 +134,7 @@ def probe(
 
 
 def serve(
-    run: options.RunName,
+    run: options.ModelName,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free port, which is printed.")] = 8000,
     allow_host: Annotated[Texts, Option(metavar="NAME", help="Further host name of requests.")] = None,
@@ -170,7 +170,7 @@ def serve(
 
 
 def export(
-    run: Annotated[str, Argument(metavar="RUN", help="Run, or folder of versions (its newest run is used).")],
+    run: options.RunName,
     to: Annotated[str, Option(help="ctranslate2, onnx or safetensors.")],
     output: Annotated[Path, Option("--output", "-o", help="Folder to write.")],
     checkpoint: options.Checkpoint = "auto",

@@ -23,7 +23,8 @@ Texts = list[str] | None
 File = Path | None
 
 RecipeName = Annotated[str, Argument(metavar="RECIPE", help="Recipe: a path or a shipped name.")]
-RunName = Annotated[str, Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export.")]
+RunName = Annotated[str, Argument(metavar="RUN", help="Run, or folder of versions (its newest run is used).")]
+ModelName = Annotated[str, Argument(metavar="RUN", help="Run, folder of versions (its newest run is used) or export.")]
 N_HELP = "PHM hyperparameter: about 1/n of the parameters; 1 is dense. Without --algebra n > 1 means phm."
 N = Annotated[int | None, Option(help=N_HELP)]
 Algebra = Annotated[
