@@ -16,7 +16,7 @@ from phmctl.serving.server import Service, listen, run_server, url_of
 class FakeModel:
     """Translates into capitals and labels by length.
 
-    ``BOOM`` raises an internal error and ``REFUSE`` a user's error; ``SLOW`` and ``HANG`` delay the answer.
+    ``BOOM`` raises an internal error and ``REFUSE`` a user's error; each ``SLOW``, and ``HANG``, delays the answer.
     """
 
     name, task, max_tokens = "fake/real/v001", "translation", 8
@@ -76,8 +76,7 @@ class FakeModel:
         self.entered.set()
         if not self.gate.wait(10):
             raise TimeoutError
-        if any("SLOW" in text for text in texts):
-            time.sleep(0.5)
+        time.sleep(0.5 * sum(text.count("SLOW") for text in texts))
         if "HANG" in texts:
             time.sleep(60)
         if "BOOM" in texts:
