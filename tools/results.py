@@ -120,6 +120,7 @@ WIDE = "PHM, n = 4, d = 512"
 EMBEDDED = "PHM, n = 4, PHM embeddings"
 EIGHTH = "PHM, n = 8, PHM embeddings"
 NARROW = "dense, d = 128, embeddings of 64"
+LOW_RANK = "low rank, r = 46, embeddings of 64"
 SETTINGS = {  # of the model section of the recipe multi30k-de-en
     "dense": "",
     "PHM, n = 2": "algebra=phm n=2",
@@ -132,6 +133,7 @@ SETTINGS = {  # of the model section of the recipe multi30k-de-en
     WIDE: "algebra=phm n=4 parametrization=factors rank=4 width=512 feed_forward=2048 embedding_width=256",
     "dense, d = 128": "width=128 feed_forward=512 embedding_width=256",
     NARROW: "width=128 feed_forward=512 embedding_width=64",
+    LOW_RANK: "algebra=low-rank rank=46 embedding_width=64",
 }
 STUDENTS = (  # distilled from a dense model
     f"{EIGHTH}{DISTILLED}",
@@ -142,7 +144,7 @@ STUDENTS = (  # distilled from a dense model
     "dense, distilled",
 )
 STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
-SMALL = ("PHM, n = 2, PHM embeddings", EMBEDDED, EIGHTH, NARROW)  # all of it is small
+SMALL = ("PHM, n = 2, PHM embeddings", EMBEDDED, EIGHTH, NARROW, LOW_RANK)  # all of it is small
 TASKS = {  # of each other task: the score, the rates of dense and of PHM, and the models that docs/results.md names
     "agreement": ("accuracy", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "dense, d = 48")),
     "sentence pairs": ("accuracy", "7.6e-3", "3.8e-3", ("PHM, n = 2", "PHM, n = 5", "PHM, n = 10")),
