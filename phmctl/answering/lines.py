@@ -4,7 +4,6 @@ A terminal and a program that waits for each answer are answered at once. Lines 
 together, so that the model sorts and batches them.
 """
 
-import gzip
 import os
 import stat
 import sys
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from phmctl.answering.base import Advance, ignore
 from phmctl.console import emit, json_text
-from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, raw_lines, reading
+from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, opener, raw_lines, reading
 from phmctl.errors import DataError, OutputError
 from phmctl.storage import writing
 
@@ -137,7 +136,7 @@ def open_answers(path: Path) -> Iterator[Callable[[str], None]]:
     def write(content: str) -> None:
         nonlocal file
         with writing(path):
-            file = file or cast("BinaryIO", (gzip.open if path.suffix.lower() == ".gz" else open)(path, "wb"))
+            file = file or opener(path)(path, "wb")
             file.write(content.encode())
             file.flush()
 

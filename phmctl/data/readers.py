@@ -17,7 +17,7 @@ import shlex
 import unicodedata
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import zip_longest
@@ -96,10 +96,13 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {path}: {reason}. Check that the file exists and is complete") from error
 
 
+def opener(path: Path) -> Callable[..., Any]:
+    """Return the function that opens a file: ``gzip.open`` for a name that ends in ``.gz``, else ``open``."""
+    return gzip.open if path.suffix.lower() == ".gz" else open
+
+
 def open_bytes(path: Path) -> BufferedReader:
-    if path.suffix.lower() == ".gz":
-        return cast("BufferedReader", gzip.open(path, "rb"))
-    return path.open("rb")
+    return cast("BufferedReader", opener(path)(path, "rb"))
 
 
 def decode_line(raw: bytes, name: Path | str, number: int) -> str:
