@@ -259,26 +259,6 @@ def test_split_takes_valid_and_test_out_of_one_file(tmp_path: Path) -> None:
     assert again.split("test").texts[0] == sources["test"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--split", "many"),
-        ("--split", "0,5"),
-        ("--split", "50%,50%"),
-        ("--split", "30,30"),
-        ("--split", "5,5,5"),
-        ("--split", "5", "--valid", "all.tsv"),
-        (),
-    ],
-)
-def test_a_wrong_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(tmp_path / "all.tsv", *("\t".join(pair) for pair in PAIRS))
-    with pytest.raises(DataError, match="split="):
-        run_command(tmp_path, "--train", "all.tsv", *options)
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_labelled_table_is_split(tmp_path: Path) -> None:
     table = put(
         tmp_path / "all.csv", "text,mood", *(f"day {number},{'good' if number % 2 else 'bad'}" for number in range(30))

@@ -11,7 +11,6 @@ import pytest
 
 from phmctl import sweeps
 from phmctl.cli.options import split_setting
-from phmctl.errors import DataError
 from phmctl.runs.summary import list_runs
 from phmctl.training.train import train
 from tests.calls import call, stop_training
@@ -52,13 +51,6 @@ def test_a_sweep_skips_finished_trainings_and_reports_failures(
     assert (again.exit_code, again.stderr.count("training ")) == (0, 0), again.stderr
     assert [each["state"] for each in json.loads(again.stdout)["trainings"]] == ["finished"]
     assert [run.run.folder for run in list_runs((), tmp_path / "runs")] == before
-
-
-def test_a_sweep_on_data_that_is_not_prepared_starts_no_training(copying_file: Path, tmp_path: Path) -> None:
-    where = ["--data", tmp_path / "data", "--runs", tmp_path / "runs"]
-    with pytest.raises(DataError, match="phmctl prepare-data copying"):
-        call("sweep", copying_file, *where, "--seed", "1,2")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_stopped_sweep_is_continued_to_the_same_weights(

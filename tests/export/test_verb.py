@@ -181,23 +181,6 @@ def test_an_export_with_different_answers_is_not_written(
 # ------------------------------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize(
-    ("options", "place"),
-    [
-        ({"to": "ctranslate"}, "ctranslate2"),
-        ({"to": CT2, "weights": "phm"}, "--weights phm"),
-        ({"to": exports.SAFETENSORS, "weights": "sparse"}, "sparse"),
-        ({"to": exports.SAFETENSORS, "quantize": "int5"}, "int4"),
-        ({"to": CT2, "quantize": "int9"}, "int9"),
-        ({"to": CT2, "checkpoint": "step-9"}, "step-9"),
-    ],
-)
-def test_a_wrong_option_writes_nothing(tiny_run: Run, tmp_path: Path, options: dict[str, str], place: str) -> None:
-    with pytest.raises(UserError, match=place):
-        export(tiny_run, output=tmp_path / "out", **options)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_quantisation_that_the_processor_cannot_run(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,23 +231,6 @@ def test_a_folder_that_cannot_be_replaced(small_run: Run, tmp_path: Path, monkey
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "loop", "working"]
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_folder_that_another_process_fills(
-    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
-) -> None:
-    def fill(run: Run, folder: Path, *, with_text: bool) -> None:
-        copy_run(run, folder, with_text=with_text)
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "mine.txt").write_text("mine")
-
-    copy_run = verb._copy_run
-    monkeypatch.setattr(verb, "_copy_run", fill)
-    with pytest.raises(OutputError):
-        export(small_run, exports.SAFETENSORS, tmp_path / "out", force=force, texts=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
-
-
 @pytest.mark.parametrize("to", exports.FORMATS)
 def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     needs(to)
@@ -282,22 +248,6 @@ def test_a_disk_that_is_full(small_run: Run, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OutputError, match=r"cannot write"):
         export(small_run, to, tmp_path / "out", texts=1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_export_leaves_the_previous_one(
-    small_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = export(small_run, exports.SAFETENSORS, tmp_path / "out").export
-
-    def broken(*arguments: object) -> None:
-        raise PhmctlError("verification failed")
-
-    monkeypatch.setattr(verb, "_verify", broken)
-    with pytest.raises(PhmctlError, match="verification failed"):
-        export(small_run, exports.SAFETENSORS, tmp_path / "out", force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    Export.open(tmp_path / "out").verify()
-    assert Export.open(tmp_path / "out").manifest == before.manifest
 
 
 @pytest.mark.parametrize("name", ["model/model.bin", "model/config.json", "tokenizer/tokenizer.json", "data.json"])
