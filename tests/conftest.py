@@ -1,6 +1,7 @@
 """Shared fixtures: the prepared miniature corpus, and a run trained on it for a few steps."""
 
 import os
+import shutil
 import signal
 
 # Background shells ignore SIGINT and nohup ignores SIGHUP, but some tests send these signals.
@@ -67,6 +68,12 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationR
     from phmctl.training.train import train
 
     return train(tiny_recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs"), quiet=True).run
+
+
+@pytest.fixture
+def copied_run(tiny_run: Run, tmp_path: Path) -> Run:
+    """A copy of the tiny run that a test may change."""
+    return Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

@@ -50,12 +50,6 @@ def copied_data(probing_data: Path, tmp_path: Path) -> Path:
     return shutil.copytree(probing_data, tmp_path / "data")
 
 
-@pytest.fixture
-def copied_run(tiny_run: Run, tmp_path: Path) -> Run:
-    """A copy of the tiny translator that a test may change."""
-    return Run.open(shutil.copytree(tiny_run.folder, tmp_path / "copy" / "v001"))
-
-
 # -------------------------------------------------------------------------------------------------------- vectors
 
 

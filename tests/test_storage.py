@@ -22,16 +22,13 @@ from phmctl.storage import (
     discard,
     is_locked,
     lock,
-    prune,
     read_checkpoint,
     read_seal,
     replacing,
     save_tensors,
-    saved_steps,
     seal,
     sha256,
     sole_writer,
-    step_name,
     verify,
     whole_steps,
     write_atomic,
@@ -401,15 +398,6 @@ def test_a_replacement_that_fails_leaves_the_old(
     assert caught.value.exit_code == 1
     assert read_checkpoint(checkpoint, []).state["step"] == 10
     assert [entry.name for entry in checkpoint.parent.iterdir()] == ["step-000010"]
-
-
-def test_pruning_keeps_what_is_asked(tmp_path: Path) -> None:
-    for step in (5, 10, 15, 20):
-        write_checkpoint(tmp_path / step_name(step), {}, {})
-    write_checkpoint(tmp_path / "average", {}, {})
-    prune(tmp_path, {5, 20})
-    assert saved_steps(tmp_path) == [5, 20]
-    assert (tmp_path / "average").is_dir()
 
 
 def test_a_shared_parameter_is_saved_once_and_loaded_twice() -> None:

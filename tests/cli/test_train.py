@@ -37,7 +37,7 @@ def test_resume_takes_a_run_or_a_recipe(train_copying: list[object], copying_fil
     assert call(*train_copying).stdout != first
     run = first.strip()
     document = json.loads(call("train", run, "--steps", 8, "--resume", "--json").stdout)  # the run knows its data
-    assert (document["run"], document["steps"]) == (run, 8)
+    assert (document["run"], document["steps"], document["interrupted"]) == (run, 8, False)
     with pytest.raises(UserError, match="resume"):
         call("train", run)
     with pytest.raises(RecipeError, match=r"training\.clip"):

@@ -273,12 +273,7 @@ def test_archives(tmp_path: Path, archives: list[bytes]) -> None:
     attack("archive", bytes_of(*archives), at(tmp_path / "x", use))
 
 
-@pytest.fixture
-def run(tmp_path: Path, tiny_run: Run) -> Run:
-    return Run.open(shutil.copytree(tiny_run.folder, tmp_path / "run"))
-
-
-def test_runs(run: Run) -> None:
+def test_runs(copied_run: Run) -> None:
     def use(path: Path) -> None:
         opened = Run.open(path.parent)
         load_cleaning(opened)
@@ -287,13 +282,13 @@ def test_runs(run: Run) -> None:
         opened.environment()
 
     for name in ("data.json", "environment.json", "recipe.yaml"):
-        seed = (run.folder / name).read_bytes()
-        attack(f"{name} of a run, bytes", bytes_of(seed), at(run.folder / name, use))
-        (run.folder / name).write_bytes(seed)
+        seed = (copied_run.folder / name).read_bytes()
+        attack(f"{name} of a run, bytes", bytes_of(seed), at(copied_run.folder / name, use))
+        (copied_run.folder / name).write_bytes(seed)
 
 
-def test_exports(run: Run) -> None:
-    entries = [file_entry(run.folder, name) for name in ("recipe.yaml", "data.json")]
+def test_exports(copied_run: Run) -> None:
+    entries = [file_entry(copied_run.folder, name) for name in ("recipe.yaml", "data.json")]
     manifest = {"format": 1, "to": "ctranslate2", "run": "tiny", "checkpoint": "best", "checkpoint_sha256": "0"}
 
     def use(path: Path) -> None:
@@ -302,7 +297,7 @@ def test_exports(run: Run) -> None:
         assert export.name
         export.weights()
 
-    attack("export.json", values_of({**manifest, "files": entries}), at(run.folder / "export.json", use))
+    attack("export.json", values_of({**manifest, "files": entries}), at(copied_run.folder / "export.json", use))
 
 
 def update_checksums(folder: Path) -> None:
@@ -314,8 +309,8 @@ def update_checksums(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors"])
-def test_checkpoints(run: Run, name: str) -> None:
-    folder = run.checkpoint("best")
+def test_checkpoints(copied_run: Run, name: str) -> None:
+    folder = copied_run.checkpoint("best")
     seed = (folder / name).read_bytes()
 
     def use(path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phmctl.metrics.significance import accuracy_scorer, difference, holm, two_sided_t
-from phmctl.metrics.text import bleu, text_scorer
+from phmctl.metrics.text import all_scores, text_scorer
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,17 @@ def test_equal_and_completely_different_systems() -> None:
     assert result.p_value == 1  # a single item allows no test
 
 
-def test_texts_are_scored_as_sacrebleu_scores_the_sample() -> None:
+@pytest.mark.parametrize(("name", "column"), [("BLEU", 0), ("chrF2", 1)])
+def test_texts_are_scored_as_sacrebleu_scores_the_sample(name: str, column: int) -> None:
     references = ["the cat sat on the mat", "a dog barks at the moon tonight", "birds fly south in the autumn"]
     systems = [[line.replace("the", "a") for line in references], references]
-    score = text_scorer("BLEU", systems, references)
+    score = text_scorer(name, systems, references)
     counts = np.array([[1.0, 1, 1], [2, 0, 1]])
     drawn = [references[0], references[0], references[2]]
-    expected = bleu([line.replace("the", "a") for line in drawn], drawn).value
+    expected = all_scores([line.replace("the", "a") for line in drawn], drawn)[column].value
     result = score(counts)
     assert result.shape == (2, 2)
-    assert result[0, 0] == pytest.approx(bleu(systems[0], references).value)
+    assert result[0, 0] == pytest.approx(all_scores(systems[0], references)[column].value)
     assert result[1] == pytest.approx([expected, 100])
 
 

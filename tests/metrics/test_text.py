@@ -77,29 +77,6 @@ def bootstrap(name: str, baseline: list[str], system: list[str], references: lis
     return difference(*scorers, len(references))
 
 
-def test_bootstrap_of_a_clearly_better_system() -> None:
-    references = [f"sentence number {row} of the little corpus has words" for row in range(60)]
-    worse = [line.replace("little", "small").replace("words", "them") for line in references]
-    test = bootstrap("BLEU", worse, references, references)
-    assert test.system.value == pytest.approx(100)
-    assert test.baseline.value == pytest.approx(bleu(worse, references).value)
-    assert test.difference.value == pytest.approx(test.system.value - test.baseline.value)
-    assert test.p_value == pytest.approx(1 / 1001)
-    assert bootstrap("chrF2", worse, references, references).difference.value > 0
-    first, second = (
-        [line.replace("little", "small") if row * 7 % 60 in changed else line for row, line in enumerate(references)]
-        for changed in (range(0, 30), range(22, 60))
-    )
-    for name in ("BLEU", "chrF2"):
-        test = bootstrap(name, second, first, references)  # p is two-sided, with the interval's error
-        estimate = test.difference
-        errors = 1.96 * abs(estimate.value) / (estimate.high - estimate.value)
-        assert test.p_value == pytest.approx(math.erfc(errors / math.sqrt(2)), rel=0.01)
-        assert 0.01 < test.p_value < 1
-    equal = bootstrap("BLEU", worse, worse, references)
-    assert (equal.difference.value, equal.p_value) == (0, 1)
-
-
 def test_several_references_are_one_corpus() -> None:
     hypotheses, first, second = ["the cat sat on the rug"], ["the cat sat on the mat"], ["the cat lay on the rug"]
     scores = all_scores(hypotheses, first, other_references=[second])

@@ -8,25 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from phmctl.data.tokenizer import TokenizerPair
 from phmctl.errors import RecipeError, RunError
-from phmctl.recipe.schema import Recipe
 from phmctl.runs.results import read_metrics
 from phmctl.tasks.base import Cost, Rows
 from phmctl.training import optimiser as measured
-from phmctl.training.train import TrainingResult, train, train_task
+from phmctl.training.train import train, train_task
 from tests.training.copying import copying_recipe
 from tests.training.fake import FakeTask, make_recipe
 
 
-def _train(recipe: Recipe, data: Path, runs: Path, **options: Any) -> TrainingResult:
-    return train(recipe, data=data, runs=runs, quiet=True, **options)
-
-
 def test_a_tiny_transformer_learns_a_dictionary(copying_data: Path, tmp_path: Path) -> None:
     """A dense one does in tests/test_distillation.py."""
-    result = _train(copying_recipe(n=4, steps=200, warmup=20, validate_every=50), copying_data, tmp_path)
-    losses = [entry["loss"] for entry in read_metrics(result.run.metrics_path) if entry["event"] == "validation"]
+    recipe = copying_recipe(n=4, steps=200, warmup=20, validate_every=50)
+    run = train(recipe, data=copying_data, runs=tmp_path, quiet=True).run
+    losses = [entry["loss"] for entry in read_metrics(run.metrics_path) if entry["event"] == "validation"]
     assert losses[-1] < 0.5 < 2 < losses[0]
 
 
@@ -104,14 +99,3 @@ def test_a_schedule_that_is_cut_is_named(
     train_task(FakeTask(), make_recipe(validate_every=3, **settings), tmp_path)
     lines = capsys.readouterr().err.splitlines()
     assert sum("warm-up" in line or "linear schedule" in line for line in lines) == remarks
-
-
-def test_the_run_needs_nothing_else(copying_data: Path, tmp_path: Path) -> None:
-    result = _train(copying_recipe(steps=2), copying_data, tmp_path)
-    tokenizers = TokenizerPair.load(result.run.tokenizer_folder)
-    text = (result.run.text_folder / "test.source").read_text().splitlines()
-    assert len(text) == 60
-    assert tokenizers.source.decode(tokenizers.source.encode(text[:1])[0]) == text[0]
-    report = result.as_json()
-    assert report.keys() == {"run", "steps", "steps_now", "seconds", "best_score", "best_step", "interrupted"}
-    assert (report["steps"], report["interrupted"]) == (2, False)
