@@ -26,7 +26,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from phmctl.answering.base import TORCH, Hypothesis, length_penalty, longest_outputs
 from phmctl.data import BOS, EOS, PAD, UNK
-from phmctl.devices import torch_defaults
 from phmctl.errors import NonFiniteError
 from phmctl.nn.layers import mean_pool
 from phmctl.recipe.schema import DecodingSection
@@ -153,11 +152,12 @@ class _Search:
         self.rows = torch.arange(count, device=device)  # (B,) index of each sentence in `results`
         # The search starts with one empty prefix: K is 1 before the first step, and `beam` after it.
         self.last = torch.full((count, 1), BOS, device=device)  # (B, K) newest token of each live prefix
-        self.live = torch.zeros((count, 1), device=device)  # (B, K) log-probability
         # Tokens and parents of each step, for all sentences: a finished prefix is read from the end to the beginning.
         self.tokens = torch.zeros((longest + 1, count, beam), dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
-        self.scores = torch.full((count, beam), _IMPOSSIBLE, device=device)  # (B, K) finished, best first
+        # (B, K) log-probability of each live prefix, and the scores of the finished ones, best first
+        self.live = torch.zeros((count, 1), dtype=torch.float32, device=device)
+        self.scores = torch.full((count, beam), _IMPOSSIBLE, dtype=torch.float32, device=device)
         self.finished = torch.zeros_like(self.tokens[0])  # (B, K) end of each: length · beam + live prefix
         self.finished_count = torch.zeros(count, dtype=torch.long, device=device)  # (B,)
         self.ended = torch.zeros(count, dtype=torch.bool, device=device)  # (B,)
@@ -181,7 +181,7 @@ class _Search:
         self.tokens[self.length][self.rows] = self.last
         self.parents[self.length][self.rows] = parents
         self.length += 1
-        largest_penalty = length_penalty(self.limits + 1, self.alpha)  # (B,) of the longest output
+        largest_penalty = length_penalty((self.limits + 1).float(), self.alpha)  # (B,) of the longest output
         reachable = self.live[:, 0] / largest_penalty  # (B,) upper bound of the score of a live prefix
         self.ended |= self.scores[:, self.n_best - 1] >= reachable
         self.ended |= (self.finished_count >= self.beam) | (self.limits < self.length)
@@ -256,7 +256,6 @@ class BeamEngine:
         self.device = device
         self.name = name
 
-    @torch_defaults()
     def search(
         self, sources: Sequence[Sequence[int]], settings: DecodingSection, *, allowed: int, n_best: int = 1
     ) -> list[list[Hypothesis]]:
@@ -277,19 +276,17 @@ class BeamEngine:
             n_best=n_best,
         )
 
-    @torch_defaults()
     def score(self, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[float]:
         """Return the log-probability of each output as the translation of its source."""
         return forced_scores(self.model, pad(sources).to(self.device), outputs)
 
-    @torch_defaults()
     @torch.no_grad()
     def encode(self, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]]) -> Tensor:
         """Return the mean of the encoder's states for each source, (N, d) float32 on the CPU.
 
         `batches` contains the rows of each batch. The vector of a source in no batch is zero.
         """
-        vectors = torch.zeros(len(sources), self.model.target_embedding.embedding_dim)  # (N, d)
+        vectors = torch.zeros(len(sources), self.model.target_embedding.embedding_dim, dtype=torch.float32)  # (N, d)
         for rows in batches:
             memory = self.model.encode(pad([sources[row] for row in rows]).to(self.device))
             vectors[rows] = mean_pool(memory.states, memory.mask[:, 0, 0]).float().cpu()  # (B, d)

@@ -93,14 +93,13 @@ class Classifier:
             about["vectors"] = _VECTORS[self.texts]
         return about
 
-    @torch_defaults()
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[Sequence[str]], advance: Advance = ignore) -> Tensor:
         """Return the probability of each class, (N, classes) float32 on the CPU, for the texts of N examples.
 
         Raises NonFiniteError if the model's scores are NaN or infinite.
         """
-        result = torch.empty(len(texts), len(self.labels))
+        result = torch.empty(len(texts), len(self.labels), dtype=torch.float32)
         for rows, batch in self._batches(self._encoded(texts)) if texts else ():
             result[rows] = self.model(*batch.sides).float().softmax(1).cpu()
             advance(len(rows))
@@ -160,7 +159,6 @@ class Classifier:
         ]
 
     @silence()
-    @torch_defaults()
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Return a vector for each text, (N, d) float32 on the CPU.
 
@@ -171,7 +169,7 @@ class Classifier:
         if "encode" not in self.methods:
             raise UserError(f"{self.name} cannot encode: it is an export, which can only classify")
         encoded = self._encoded([(text,) for text in check_texts(texts)])
-        vectors = torch.zeros(len(texts), self.model.encoded_width)
+        vectors = torch.zeros(len(texts), self.model.encoded_width, dtype=torch.float32)
         with torch.no_grad():
             for rows, batch in self._batches(encoded):
                 vectors[rows] = self.model.encode(batch.source).float().cpu()

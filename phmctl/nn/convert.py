@@ -142,7 +142,8 @@ def convert(
         for name, part in selected.items()
     }
     names = sorted(selected, key=ranks.__getitem__)
-    rows = {name: converter.convert(name, selected[name]) for name in names}
+    rows = converter.obstructed(selected)
+    rows |= {name: converter.convert(name, selected[name]) for name in names if name not in rows}
     others = [_unchanged(name, module) for name, module in found.items() if name not in selected]
     if all(row.skipped for row in rows.values()):
         every = sorted((*rows.values(), *others), key=lambda row: row.skipped == _VECTOR)
@@ -285,12 +286,27 @@ class _Converter:
         # Names of modules that stay dense, by the ids of the parameters.
         self.dense = {id(parameter): name for name, module in others for parameter in module.parameters(recurse=False)}
 
+    def obstructed(self, modules: Mapping[str, nn.Module]) -> dict[str, Converted]:
+        """Return the rows of the modules that stay dense, because of themselves or of a weight that they share."""
+        rows: dict[str, Converted] = {}
+        count = -1
+        while len(rows) > count:
+            count = len(rows)
+            for name in [name for name in modules if name not in rows]:
+                weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(modules[name])}
+                reason = self._obstacle(weights)
+                if reason is not None:
+                    rows[name] = replace(_row(name, modules[name]), skipped=reason)
+                    self.dense |= {id(weight): name for weight in weights.values()}
+        return rows
+
     def convert(self, name: str, module: nn.Module) -> Converted:
         """Parametrize all weights of a module, or none of them, and return the row of the report."""
         weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
         row = _row(name, module)
         reason = self._obstacle(weights) or self._parametrize(weights)
         if reason is not None:
+            self.dense |= {id(weight): name for weight in weights.values()}
             return replace(row, skipped=reason)
         after = sum(_parameter_count(self.chains[id(weight)]) for weight in weights.values())
         W = torch.cat([weight.flatten() for weight in weights.values()])
@@ -315,7 +331,11 @@ class _Converter:
         return None
 
     def _parametrize(self, weights: Mapping[tuple[nn.Module, str], nn.Parameter]) -> str | None:
-        """Register a parametrization for each weight. If one fails, undo all and return the reason."""
+        """Register a parametrization for each weight. If one fails, undo them and return the reason.
+
+        A weight that it shares with a converted module stays converted.
+        """
+        converted = dict(self.chains)  # of other modules
         try:
             for (owner, key), weight in weights.items():
                 kronecker = _kronecker(owner, key, weight, **self.size)
@@ -324,8 +344,9 @@ class _Converter:
                     raise DimensionError(f"the share leaves it rank {rank}; name it in select, or convert it with n")
                 attach(owner, key, kronecker, self.chains, moments=self.moments.get(owner))
         except PhmctlError as problem:
+            self.chains = converted
             for (owner, key), weight in weights.items():
-                if parametrize.is_parametrized(owner, key):
+                if parametrize.is_parametrized(owner, key) and id(weight) not in converted:
                     restore(owner, key, weight)
             return str(problem)
         return None

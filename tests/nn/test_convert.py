@@ -609,3 +609,27 @@ def test_sharded_models_answer_learn_and_become_dense(layer: nn.Module) -> None:
         torch.testing.assert_close(other(*x)[0], expected)  # a copy, which shared the class
     finally:
         torch.distributed.destroy_process_group()
+
+
+def partly_frozen() -> nn.LSTM:
+    """An LSTM of which one weight has no gradient, so that it stays dense."""
+    reader = nn.LSTM(8, 8)
+    reader.weight_hh_l0.requires_grad_(False)
+    return reader
+
+
+@pytest.mark.parametrize("first", [lambda: nn.LSTM(8, 8, proj_size=6), partly_frozen])
+@pytest.mark.parametrize("order", [1, -1])
+def test_weights_stay_shared_if_one_module_stays_dense(first: Callable[[], nn.LSTM], order: int) -> None:
+    stays, other, linear = first(), nn.LSTM(8, 8), nn.Linear(8, 32)
+    other.weight_ih_l0 = linear.weight = stays.weight_ih_l0
+    model = nn.ModuleList([stays, other, linear][::order])
+    converted: Any = phmctl.convert(model.append(nn.Linear(64, 64)), n=4)[0]
+    with torch.no_grad():
+        *modules, _ = converted
+        stays, other, linear = modules[::order]
+        assert torch.equal(stays.weight_ih_l0, other.weight_ih_l0)
+        assert torch.equal(stays.weight_ih_l0, linear.weight)
+    count = sum(parameter.numel() for parameter in {*converted.parameters()})
+    assert count <= sum(parameter.numel() for parameter in {*model.parameters()})
+    assert stays(torch.randn(3, 8))[0].isfinite().all()
