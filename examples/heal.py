@@ -1,10 +1,10 @@
-"""Shrink trained networks and heal them by distillation: a CNN and a small BERT (docs/shrink.md).
+"""Shrink a trained CNN and heal it by distillation (docs/shrink.md).
 
     python examples/heal.py --n 4              # sums of 4 Kronecker products
     python examples/heal.py --share 0.25       # products of low rank with a quarter of the numbers
 
-The CNN reads scikit-learn's digits; the BERT, made from a config, finds the most frequent topic of 16 words. Each
-network is trained, converted, and trained to predict the probabilities of its dense self. This needs inputs, no labels.
+The CNN reads scikit-learn's digits. It is trained, converted, and trained to predict the probabilities of its dense
+self. This needs inputs, no labels.
 """
 
 import argparse
@@ -49,34 +49,7 @@ class CNN:
         return self.images[1297:], self.labels[1297:]
 
 
-class BERT:
-    """A BERT of two layers for 16 words of 4 topics; the label is the most frequent topic."""
-
-    rate = 1e-3
-
-    def network(self) -> nn.Module:
-        from transformers import BertConfig, BertForSequenceClassification
-
-        sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
-        return BertForSequenceClassification(
-            BertConfig(vocab_size=64, max_position_embeddings=16, num_labels=4, **sizes)
-        )
-
-    def batch(self, count: int = 64) -> Batch:
-        words = torch.randint(64, (count, 16))
-        return words, F.one_hot(words % 4).sum(1).argmax(1)
-
-    def test(self) -> Batch:
-        return self.batch(4000)
-
-
-def predict(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the logits of a network of torch or of transformers."""
-    output: Any = network(inputs)
-    return getattr(output, "logits", output)
-
-
-def train(network: nn.Module, task: CNN | BERT, steps: int) -> None:
+def train(network: nn.Module, task: CNN, steps: int) -> None:
     """Train on the labels."""
     optimiser = torch.optim.Adam(network.parameters(), task.rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, steps)
@@ -84,7 +57,7 @@ def train(network: nn.Module, task: CNN | BERT, steps: int) -> None:
     for _ in range(steps):
         inputs, labels = task.batch()
         optimiser.zero_grad()
-        F.cross_entropy(predict(network, inputs), labels).backward()
+        F.cross_entropy(network(inputs), labels).backward()
         optimiser.step()
         schedule.step()
     network.eval()
@@ -93,10 +66,10 @@ def train(network: nn.Module, task: CNN | BERT, steps: int) -> None:
 @torch.no_grad()
 def accuracy(network: nn.Module, test: Batch) -> float:
     """Return the fraction of correct predictions."""
-    return (predict(network, test[0]).argmax(1) == test[1]).float().mean().item()
+    return (network(test[0]).argmax(1) == test[1]).float().mean().item()
 
 
-def shrink(task: CNN | BERT, n: int, share: float | None, steps: int, seed: int) -> list[float]:
+def shrink(task: CNN, n: int, share: float | None, steps: int, seed: int) -> list[float]:
     """Return the accuracies of a dense network, of its conversion, and after healing."""
     torch.manual_seed(seed)
     dense, test = task.network(), task.test()
@@ -110,7 +83,7 @@ def shrink(task: CNN | BERT, n: int, share: float | None, steps: int, seed: int)
         phmctl.save(small, Path(folder, "small"))
         loaded = phmctl.load_into(task.network(), Path(folder, "small")).eval()
         size = Path(folder, "small", "model.safetensors").stat().st_size
-    if not torch.equal(predict(loaded, test[0]), predict(small, test[0])):
+    if not torch.equal(loaded(test[0]), small(test[0])):
         raise SystemExit("the loaded network is not the saved one")
     if seed == 0:
         print(report, f"{size:,} bytes saved", sep="\n")
@@ -118,21 +91,18 @@ def shrink(task: CNN | BERT, n: int, share: float | None, steps: int, seed: int)
 
 
 def main() -> None:
-    """Shrink each network with each seed, and print the mean accuracies."""
-    parser = argparse.ArgumentParser(description="Shrink trained networks and heal them.")
-    parser.add_argument("network", nargs="?", choices=["cnn", "bert"], help="default: both")
+    """Shrink the network with each seed, and print the mean accuracies."""
+    parser = argparse.ArgumentParser(description="Shrink a trained network and heal it.")
     parser.add_argument("--n", type=int, default=4)
     parser.add_argument("--share", type=float, help="products of low rank with this share of the numbers, without n")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000, help="steps of training, and of healing")
     options = parser.parse_args()
-    for name in [options.network] if options.network else ["cnn", "bert"]:
-        started = time.perf_counter()
-        task = CNN() if name == "cnn" else BERT()
-        seeds = [shrink(task, options.n, options.share, options.steps, seed) for seed in range(options.seeds)]
-        for stage, values in zip(("dense", "converted", "healed"), zip(*seeds, strict=True), strict=True):
-            print(f"{name}  {stage:9}  {sum(values) / len(values):.4f}  {' '.join(f'{value:.4f}' for value in values)}")
-        print(f"{name}  {(time.perf_counter() - started) / 60:.1f} minutes, {options.seeds} seeds\n")
+    started = time.perf_counter()
+    seeds = [shrink(CNN(), options.n, options.share, options.steps, seed) for seed in range(options.seeds)]
+    for stage, values in zip(("dense", "converted", "healed"), zip(*seeds, strict=True), strict=True):
+        print(f"{stage:9}  {sum(values) / len(values):.4f}  {' '.join(f'{value:.4f}' for value in values)}")
+    print(f"{(time.perf_counter() - started) / 60:.1f} minutes, {options.seeds} seeds")
 
 
 if __name__ == "__main__":

@@ -42,8 +42,6 @@ def test_gpu_check_measures_the_whole_table(monkeypatch: pytest.MonkeyPatch, tmp
     assert {row["model"] for row in document["training"]} == {"dense", "phm-n4"}
     speeds = ("training", "fast_training", "compiled_training", "compiled_fast_training", "iwslt_sized")
     assert all(row["speed"]["median"] > 0 for name in speeds for row in document[name])
-    assert len(document["launches"]) == len(document["kernels"]) == 4
-    assert all(row["kernels"][0]["milliseconds"] > 0 for row in document["kernels"])
 
 
 def test_gpu_check_stops_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@
 
 Every training step is the trainer's: bfloat16 autocast over float32 parameters, each H built once for a step. Models
 read synthetic text whose lengths are those of image captions. Candidates take turns; a ratio is the median of the
-rounds. `kernels` lists the slowest kernels of a layer. After `--minutes` the run stops, and the other entries are "not
-measured". Exit code 2 means that no CUDA device is available, exit code 1 that a test failed.
+rounds. After `--minutes` the run stops, and the other entries are "not measured". Exit code 2 means that no CUDA device
+is available, exit code 1 that a test failed.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import DeviceType
-from torch.nn.attention import sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 from phmctl.benchmarks import (
     Timing,
@@ -49,8 +45,6 @@ from phmctl.nn.step import Leaves
 from phmctl.recipe.loading import expect, load_recipe
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.storage import write_json
-from phmctl.training.optimiser import build_optimiser
-from phmctl.training.trainer import ATTENTION, build_autocast
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/nn/test_cuda.py", "tests/training/test_cuda.py", "tests/answering/test_cuda.py")
@@ -198,42 +192,6 @@ def relative_error(y: Tensor, exact: Any) -> float:
     return float((y.cpu().double() - exact.detach()).norm() / exact.detach().norm())
 
 
-def kernels(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Sum the milliseconds of each kernel of a forward and backward pass of the largest map, by candidate."""
-    d, k = sizes.shapes[-1]
-    x = torch.randn(sizes.tokens, d, device=device)
-    calls = {
-        "nn.Linear": training_call(nn.Linear(d, k, device=device), x),
-        "A, in a step": training_call(PHMLinear(d, k, n=4, device=device), x),
-        "A, without a step": training_call(PHMLinear(d, k, n=4, device=device), x, in_step=False),
-        "rank 4": training_call(PHMLinear(d, k, n=4, rank=4, execution="rank", device=device), x),
-    }
-    rows = []
-    for name, call in calls.items():
-        repeats = [call(), call()]  # the first compiles
-        with profile(activities=[activity(device)]) as profiler:
-            for _ in repeats:
-                call()
-            wait(device)
-        by_kernel = [
-            {"kernel": event.key[:120], "calls": event.count / 2, "milliseconds": own_microseconds(event) / 2e3}
-            for event in profiler.key_averages()
-            if device.type == "cpu" or event.device_type == DeviceType.CUDA
-        ]
-        by_kernel.sort(key=lambda row: -row["milliseconds"])
-        total = sum(row["milliseconds"] for row in by_kernel)
-        rows.append({"in": d, "out": k, "stored as": name, "milliseconds": total, "kernels": by_kernel[:12]})
-    return rows
-
-
-def own_microseconds(event: Any) -> float:
-    return float(event.self_cpu_time_total if event.device_type == DeviceType.CPU else event.self_device_time_total)
-
-
-def activity(device: torch.device) -> ProfilerActivity:
-    return ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
-
-
 def lstm(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     """Time a forward and backward pass of the LSTM against ``nn.LSTM``."""
     x = torch.randn(sizes.sequences, 40, sizes.hidden, device=device)
@@ -294,52 +252,8 @@ def timed_training(
     ]
 
 
-def launches(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Count the kernels and copies of one training step (on a CPU: all operations), dense and with n = 4."""
-    recipe = recipe_of("multi30k-de-en", sizes, device, "model.algebra=phm", "model.n=4")
-    batches = synthetic_batches(1, 64, sizes.vocabulary, device)
-    rows = []
-    for micro_batches in (1, 4):
-        for name, variant in variants_of(recipe).items():
-            model = Transformer(variant.model, sizes.vocabulary, sizes.vocabulary, device)
-            step = accumulated_step(model, variant, batches * micro_batches, device)
-            step()
-            with profile(activities=[activity(device)]) as profiler:
-                step()
-                wait(device)
-            place = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU  # not the runtime's calls
-            count = sum(event.device_type == place for event in profiler.events() or [])
-            rows.append({"model": name, "micro_batches": micro_batches, "launches": count})
-    return rows
-
-
-def accumulated_step(
-    model: nn.Module,
-    recipe: TranslationRecipe,
-    batches: Sequence[Batch],
-    device: torch.device,
-) -> Callable[[], None]:
-    """Return a function that makes one optimiser step of several micro-batches, as the trainer does."""
-    optimiser = build_optimiser(model, recipe.training)
-    autocast = build_autocast(device, recipe.training.precision)
-    leaves = Leaves(model)
-
-    @sdpa_kernel(ATTENTION)
-    def step() -> None:
-        with leaves.active(passes=len(batches)):
-            for batch in batches:
-                with autocast():
-                    loss = text_loss(recipe.training.label_smoothing, model, batch)
-                loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.training.clip)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
-
-
-def training_call(module: nn.Module, x: Tensor, *, in_step: bool = True) -> Callable[[], Tensor]:
-    """Return a function that runs a forward and a backward pass, within ``Leaves`` if `in_step`, and returns y.
+def training_call(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+    """Return a function that runs a forward and a backward pass, within ``Leaves``, and returns y.
 
     It computes in bfloat16 if the device does: torch has no LSTM in bfloat16 for a processor without AVX-512.
     """
@@ -348,7 +262,7 @@ def training_call(module: nn.Module, x: Tensor, *, in_step: bool = True) -> Call
     def call() -> Tensor:
         module.zero_grad(set_to_none=True)
         leaf.grad = None
-        with leaves.active() if in_step else nullcontext():
+        with leaves.active():
             with torch.autocast(x.device.type, torch.bfloat16, enabled=has_bfloat16(x.device)):
                 output = module(leaf)
             y: Tensor = output[0] if isinstance(output, tuple) else output
@@ -376,9 +290,7 @@ def tests(sizes: Sizes, device: torch.device) -> dict[str, Any]:
 MEASURES: dict[str, Callable[[Sizes, torch.device], Any]] = {
     "first_steps": first_steps,
     "layers": layers,
-    "kernels": kernels,
     "lstm": lstm,
-    "launches": launches,
     "training": partial(timed_recipe, PLAIN),
     "fast_training": partial(timed_recipe, FAST),
     "iwslt_sized": iwslt_sized,

@@ -24,9 +24,9 @@ def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch, **constants
 
 def test_heal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
-    run("heal", "cnn", "--steps", "2", "--seeds", "1", monkeypatch=monkeypatch)
+    run("heal", "--steps", "2", "--seeds", "1", monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("cnn")][:3] == ["dense", "converted", "healed"]
+    assert [line.split()[0] for line in lines[-4:-1]] == ["dense", "converted", "healed"]
     assert "352,074 → 89,610 parameters (25.5%)" in lines
 
 
