@@ -25,7 +25,6 @@ from torch.nn.attention import sdpa_kernel
 from torch.optim import Optimizer
 
 from phmctl.console import Table, progress
-from phmctl.data.batches import lengths_of, real_token_share
 from phmctl.data.prepared import data_root
 from phmctl.devices import isolated, pick_device, processor_name
 from phmctl.errors import UserError, check_known
@@ -318,11 +317,6 @@ def bench_training(recipe: Recipe, data: str | Path | None = None, *, batches: i
         }
         for name, timing in timings.items()
     ]
-    real_share = 1.0  # only texts are padded
-    prepared = getattr(task, "prepared", None)
-    if prepared is not None:
-        real_share = real_token_share(task.plan(0), lengths_of(prepared.split("train")))
     about = {"recipe": recipe.name, "precision": training.precision, "batches": len(sample)}
-    about |= {training.batch_key: getattr(training, training.batch_key), "real_share": real_share}
-    title = f"{recipe.name}, {training.precision}, speed over dense, {real_share:.1%} of positions are real tokens"
-    return Bench(title, {**about, **machine(device)}, rows)
+    about |= {training.batch_key: getattr(training, training.batch_key)}
+    return Bench(f"{recipe.name}, {training.precision}, speed over dense", {**about, **machine(device)}, rows)

@@ -66,7 +66,10 @@ def pick_device(name: str) -> "torch.device":
 
 @contextmanager
 def isolated(device: "torch.device", threads: int) -> Iterator[None]:
-    """Restore torch's random generators after the block, in which `threads` threads compute (0: as many as before)."""
+    """Restore torch's random generators after the block.
+
+    `threads` threads compute from here on, also after the block (0: as many as before).
+    """
     import torch
 
     if threads:

@@ -31,7 +31,7 @@ class RecipeError(UserError):
 
 
 class DimensionError(UserError, ValueError):
-    """n does not divide a layer's dimension."""
+    """n does not divide a layer's dimension, or a shape is wrong."""
 
 
 class DataError(UserError):

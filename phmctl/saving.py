@@ -317,7 +317,7 @@ def _rows(tensor: Tensor) -> Tensor:
 def _parametrize(
     model: nn.Module, records: Sequence[Mapping[str, Any]], stored: Mapping[str, Tensor]
 ) -> dict[tuple[nn.Module, str], nn.Parameter]:
-    """Replace the weights that the records name by the stored A and S.
+    """Replace the weights that the records name by the stored tensors.
 
     A weight that the record does not fit stays dense. The names of the model's tensors then differ from the stored
     names, which :func:`load_into` reports.

@@ -167,13 +167,6 @@ def plan_by_count(
     return numbers.shuffled([batch for pool in ordered for batch in _cut_by_count(pool, batch_size)])
 
 
-def real_token_share(plan: Sequence[Ints], lengths: Sequence[Ints]) -> float:
-    """Return the share of all sides' positions in a plan's batches that are not padding (see :func:`lengths_of`)."""
-    real = sum(int(side.sum()) for side in lengths)
-    positions = sum(len(rows) * int(side[rows].max()) for side in lengths for rows in plan)
-    return real / positions if positions else 1.0
-
-
 def collate(split: TokenRows, rows: Sequence[int] | npt.NDArray[Any]) -> Batch:
     """Return the padded batch of some rows of a split, in the order given."""
     indices = np.asarray(rows, np.int64)

@@ -1,1 +1,1 @@
-"""Scores of text against references."""
+"""Scores of texts and labels, and tests of their differences."""

@@ -54,7 +54,7 @@ class Difference:
     baseline: Estimate  # mean over seeds (the interval of a single seed is over items only)
     system: Estimate
     difference: Estimate  # system minus baseline
-    p_value: float  # two-sided, at least 1/(samples + 1)
+    p_value: float  # two-sided; of the bootstrap at least 1/(samples + 1)
 
 
 def difference(baseline: Scorer, system: Scorer, items: int, *, samples: int = 1000) -> Difference:

@@ -80,7 +80,7 @@ class PairClassifier(nn.Module):
         self.combination, self.dropout = section.combination, section.dropout
         self.embedding = dense.embedding(vocabulary, width, hypercomplex=False, initialization="standard_normal")
         builder = builder_of(section, device)
-        self.lstm = PHMLSTM(width, section.width, gates=section.gates, cell=section.cell, builder=builder)
+        self.lstm = PHMLSTM(width, section.width, gates=section.gates, builder=builder)
         combined = (2 if self.combination == "concat" else 4) * self.encoded_width
         self.mlp = nn.ModuleList([dense.linear(combined, hidden), dense.linear(hidden, hidden)])
         self.output = dense.linear(hidden, classes)

@@ -206,7 +206,7 @@ class DecoderLayer(nn.Module):
 
         def attend_past(h: Tensor) -> Tensor:
             query, key, value = self.attention.project(h.flatten(0, 1).unsqueeze(1))  # (B·K, heads, 1, head width)
-            keys, values = state.append(layer, key, value)  # (B·K, heads, t + 1, head width)
+            keys, values = state.append(layer, key, value)  # (B·K, heads, t, head width)
             return self.attention.attend(query, keys, values).view(h.shape)
 
         def attend_memory(h: Tensor) -> Tensor:

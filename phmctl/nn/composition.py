@@ -101,7 +101,7 @@ class HierarchicalComposition(nn.Module):
         self.nodes = nn.ModuleList(AggregationNode(builder, counts, width, hidden, wide) for counts, wide in shapes)
 
     def forward(self, parts: Parts) -> Tensor:
-        """Map N parts (..., w), or (..., N·w), to (..., d)."""
+        """Map N parts (..., w), or (..., N·w), to (..., out)."""
         inputs = _separate(parts, self.widths)
         step = len(self.pair)
         previous: list[Tensor] = []
@@ -132,7 +132,7 @@ class BilinearComposition(nn.Module):
                 self.U.maps[0].bias.fill_(1)  # type: ignore[operator]
 
     def forward(self, parts: Parts) -> Tensor:
-        """Map parts to (..., d)."""
+        """Map parts to (..., out)."""
         return self.P(self.U(parts) * self.V(parts))  # type: ignore[no-any-return]
 
 

@@ -59,7 +59,7 @@ class StructuredWeight(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """H, (rows, columns): computed at every use, unless it is a parameter itself (n = 1)."""
+        """H, (rows, columns, *kernel): computed at every use, unless it is a parameter itself (n = 1)."""
         H = self.structure.dense(self.tensors())
         return H if "weight" in self.tensor_names else computed(H)
 

@@ -36,7 +36,7 @@ def vocabulary_loss(
         ignore: id of the targets that are left out.
 
     Returns:
-        the smoothed loss, and the negative log-likelihood without gradient, both float32 scalars.
+        the smoothed loss, and the negative log-likelihood without gradient, both scalars in at least float32.
     """
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, d), (N,)
     if needs_plain_operations():

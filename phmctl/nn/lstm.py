@@ -14,7 +14,6 @@ from phmctl.errors import DimensionError, UserError, check_known
 from phmctl.nn.layers import LinearBuilder
 
 Gates = Literal["separate", "fused"]
-Cell = Literal["standard", "as_printed"]
 State = tuple[Tensor, Tensor]  # h and c, (num_layers, B, h) each
 GATES = ("forget", "input", "output", "candidate")  # the order of the paper's split φ: f, i, o, x′
 TORCH_GATES = ("input", "forget", "candidate", "output")  # the order of nn.LSTM
@@ -29,16 +28,16 @@ class PHMLSTM(nn.Module):
 
         f, i, o, x′ = φ(PHM(x_t) + PHM(h_{t−1}) + b)
         c_t = σ(f) ⊙ c_{t−1} + σ(i) ⊙ tanh(x′)
-        h_t = σ(o) ⊙ tanh(c_t)          cell "standard"
-        h_t = o ⊙ c_t                   cell "as_printed": the paper's equation
+        h_t = σ(o) ⊙ tanh(c_t)
 
+    The paper prints h_t = o ⊙ c_t, without the activations of an LSTM.
     There is one bias b (4h,), held by the input's maps. ``nn.LSTM`` holds two and adds them.
 
     Parameters of a layer, without the bias: ``4h(d + h)/n`` components, and n³ for each of the 8 rules of separate
     gates or the 2 rules of fused ones. Table 1 of the paper (d = h = 300) counts separate gates.
 
-    Torch's LSTM kernel gets H of all gates. For compilers, exporters and ``torch.func``, and for the cell
-    ``as_printed``, plain operations loop over the steps. The graph is for one T and any batch size.
+    Torch's LSTM kernel gets H of all gates. For compilers, exporters and ``torch.func`` plain operations loop over the
+    steps. The graph is for one T and any batch size.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class PHMLSTM(nn.Module):
         num_layers: int = 1,
         bias: bool = True,
         gates: Gates = "separate",
-        cell: Cell = "standard",
         builder: LinearBuilder | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -66,18 +64,16 @@ class PHMLSTM(nn.Module):
             bias: add b.
             gates: ``separate``: a map for each gate, of the input and of the state. ``fused``: one map of 4h outputs
                 for the input and one for the state, as in the paper's equation.
-            cell: ``standard``, or ``as_printed``, without activations of the output gate and the output.
             builder: builds the maps, instead of `n`, `algebra`, `bias` and `device`. A layer of the stack is a sublayer
                 of the model.
             device: device of the parameters.
 
         Raises:
             DimensionError: n does not divide a dimension, or is not the algebra's dimension.
-            UserError: unknown algebra, gates or cell, or fewer than one layer.
+            UserError: unknown algebra or gates, or fewer than one layer.
         """
         super().__init__()
         check_known("gates", gates, get_args(Gates))
-        check_known("cell", cell, get_args(Cell))
         if num_layers < 1:
             raise UserError(f"num_layers = {num_layers}: expected 1 or more")
         if builder is None:
@@ -86,7 +82,6 @@ class PHMLSTM(nn.Module):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
-        self.cell = cell
         self.layers = nn.ModuleList(LSTMLayer(builder.sublayer(), width, hidden_size, gates) for width in widths)
 
     def forward(
@@ -110,7 +105,7 @@ class PHMLSTM(nn.Module):
         if isinstance(lengths, tuple):
             lengths, hx = None, lengths
         self._check(x.shape, hx)
-        if self.cell != "standard" or needs_plain_operations() or x.is_meta:
+        if needs_plain_operations() or x.is_meta:
             return self._loop(x, lengths, hx)
         if lengths is None:
             return self._kernel(x, None, hx)
@@ -154,8 +149,6 @@ class PHMLSTM(nn.Module):
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run over every step, padding included, in plain operations that read no value of a tensor."""
         dtype, steps = compute_dtype(x), x.shape[1]
-        if not needs_plain_operations() and lengths is not None:
-            lengths = _checked_lengths(lengths, len(x), steps)
         real = None  # (B, T, 1), true at steps that are not padding
         if lengths is not None:
             real = (torch.arange(steps, device=x.device) < lengths.to(x.device)[:, None])[..., None]
@@ -170,7 +163,7 @@ class PHMLSTM(nn.Module):
             for step, from_input in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)
                 i, f, candidate, o = (from_input + F.linear(h, recurrent)).chunk(4, dim=1)  # (B, h)
                 c_next = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
-                h_next = o * c_next if self.cell == "as_printed" else o.sigmoid() * c_next.tanh()
+                h_next = o.sigmoid() * c_next.tanh()
                 if real is None:
                     outputs.append(h_next)
                     h, c = h_next, c_next
@@ -203,14 +196,7 @@ class PHMLSTM(nn.Module):
         """Return an ``nn.LSTM(batch_first=True)`` that computes the same function, to rounding, with new parameters.
 
         Its first bias is b, the second is zero. Sequences of different lengths need a ``PackedSequence``.
-
-        Raises:
-            UserError: the cell is ``as_printed``, which ``nn.LSTM`` does not have.
         """
-        if self.cell != "standard":
-            raise UserError(
-                f"model.cell: {self.cell}: nn.LSTM cannot compute it, so it is not exported; decode with the run"
-            )
         with torch.enable_grad(), without_autocast(next(self.parameters()).device.type):
             weights = self._weights()  # with gradients, so that requires_grad is false for frozen weights
         has_bias = weights[0][2] is not None

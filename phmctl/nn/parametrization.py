@@ -163,7 +163,7 @@ def attach(
 ) -> None:
     """Replace a weight by a parametrization of the given `tensors`, by default the nearest ones, weighed by `moments`.
 
-    `chains` holds the A and S of each weight by its id, for other modules that have the same weight.
+    `chains` holds the parametrization of each weight by its id, for other modules that have the same weight.
 
     Raises:
         DimensionError: n does not divide the weight.
@@ -227,13 +227,13 @@ def _lookup(self: nn.Embedding, input: Tensor) -> Tensor:
 
 
 def is_computed(module: nn.Module, key: str) -> bool:
-    """Return whether a weight is computed from A and S."""
+    """Return whether a weight is computed by a :class:`Kronecker`."""
     chains: Any = getattr(module, "parametrizations", {})
     return key in chains and any(isinstance(part, Kronecker) for part in chains[key])
 
 
 def restore(module: nn.Module, key: str, weight: nn.Parameter) -> None:
-    """Replace a weight that is computed from A and S by a plain parameter."""
+    """Replace a weight that is computed by a :class:`Kronecker` by a plain parameter."""
     chains: Any = module.parametrizations
     order = getattr(chains, "order", [])
     del chains[key]

@@ -72,7 +72,7 @@ class Structure(ABC):
         """Draw the parameters in place, so that H has the variance of the dense scheme."""
 
     def scale(self, tensors: Tensors) -> float:
-        """Return the root mean square of the entries of H, for the learning rates."""
+        """Return the root mean square of H's entries for the learning rates, of a Kronecker sum the expected one."""
         return rms(self.dense(tensors))
 
     @abstractmethod

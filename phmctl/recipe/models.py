@@ -228,7 +228,6 @@ class PairClassifierSection(LinearSection):
     embedding_width: Width = 300  # width of word embeddings
     # maps for each gate and input, or for each input
     gates: Literal["separate", "fused"] = "separate"
-    cell: Literal["standard", "as_printed"] = "standard"  # as_printed: no σ on o, no tanh on c
     combination: Literal["concat", "full"] = "concat"  # [u; v], or [u; v; |u−v|; u∗v]
     hidden: Width = 300  # hidden width of the classifier, whose maps are dense
     # vectors: frozen vectors of the data, auto: if there are any

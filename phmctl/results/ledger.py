@@ -53,7 +53,10 @@ class Totals:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of the stored parameters by the type of the matrices. Rules, biases and norms stay float32."""
+        """Bytes of the stored parameters by the type of the matrices. Rules, biases and norms stay float32.
+
+        ``int4`` does not include the half byte that fills a row of an odd number of columns.
+        """
         exact = 4 * (self.parameters - self.matrices)
         scaled = exact + 4 * self.scales
         sizes = {"float32": 4 * self.matrices + exact, "float16": 2 * self.matrices + exact}

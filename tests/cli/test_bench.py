@@ -38,7 +38,6 @@ def test_train_compares_models_on_the_same_batches(miniature_data: Path, tiny_re
     assert set(rows) == {"dense", "phm-n4"}
     assert rows["dense"]["speed"]["median"] == pytest.approx(1.0)
     assert rows["phm-n4"]["parameters"] < rows["dense"]["parameters"]
-    assert 0.5 < result["real_share"] <= 1
     assert result["batches"] == 1
     task = trains(tiny_recipe).open(tiny_recipe, miniature_data)
     tokens = task.cost(task.plan(0)[0]).tokens  # of both sides, as in train and compare

@@ -7,7 +7,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 import phmctl
 from phmctl import PHMLSTM, PHMEmbedding, PHMLinear
-from phmctl.errors import UserError
 from phmctl.nn.linear import LowRankLinear
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -32,11 +31,6 @@ def test_a_linear_map(algebra: str, n: int, bias: bool) -> None:
 def test_a_table_with_a_padding_row(n: int) -> None:
     table, ids = PHMEmbedding(12, 8, n=n, padding_idx=0), torch.arange(12)
     torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
-
-
-def test_a_cell_that_torch_has_not() -> None:
-    with pytest.raises(UserError, match="as_printed"):
-        PHMLSTM(4, 4, n=2, cell="as_printed").to_dense()
 
 
 class Shared(nn.Module):
