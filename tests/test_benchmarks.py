@@ -87,14 +87,6 @@ def test_the_ratio_is_robust_to_a_machine_that_slows_down(monkeypatch: pytest.Mo
     assert result["base"].ratio == Spread(1, 1, 1)
 
 
-def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    time_in_turns("a call", {"a": lambda: None}, rounds=1)
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
-    time_in_turns("a call", {"a": lambda: None}, rounds=1)
-    assert "0/2" in capsys.readouterr().err
-
-
 def test_a_table_has_a_column_for_each_figure() -> None:
     spread = Spread.of([5.0, 1.0, 4.0, 2.0, 3.0])
     assert spread == Spread(3.0, 1.0, 5.0)

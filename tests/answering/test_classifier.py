@@ -1,7 +1,6 @@
 """Classifiers that answer: by decode, to a program, over HTTP, and as exports."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +107,6 @@ def test_lengths_are_those_that_the_limit_counts(classifier: Classifier, pairs: 
     assert [each.cut for each in classifier.classify([exact, long, "cat"])] == [False, True, False]
     with pytest.raises(DataError, match=f"text 2 has more than the {limit} tokens"):
         classifier.classify([exact, long], strict=True)
-
-
-@KINDS
-def test_threads_at_once_get_equal_answers(runs: dict[str, Run], kind: str) -> None:
-    model = phmctl.load(runs[kind].folder, device="cpu")
-    examples = TEXTS if kind == "encoder" else PAIRS
-    wanted, vectors = model.classify(examples), model.encode(TEXTS)
-
-    def ask(number: int) -> bool:
-        return model.classify(examples) == wanted if number % 2 else torch.equal(model.encode(TEXTS), vectors)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(ask, range(32)))
 
 
 # ----------------------------------------------------------------------------------------------------- exports

@@ -5,6 +5,8 @@ import shutil
 import signal
 import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,19 @@ def test_nothing_global_is_changed_and_nothing_printed_or_written(run, runs, kin
     assert state_of_the_process() == before
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["translator", "encoder", "lstm-pair"])
+def test_threads_at_once_get_equal_answers(run: Run, runs: dict[str, Run], kind: str) -> None:
+    model, texts = phmctl.load((runs | {"translator": run})[kind].folder, device="cpu"), [*TEXT[:2], "", TEXT[3]]
+    calls: list[Callable[[], object]] = [lambda: model.encode(texts).tolist()]
+    if kind == "translator":
+        calls += [lambda: model.translate(texts, n_best=2), lambda: model.score(texts, texts)]
+    else:
+        calls.append(lambda: model.classify([(text, text) for text in texts] if kind == "lstm-pair" else texts))
+    wanted = [call() for call in calls]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda call: call(), calls * 16)) == wanted * 16
 
 
 def test_what_answers_is_a_dense_model(tiny_run: Run, runs: dict[str, Run]) -> None:

@@ -1,6 +1,5 @@
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from unittest.mock import Mock
 
@@ -89,20 +88,6 @@ def test_a_text_longer_than_the_model_knows(translator: Translator) -> None:
 def test_wrong_calls_are_told(translator: Translator, call, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(translator)
-
-
-def test_threads_at_once_get_equal_answers(translator: Translator) -> None:
-    wanted = translator.translate(TEXTS, n_best=2), translator.score(TEXTS, TEXTS), translator.encode(TEXTS)
-
-    def ask(number: int) -> bool:
-        if number % 3 == 0:
-            return translator.translate(TEXTS, n_best=2) == wanted[0]
-        if number % 3 == 1:
-            return translator.score(TEXTS, TEXTS) == wanted[1]
-        return torch.equal(translator.encode(TEXTS), wanted[2])
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(ask, range(48)))
 
 
 def test_lengths_are_those_that_the_limit_counts(translator: Translator) -> None:

@@ -13,14 +13,9 @@ import pytest
 
 from phmctl.cli.main import run
 from phmctl.runs import Run
-from tests.calls import call, start
+from tests.calls import start
 
 Captured = pytest.CaptureFixture[str]
-
-
-def test_help_lists_the_subcommands() -> None:
-    listed = call("--help").stdout
-    assert all(name in listed for name in ("prepare-data", "train", "sweep", "decode", "eval", "count-params", "bench"))
 
 
 def test_every_option_has_help_and_help_does_not_import_torch() -> None:

@@ -70,12 +70,3 @@ def test_a_hundred_runs_are_listed_soon(tmp_path: Path, tiny_run: Run) -> None:
     began = time.process_time()
     assert len(call("runs", "--runs", tmp_path).stdout.splitlines()) > 100
     assert time.process_time() - began < 4  # seconds; about 0.7 on an idle machine
-
-
-def test_a_tag_names_a_run(miniature_data: Path, tmp_path: Path) -> None:
-    options = ["--steps", 1, "--set", "model.width=16", "--set", "training.validate_every=1", "--set", "model.heads=2"]
-    where = ["--data", miniature_data, "--runs", tmp_path]
-    folder = Path(call("train", "miniature", *options, *where, "--tag", "first-try").stdout.strip())
-    assert summarise(folder).tag == "first-try"
-    shown = call("runs", "first-try", "--runs", tmp_path).stdout
-    assert [line for line in shown.splitlines() if "first-try" in line and "1/1" in line]

@@ -217,15 +217,6 @@ def test_a_foreign_folder_is_never_replaced(tmp_path, linked, force):
     assert folder.is_symlink() is linked
 
 
-def test_notes_in_prepared_data_are_not_removed(tmp_path):
-    folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder
-    put(folder / "notes.txt", "what we found")
-    before = content(folder)
-    with pytest.raises(OutputError, match=r"notes\.txt"):
-        prepare(SECTION, corpus(), CLEANING, root=tmp_path, force=True)
-    assert content(folder) == before
-
-
 @pytest.mark.parametrize("suffix", ["0123abcd.old", "0123abcd.tmp"])
 def test_a_crash_between_two_renames_leaves_nothing_incomplete(tmp_path, suffix, capsys):
     folder = prepare(SECTION, corpus(), CLEANING, root=tmp_path).folder

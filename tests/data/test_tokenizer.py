@@ -12,7 +12,6 @@ from phmctl.data.tokenizer import SMALLEST_BPE, Tokenizer, TokenizerPair, train_
 from phmctl.errors import DataError
 from tests.data.helpers import as_rows
 
-SPECIAL_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 LINES = [
     "Ein Mann, der läuft, sieht einen Hund.",
     "Madam , he's well .",

@@ -76,5 +76,3 @@ def test_invalid_compositions(changes: dict[str, Any], place: str) -> None:
 def test_sizes_that_n_need_not_divide() -> None:
     # n divides neither the rank nor the head width, but the composition is dense.
     build(compose_heads="bilinear", composition_rank=6, composition_maps="dense", algebra="phm", n=4)
-    # n need not divide 16 + 1 and 2·16 + 1, because the 1 is a bias.
-    build(**BOTH, algebra="phm", n=4)

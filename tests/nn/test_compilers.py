@@ -173,7 +173,7 @@ def test_transforms_of_every_default(options: dict[str, Any], tokens: int) -> No
     torch.testing.assert_close(batched[0] + batched[1], (2 * layer.bias).expand(tokens, -1).detach(), **CLOSE)
 
 
-@pytest.mark.parametrize("options", [*DEFAULTS, *EXECUTIONS[1:]])
+@pytest.mark.parametrize("options", [*DEFAULTS, *EXECUTIONS[1:2]])
 def test_gradients_of_gradients(options: dict[str, Any]) -> None:
     layer = PHMLinear(8, 8, n=4, dtype=torch.float64, **options)
     names, values = zip(*layer.named_parameters(), strict=True)

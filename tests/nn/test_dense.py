@@ -27,12 +27,6 @@ def test_a_linear_map(algebra: str, n: int, bias: bool) -> None:
     assert layer.weight.any()  # its parameters are its own
 
 
-@pytest.mark.parametrize("n", [1, 4])
-def test_a_table_with_a_padding_row(n: int) -> None:
-    table, ids = PHMEmbedding(12, 8, n=n, padding_idx=0), torch.arange(12)
-    torch.testing.assert_close(phmctl.to_dense(table)(ids), table(ids))
-
-
 class Shared(nn.Module):
     """A map in two places, a map of the same tensors, a table that is a dense layer's weight, a shared bias."""
 

@@ -57,8 +57,6 @@ def test_the_default_execution(d: int, options: dict[str, object], execution: st
 
 def test_impossible_executions_and_inputs_are_refused() -> None:
     with pytest.raises(UserError):
-        PHMLinear(8, 8, n=4, algebra="quaternion").execution = "rank"
-    with pytest.raises(UserError):
         by_rank()(torch.ones(2, 24, dtype=torch.long))
 
 

@@ -30,13 +30,6 @@ def test_every_factor_moves_by_the_dense_weights_fraction_of_its_scale(n: int, w
     assert rates["bias"] == 1.0
 
 
-def test_a_rule_has_the_rate_of_the_formula() -> None:
-    """rate(A) = 2 rate(H) √(d/n) where the entries of H have the variance 1/d."""
-    rates = relative_rates(PHMLinear(512, 512, n=4, initialization="xavier_uniform"))
-    assert rates["A"] == pytest.approx(0.25 * math.sqrt(512 / 4), rel=0.02)
-    assert rates["S"] == pytest.approx(0.25, rel=1e-6)
-
-
 def test_a_step_of_random_signs_moves_a_kronecker_sum_by_the_root_of_eight_dense_steps() -> None:
     torch.manual_seed(0)
     layer = PHMLinear(256, 256, n=4, bias=False)

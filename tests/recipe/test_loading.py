@@ -90,11 +90,6 @@ def test_common_overrides() -> None:
     assert parse_recipe(ranked, common_overrides(n=1)).model.algebra == "real"
 
 
-def test_a_model_trained_by_rank() -> None:
-    overrides = [*common_overrides(n=4), "model.parametrization=factors", "model.rank=4", "model.execution=rank"]
-    assert parse_recipe(MINIMAL, overrides).model.execution == "rank"
-
-
 CLASSIFIER = """\
 name: trial
 task: classification

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -102,24 +101,6 @@ def test_a_vocabulary_that_n_does_not_divide_is_rounded_up_and_said():
     table = next(row for row in ledger.rows if row.kind == "embedding")
     assert table.shape == (20, 16)
     assert any("17 token types" in text and "20 rows" in text for text in ledger.notes)
-
-
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_map_has_kd_over_n_components_a_cubic_rule_and_its_bias(n):
-    row = next(row for row in ledger_for_settings(small(algebra="phm", n=n), 16, 16).rows if row.kind == "map")
-    assert row.component == "encoder.0.attention.query_key_value"
-    assert row.shape == (48, 16)
-    assert (row.components, row.rule, row.bias) == (48 * 16 // n, n**3, 48)
-    assert row.dense == 48 * 16 + 48
-
-
-def test_a_shared_rule_is_counted_once():
-    # One encoder layer has two sublayers, each of the two decoder layers three.
-    counts = {"separate": 4 + 2 * 7, "sublayer": 2 + 2 * 3, "model": 1}
-    for rules, expected in counts.items():
-        ledger = ledger_for_settings(small(algebra="phm", n=N, rules=rules), 16, 16)
-        assert ledger.rules == expected
-        assert ledger.totals.rule == expected * N**3
 
 
 def test_a_module_in_two_places_and_tied_weights_are_counted_once():

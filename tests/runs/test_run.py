@@ -199,12 +199,10 @@ def test_a_pointer_that_leads_nowhere_is_refused(trained: Run, name: str, conten
         trained.checkpoint(name)
 
 
-@pytest.mark.parametrize("name", ["environment.json", "data.json"])
 @pytest.mark.parametrize("content", [None, b"{"])
-def test_a_damaged_record_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes | None) -> None:
     run = Run.create(tmp_path, make_recipe())
-    (run.folder / name).unlink(missing_ok=True)
-    if content is not None:
-        (run.folder / name).write_bytes(content)
-    with pytest.raises(RunError, match=name):
-        run.environment() if name == "environment.json" else run.data()
+    path = run.folder / "environment.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(RunError, match=r"environment\.json"):
+        run.environment()

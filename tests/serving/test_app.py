@@ -201,3 +201,4 @@ def test_an_error_of_the_model_is_500_for_its_request_alone(capsys: pytest.Captu
     for text, response in responses.items():
         assert response.json()["answers"][0]["translations"] == [as_json(text)]
     assert "ZeroDivisionError: boom" in capsys.readouterr().err
+    assert served.batcher.counts["failed"] == 1

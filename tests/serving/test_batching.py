@@ -136,17 +136,6 @@ def test_the_cost_of_a_batch_is_limited_but_one_item_always_fits() -> None:
     assert [items for _, items in gate.batches[1:]] == [[4, 6], [1], [99], [2]]
 
 
-def test_a_faulty_item_fails_alone() -> None:
-    gate, batcher = held()
-    futures = batcher.submit("x", [1, 2, -1, 4], [1] * 4)
-    gate.open.set()
-    with pytest.raises(BadItemError):
-        futures.pop(2).result(SECONDS)
-    assert results(futures) == [("x", 1), ("x", 2), ("x", 4)]
-    assert [items for _, items in gate.batches[1:]] == [[1, 2, -1, 4], [1, 2], [-1, 4], [-1], [4]]
-    assert (batcher.counts["answered"], batcher.counts["failed"]) == (4, 1)
-
-
 def test_too_few_answers_are_an_error() -> None:
     batcher: Batcher = Batcher(lambda key, items: [])
     with pytest.raises(RuntimeError, match="0 answers"):

@@ -15,7 +15,7 @@ from phmctl.training.train import averaged_steps, train_task
 from tests.data.helpers import files_below, flip
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
-from tests.training.test_resume import Interrupting
+from tests.training.test_resume import Interrupting, expect_refusal
 
 SETTINGS: dict[str, Any] = {"steps": 20, "average": 3, "keep": 2, "validate_every": 100}
 
@@ -72,9 +72,11 @@ def test_the_average_is_of_the_undamaged_checkpoints_and_says_which(
 
 def test_the_advice_of_a_damaged_checkpoint_names_undamaged_ones(fit: Fit) -> None:
     run = fit(steps=20, keep=4).run
-    for step in (10, 20):
-        _flip_weights(run.checkpoint(str(step)))
-    with pytest.raises(RunError, match=r"checkpoint step-000015 .*undamaged: step-000005, step-000015\)"):
+    _flip_weights(run.checkpoint("10"))
+    flip(run.checkpoint("20") / "optimizer.safetensors")
+    with expect_refusal(
+        run, r"optimizer\.safetensors .*checkpoint step-000015 .*undamaged: step-000005, step-000015\)"
+    ):
         fit(old=run, steps=30, keep=4)
     assert fit(old=run, checkpoint="step-000015", steps=30, keep=4).steps == 30
 

@@ -7,7 +7,6 @@ import pytest
 
 from phmctl.answering.opening import load_translator
 from phmctl.answering.translator import Translator
-from phmctl.errors import OutputError
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -124,13 +123,6 @@ def test_the_longest_names_are_names_of_files(tmp_path: Path) -> None:
     assert len(read_results(run)) == 1
     with pytest.raises(ValueError, match="at most 100"):
         make_run(tmp_path, "c" * 101)
-
-
-def test_results_that_cannot_be_written_are_an_error(run: Run) -> None:
-    run.results_folder.rmdir()
-    run.results_folder.write_text("in the way", encoding="utf-8")
-    with pytest.raises(OutputError):
-        evaluate(run)
 
 
 def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
