@@ -179,7 +179,6 @@ def train(
     seed: int | None = None,
     device: str | None = None,
     steps: int | None = None,
-    execution: str | None = None,
     init: str | Path | None = None,
     settings: Mapping[str, object] | Sequence[str] = (),
     data: str | Path | None = None,
@@ -224,9 +223,7 @@ def train(
     written, run = recipe_and_run(recipe, resume=resume, runs=runs)
     if tag is not None and run is not None:
         raise UserError(f"tag={tag} names a new run. Leave it out to continue {run.folder}")
-    overrides = common_overrides(
-        n=n, algebra=algebra, seed=seed, device=device, steps=steps, execution=execution, init=init
-    )
+    overrides = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, init=init)
     with silence(quiet):
         resolved = resolve(written, overrides, settings)
         return run_training(

@@ -130,7 +130,7 @@ SETTINGS = {  # of the model section of the recipe multi30k-de-en
     "PHM, n = 2, PHM embeddings": "algebra=phm n=2 embeddings=phm",
     EMBEDDED: "algebra=phm n=4 embeddings=phm",
     EIGHTH: "algebra=phm n=8 embeddings=phm",
-    WIDE: "algebra=phm n=4 parametrization=factors rank=4 width=512 feed_forward=2048 embedding_width=256",
+    WIDE: "algebra=phm n=4 rank=4 width=512 feed_forward=2048 embedding_width=256",
     "dense, d = 128": "width=128 feed_forward=512 embedding_width=256",
     NARROW: "width=128 feed_forward=512 embedding_width=64",
     LOW_RANK: "algebra=low-rank rank=46 embedding_width=64",

@@ -53,7 +53,6 @@ def train(
     ] = None,
     device: RecipeDevice = None,
     steps: Annotated[int | None, Option(parser=_one_number, metavar="<int>", help="Number of optimiser steps.")] = None,
-    execution: Annotated[Text, Option(help="dense or rank (default: rank where it is faster).")] = None,
     init: Annotated[Text, Option(metavar="RUN", help="Copy tensors of the same name and shape from RUN.")] = None,
     settings: Settings = None,
     data: Data = None,
@@ -67,7 +66,7 @@ def train(
 ) -> Shown:
     """Train a recipe's model on prepared data. Print the run directory at the end."""
     options: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
-    options |= {"execution": execution, "init": init}
+    options |= {"init": init}
     if threads:
         set_threads(threads)
         settings = [*(settings or ()), f"training.threads={threads}"]

@@ -3,7 +3,7 @@
 Every format is written from one of two forms.
 
 The dense form has one dense weight for each map, separate queries, keys and values, and tables without the rows that
-make n divide them, for any algebra, n, parametrization, sharing of rules and arrangement of the projections. H of each
+make n divide them, for any algebra, n, rank, sharing of rules and arrangement of the projections. H of each
 map is built from A and S in float64 and rounded once.
 
 The compact form has A and S of each PHM map, from which :mod:`phmctl.plain` computes the tensors of the dense form.

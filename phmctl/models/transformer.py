@@ -99,10 +99,8 @@ class DecoderState:
 
 def builder_of(section: LinearSection, device: Device = None) -> LinearBuilder:
     """Return the builder of a model's maps."""
-    rules, bias, execution, rank = section.rules, section.bias, section.execution, section.rank
-    return LinearBuilder(
-        section.algebra, section.n, rules=rules, bias=bias, execution=execution, rank=rank, device=device
-    )
+    rules, bias, rank = section.rules, section.bias, section.rank
+    return LinearBuilder(section.algebra, section.n, rules=rules, bias=bias, rank=rank, device=device)
 
 
 def table(

@@ -28,7 +28,6 @@ class LinearBuilder:
         rules: scope of a learned rule: each map has one (``separate``), the maps of a sublayer share one, or all
             maps of the model.
         bias: whether the maps have biases.
-        execution: ``dense`` or ``rank``. None is the default of each map.
         rank: R of a learned rule that is held as factors, or the rank of ``low-rank`` maps.
         device: device of the parameters. ``meta`` allocates nothing.
     """
@@ -38,7 +37,6 @@ class LinearBuilder:
     _: KW_ONLY
     rules: RuleSharing = "separate"
     bias: bool = True
-    execution: str | None = None
     rank: int | None = None
     device: torch.device | str | None = None
     _first: PHMLinear | None = field(default=None, init=False)  # the map whose rule the later maps share
@@ -73,7 +71,6 @@ class LinearBuilder:
             algebra=self.algebra,
             initialization="xavier_uniform",
             splits=splits,
-            execution=self.execution,
             rank=self.rank if learned else None,
             device=self.device,
         )

@@ -21,7 +21,6 @@ RecipeLike = str | Path | Mapping[str, object] | Recipe
 COMMON = {  # options that set a recipe key, and the key
     "n": "model.n",
     "algebra": "model.algebra",
-    "execution": "model.execution",
     "seed": "training.seed",
     "device": "training.device",
     "steps": "training.steps",
@@ -42,8 +41,7 @@ class Override:
 def common_overrides(**options: int | str | Path | None) -> list[Override]:
     """Return the overrides of the options in :data:`COMMON`, except options that are None.
 
-    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. A fixed algebra implies a rule without
-    factors.
+    Without `algebra`, n = 1 implies ``real`` and a larger n implies ``phm``. A fixed algebra implies no rank.
     """
     overrides = []
     for name, value in options.items():
@@ -57,10 +55,8 @@ def common_overrides(**options: int | str | Path | None) -> list[Override]:
         implied["model.algebra"] = "real" if n == 1 else "phm"
     if n is None and algebra not in (None, LEARNED):
         implied["model.n"] = 1
-    if algebra not in (None, LEARNED) or (algebra is None and n == 1):
-        implied |= {"model.parametrization": "rule", "model.execution": None}
-        if algebra != LOW_RANK:
-            implied["model.rank"] = None
+    if algebra not in (None, LEARNED, LOW_RANK) or (algebra is None and n == 1):
+        implied["model.rank"] = None
     return overrides + [Override(key, value, source, implied=True) for key, value in implied.items()]
 
 

@@ -40,10 +40,8 @@ class LinearSection(Section):
     n: Annotated[int, Field(ge=1, le=1024)] = 1  # components of phm, at least 2
     # maps that share a rule: none, those of a sublayer, all
     rules: Literal["separate", "sublayer", "model"] = "separate"
-    # dense builds H, rank multiplies by R blocks of factors (null: the faster)
-    execution: Literal["dense", "rank"] | None = None
-    parametrization: Literal["rule", "factors"] = "rule"  # a rule is stored as A or as factors W, U, V
-    rank: Width | None = None  # terms R of the factors, or the rank of low-rank maps
+    # a learned rule is stored as A, or with a rank R as factors W, U, V; or the rank of low-rank maps
+    rank: Width | None = None
     bias: bool = True  # whether linear maps have biases
 
     @model_validator(mode="after")
@@ -60,27 +58,16 @@ class LinearSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _fit_execution(self) -> Self:
-        factors = self.parametrization == "factors"
-        if factors and self.algebra != LEARNED:
-            raise ValueError(f"parametrization 'factors' needs algebra 'phm': {self.algebra!r} has no learned rule")
-        if factors and self.rank is None:
-            raise ValueError("parametrization 'factors' needs a rank: set model.rank, for example to n")
-        if not factors and self.algebra != LOW_RANK:
-            self._expect_default("needs parametrization: factors, or algebra: low-rank", "rank")
-        if self.execution == "rank" and not factors:
-            raise ValueError("execution 'rank' needs parametrization: factors")
-        return self
-
-    @model_validator(mode="after")
-    def _fit_low_rank(self) -> Self:
+    def _fit_rank(self) -> Self:
         if self.algebra != LOW_RANK:
+            if self.algebra != LEARNED:
+                self._expect_default("needs algebra: phm or low-rank", "rank")
             return self
         if not isinstance(self, StackSection):
             raise ValueError("algebra 'low-rank' is implemented for Transformers only")
         if self.rank is None:
             raise ValueError("algebra 'low-rank' needs a rank: set model.rank")
-        self._expect_default("has no effect with algebra 'low-rank': omit it", "execution", "rules")
+        self._expect_default("has no effect with algebra 'low-rank': omit it", "rules")
         return self
 
     def _expect_default(self, problem: str, *keys: str) -> None:
@@ -98,8 +85,7 @@ class LinearSection(Section):
     @property
     def dense_twin(self) -> Self:
         """The same model with every map dense."""
-        dense = {"algebra": "real", "n": 1, "execution": None, "parametrization": "rule", "rank": None}
-        return self.model_copy(update=dense)
+        return self.model_copy(update={"algebra": "real", "n": 1, "rank": None})
 
     def _widths(self) -> dict[str, int]:
         """Return the widths that n must divide, by the names in error messages."""

@@ -290,7 +290,7 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = AUTO, device:
     rule_note = _why_not_compared(settings.n, truth)
     rule = None if rule_note else _compare_rules(model, truth)
     map_error = _map_error(model, truth)
-    is_free = settings.algebra in ("phm", "real") and settings.parametrization == "rule"
+    is_free = settings.algebra in ("phm", "real") and settings.rank is None
     rule_error = 0.0 if rule is None else rule.relative_error
     evaluation = RuleEvaluation(
         run.name,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from phmctl.tasks.base import Task
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_RULE_KEYS = ("algebra", "n", "rules", "parametrization", "rank")  # model keys that decide which rule a map has
+_RULE_KEYS = ("algebra", "n", "rules", "rank")  # model keys that decide which rule a map has
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def test_every_recipe_is_listed_and_a_named_recipe_is_shown_with_its_comments() 
         ("octonion", ["phm-n8"], [640]),
         ("probe", ["real"], [512 * 50 + 50 + 50 * 2 + 2]),
         ("multi30k-de-en --algebra low-rank --set model.rank=8", ["multi30k-de-en low-rank-r8"], None),
-        ("miniature --n 4 --set model.parametrization=factors --set model.rank=5", ["phm-n4-r5"], None),
+        ("miniature --n 4 --set model.rank=5", ["phm-n4-r5"], None),
         ("miniature --n 4 --set model.algebra=quaternion", ["miniature quaternion"], None),
     ],
 )

@@ -16,12 +16,11 @@ from tests.calls import call, start, stop_training
 
 def test_options_reach_the_recipe(train_copying: list[object]) -> None:
     options = ["--algebra", "quaternion", "--seed", 9, "--steps", 2, "--device", "cpu", "--set", "training.clip=0.5"]
-    folder = Path(call(*train_copying, *options, "--execution", "dense").stdout.strip())
+    folder = Path(call(*train_copying, *options).stdout.strip())
     environment = json.loads((folder / "environment.json").read_text())
     assert folder.parent.name == "quaternion"
     assert environment["seed"] == 9
     assert "clip: 0.5" in (folder / "recipe.yaml").read_text()
-    assert "execution: dense" in (folder / "recipe.yaml").read_text()
     assert [entry["step"] for entry in read_metrics(folder / "metrics.jsonl") if entry["event"] == "train"] == [2]
 
 

@@ -15,7 +15,7 @@ PHM4 = {"algebra": "phm", "n": 4}
 TRANSFORMERS = {
     "real": {},
     "phm": PHM4,
-    "factors": PHM4 | {"parametrization": "factors", "rank": 5},
+    "factors": PHM4 | {"rank": 5},
     "shared-rule": PHM4 | {"rules": "model"},
     "quaternion-separate": {"algebra": "quaternion", "projections": "separate"},
     "packed": PHM4 | {"projections": "packed"},

@@ -47,7 +47,6 @@ def test_the_ledger_counts_its_maps() -> None:
     [
         ("miniature", [], "rank"),
         ("miniature", ["model.rank=4", "model.n=2"], "n = 1"),
-        ("miniature", ["model.rank=4", "model.execution=rank"], "execution"),
         ("miniature", ["model.rank=4", "model.rules=model"], "rules"),
         ("miniature", ["model.rank=4"], "embeddings"),
         ("table1-mnli", ["model.rank=4"], "Transformers"),

@@ -105,7 +105,7 @@ MODELS: list[tuple[Callable[..., nn.Module], dict[str, Any], Loss]] = [
     (transformer, {}, text_loss),
     (transformer, {"rules": "model"}, text_loss),
     (transformer, {"algebra": "quaternion"}, text_loss),
-    (transformer, {"parametrization": "factors", "rank": 4, "execution": "dense"}, text_loss),
+    (transformer, {"rank": 4}, text_loss),
     (transformer, {"projections": "packed"}, text_loss),
     (transformer, {"embeddings": "phm"}, text_loss),
     (table, {}, lookup_loss),

@@ -79,14 +79,12 @@ def test_common_overrides() -> None:
         return {override.key: override.value for override in common_overrides(**options)}
 
     assert keys(n=4, algebra=None, steps=7) == {"model.n": 4, "training.steps": 7, "model.algebra": "phm"}
-    no_factors = {"model.parametrization": "rule", "model.rank": None, "model.execution": None}
+    no_factors = {"model.rank": None}
     assert keys(n=1) == {"model.n": 1, "model.algebra": "real", **no_factors}
     assert keys(algebra="quaternion") == {"model.algebra": "quaternion", "model.n": 1, **no_factors}
     assert keys(algebra="quaternion", n=4) == {"model.algebra": "quaternion", "model.n": 4, **no_factors}
     assert "model.rank" not in keys(algebra="low-rank")
-    ranked = MINIMAL.replace(
-        "training:", "  algebra: phm\n  n: 4\n  parametrization: factors\n  rank: 4\n  execution: rank\ntraining:"
-    )
+    ranked = MINIMAL.replace("training:", "  algebra: phm\n  n: 4\n  rank: 4\ntraining:")
     assert parse_recipe(ranked, common_overrides(n=1)).model.algebra == "real"
 
 
@@ -128,8 +126,7 @@ training:
         (MINIMAL, ["model.algebra=quaternion", "model.width=30"], "setting 'model.width=30': model: n = 4"),
         (MINIMAL + "  batch_tokens: 100\n", [], "r.yaml:9: recipe: training.batch_tokens = 100"),
         (MINIMAL, ["trainng.steps=4"], "setting 'trainng.steps=4': unknown key 'trainng' (did you mean 'training'"),
-        (MINIMAL, ["model.parametrization=factors"], "'real'"),
-        (MINIMAL, ["model.algebra=phm", "model.n=4", "model.rank=5"], "parametrization: factors"),
+        (MINIMAL, ["model.rank=5"], "rank needs algebra: phm"),
         (MINIMAL + "  batch_size: 3\n", [], "'training.batch_size' (did you mean 'batch_tokens'"),
         (PAIRS.replace("64", "300"), common_overrides(n=7), "width = 300 and embedding_width"),
         (RULE, common_overrides(n=8), "features = 4"),

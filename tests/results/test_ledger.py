@@ -33,7 +33,7 @@ def sections(kind: type[LinearSection], shape: dict[str, object], **choices: lis
             **shape,
             algebra=choice[0],
             n=choice[1],
-            **({"parametrization": "factors", "rank": 6} if rank and choice[0] == "phm" else {}),
+            **({"rank": 6} if rank and choice[0] == "phm" else {}),
             **options,
         ),
         st.sampled_from(algebras),

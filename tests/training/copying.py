@@ -29,8 +29,7 @@ def prepare_copying(root: Path) -> PreparedData:
 
 
 def copying_recipe(*, n: int = 4, dropout: float = 0.1, rank: int | None = None, **training: Any) -> TranslationRecipe:
-    """Return a recipe for a Transformer of one layer a side; of a `rank` its maps are applied by block products."""
-    by_rank = {} if rank is None else {"parametrization": "factors", "execution": "rank", "rank": rank}
+    """Return a recipe for a Transformer of one layer a side; with a `rank` its maps hold factors."""
     settings = {
         "steps": 300,
         "batch_tokens": 512,
@@ -52,7 +51,7 @@ def copying_recipe(*, n: int = 4, dropout: float = 0.1, rank: int | None = None,
         decoder_layers=1,
         dropout=dropout,
         share_embeddings=False,
-        **by_rank,
+        rank=rank,
     )
     return TranslationRecipe(
         name="copying", data=_DATA, model=model, training=TranslationTraining(**(settings | training))

@@ -62,7 +62,7 @@ def test_a_composed_model_begins_with_its_base(tiny_run: Run, miniature_data: Pa
 
 def test_maps_without_a_nearest_weight_are_new_and_the_others_are_left(tiny_run: Run, miniature_data: Path) -> None:
     """No factors are computed for the A of another run."""
-    factors = ("model.parametrization=factors", "model.rank=2")
+    factors = ("model.rank=2",)
     start = start_of(changed(tiny_run.folder, *factors), miniature_data)
     left = {name for name in tensors_of(tiny_run) if name.endswith(".S") and name.startswith(("encoder", "decoder"))}
     assert left
@@ -168,7 +168,7 @@ def test_a_dry_run_checks_where_it_would_begin(tiny_run: Run, miniature_data: Pa
 
 
 RULE, FIXED, SHARED, SOME = (), ("model.algebra=quaternion",), ("model.rules=model",), ("model.rules=sublayer",)
-TERMS = ("model.parametrization=factors", "model.rank=7")
+TERMS = ("model.rank=7",)
 
 
 @pytest.mark.parametrize(
