@@ -1,9 +1,10 @@
-"""The order of the package's layers, and what holds for every file of it."""
+"""The order of the package's layers, what holds for every file of it, and the public names."""
 
 import ast
 import inspect
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,3 +149,24 @@ def test_the_command_line_starts_without_heavy_imports():
     code = f"import sys, phmctl.cli.main; print(sorted({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ----------------------------------------------------------------------------------------------------- the public names
+
+
+def test_these_names_are_public():
+    layers = "PHMConv1d PHMConv2d PHMConv3d PHMEmbedding PHMLSTM PHMLinear"
+    weights = "Kronecker convert from_pretrained heal load_into parameter_groups save step to_dense"
+    verbs = "compare count_parameters distil evaluate load prepare train"
+    answers = "Classified Classifier Translation Translator"
+    assert sorted(phmctl.__all__) == sorted(f"{layers} {weights} {verbs} {answers} __version__".split())
+
+
+def test_libraries_whose_internals_are_used_have_an_upper_bound() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert sum("<" in line for line in project["dependencies"] if line.startswith("sacrebleu")) == 1
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="PHMGRU"):
+        _ = phmctl.PHMGRU

@@ -1,14 +1,16 @@
-"""The threads that are chosen before torch is loaded."""
+"""The device, and the threads, which are chosen before torch is loaded."""
 
 import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from phmctl import threads
-from phmctl.errors import UserError
-from phmctl.threads import choose_threads, threads_of
+from phmctl.devices import pick_device
+from phmctl.errors import RecipeError, UserError
+from phmctl.threads import choose_threads, set_threads, threads_of
 
 
 @pytest.fixture
@@ -151,3 +153,40 @@ def test_a_sweep_leaves_the_threads_that_a_user_has_set(environment: pytest.Monk
 def test_a_thousand_threads_are_refused(environment: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="threads = 1000"):
         threads.set_threads(1000)
+
+
+# ----------------------------------------------------------------------------------------------------------- the device
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """Simulate a number of CUDA devices."""
+    count: int = request.param
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("devices", "name", "expected"),
+    [(0, "auto", "cpu"), (2, "auto", "cuda"), (2, "cpu", "cpu"), (2, "cuda", "cuda"), (2, "cuda:1", "cuda:1")],
+    indirect=["devices"],
+)
+def test_the_device_of_a_name(devices: int, name: str, expected: str) -> None:
+    assert pick_device(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("devices", "name"), [(0, "cuda"), (2, "cuda:2"), (1, "gpu"), (1, "meta")], indirect=["devices"]
+)
+def test_a_missing_or_unknown_device_is_refused(devices: int, name: str) -> None:
+    with pytest.raises(RecipeError, match=f"'{name}'"):
+        pick_device(name)
+
+
+def test_threads_are_set_and_0_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", (requested := []).append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored afterwards: the commands of later tests inherit it
+    set_threads(0)
+    set_threads(3)
+    assert requested == [3]

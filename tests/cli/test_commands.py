@@ -9,13 +9,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.runs import Run
 from phmctl.shipped import shipped_names
 from tests.calls import call, rows_of
-from tests.tasks.translation.runs import SOURCES, evaluate, make_run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of a random model. Shared: do not change it."""
-    return make_run(tmp_path_factory.mktemp("runs"))
+from tests.tasks.translation.runs import SOURCES, evaluate
 
 
 def test_every_recipe_is_listed_and_a_named_recipe_is_shown_with_its_comments() -> None:

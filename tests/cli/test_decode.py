@@ -15,14 +15,9 @@ from phmctl.errors import DataError, OutputError
 from phmctl.runs import Run
 from tests.answering.conftest import TEXT
 from tests.calls import call, start
-from tests.tasks.translation.runs import SOURCES, make_run
+from tests.tasks.translation.runs import SOURCES
 
 INPUT = "".join(f"{line}\n" for line in SOURCES).encode()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,9 @@ from phmctl.export.verb import export
 from phmctl.recipe.schema import TranslationRecipe
 from phmctl.runs import Run
 from tests.serving.processes import Server
-from tests.tasks.translation.runs import SOURCES, make_run
+from tests.tasks.translation.runs import SOURCES
 
 MAIN = "from phmctl.cli.main import run; run()"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_run(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")

@@ -168,25 +168,3 @@ def test_lengths_are_not_read_on_other_devices() -> None:
     """Reading a value from a meta tensor would raise an error."""
     ids = torch.ones(3, 5, dtype=torch.int64, device="meta")
     assert build("lstm-pair").to("meta")(ids, ids).shape == (3, 3)
-
-
-def majority(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw texts of 3, 5, 7 or 9 tokens of two types; the label is the more frequent type."""
-    tokens = torch.randint(4, 6, (rows, 9), generator=generator)
-    lengths = 3 + 2 * torch.randint(0, 4, (rows, 1), generator=generator)
-    tokens[torch.arange(9) >= lengths] = PAD
-    return tokens, ((tokens == 5).sum(1) > (tokens == 4).sum(1)).long()
-
-
-def test_an_encoder_learns() -> None:
-    """The pair classifier does in tests/tasks/classification/test_task.py."""
-    model = build("encoder", classes=2, algebra="phm", n=4, width=32, feed_forward=64, pooling="last").float()
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(150):
-        tokens, label = majority(64, generator)
-        optimiser.zero_grad()
-        F.cross_entropy(model(tokens), label).backward()
-        optimiser.step()
-    tokens, label = majority(500, generator)
-    assert (model.eval()(tokens).argmax(1) == label).float().mean() > 0.95

@@ -1,4 +1,4 @@
-"""Run directories: creating, finding, opening."""
+"""Run directories: creating, finding, opening; the copies of data in them."""
 
 import os
 import shlex
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from phmctl.data.prepared import PreparedData
 from phmctl.errors import OutputError, RunError, WriteFailedError
-from phmctl.recipe.schema import differences
+from phmctl.recipe.schema import Recipe, differences
 from phmctl.runs import Run
+from phmctl.runs.copies import load_tokenizers, read_text
 from phmctl.runs.run import read_tag, runs_root
 from phmctl.storage import write_checkpoint
 from tests.calls import call
@@ -206,3 +208,29 @@ def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes | None) -> N
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(RunError, match=r"environment\.json"):
         run.environment()
+
+
+# --------------------------------------------------------------------------------------------------- copies of the data
+
+
+def test_the_copies_are_those_of_the_prepared_data(tiny_run: Run, tiny_recipe: Recipe, miniature_data: Path) -> None:
+    prepared = PreparedData.find(tiny_recipe.data, miniature_data)
+    assert read_text(tiny_run, "test", "source") == prepared.split("test").texts[0]
+    assert read_text(tiny_run, "valid", "target") == prepared.split("valid").texts[1]
+    assert load_tokenizers(tiny_run) == prepared.tokenizers
+    assert tiny_run.data().items() >= prepared.manifest.items()
+
+
+def test_text_that_is_not_utf_8(copied_run: Run) -> None:
+    (copied_run.text_folder / "test.source").write_bytes(b"\xff\n")
+    with pytest.raises(RunError, match=r"text/test\.source"):
+        read_text(copied_run, "test", "source")
+
+
+def test_line_ends_of_windows_change_nothing(copied_run: Run) -> None:
+    """git's autocrlf converts text when a run is checked out."""
+    before, tokenizers = read_text(copied_run, "test", "source"), load_tokenizers(copied_run)
+    for path in (copied_run.text_folder / "test.source", copied_run.tokenizer_folder / "tokenizer.json"):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_text(copied_run, "test", "source") == before
+    assert load_tokenizers(copied_run) == tokenizers

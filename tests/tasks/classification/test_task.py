@@ -29,9 +29,10 @@ def opened(recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
     return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
 
-def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
+def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str) -> None:
     rate = ["training.learning_rate=3e-3", "training.warmup=20", "training.validate_every=50", "model.dropout=0.0"]
-    result = train(small("lstm-pair", "training.steps=200", *rate), data=labelled_data, runs=tmp_path, quiet=True)
+    result = train(small(kind, "training.steps=200", *rate), data=labelled_data, runs=tmp_path, quiet=True)
     assert (result.best_score or 0.0) > 0.97
 
 

@@ -1,9 +1,11 @@
+"""Lines that arrive, and the file of answers."""
+
 import gzip
 import io
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phmctl.answering.lines import arriving_lines, in_groups
+from phmctl.answering.lines import arriving_lines, in_groups, open_answers
 from phmctl.data.readers import read_lines
-from phmctl.errors import DataError
+from phmctl.errors import DataError, OutputError
 
 LETTERS = st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"])  # a NUL means UTF-16 in the first line
 LINES = st.lists(st.text(LETTERS, max_size=8), max_size=12)
@@ -115,3 +117,52 @@ def test_no_file_no_stdin_and_nothing_in_them(tmp_path: Path, monkeypatch: pytes
         list(arriving_lines(None))
     assert list(in_groups([])) == []
     assert list(in_groups("abc", 2)) == [["a", "b"], ["c"]]
+
+
+# -------------------------------------------------------------------------------------------------- the file of answers
+
+
+def write(path: Path, groups: Iterable[str], *, fail: bool = False) -> None:
+    """Write groups of answers; raise ZeroDivisionError after them if `fail` is set."""
+    with open_answers(path) as output:
+        for group in groups:
+            output(group)
+        if fail:
+            raise ZeroDivisionError
+
+
+def test_answers_are_written_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ("o" * 255)  # no longer name is made from it
+    with open_answers(path) as output:
+        output("one\nzwölf\n")
+        assert path.read_text() == "one\nzwölf\n"
+        output("three\n")
+    assert path.read_text() == "one\nzwölf\nthree\n"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_name_of_a_compressed_file_makes_one(tmp_path: Path) -> None:
+    write(tmp_path / "new.gz", ["one\n", "zwölf\n"])
+    assert gzip.decompress((tmp_path / "new.gz").read_bytes()).decode() == "one\nzwölf\n"
+
+
+def test_other_files_are_refused_and_stay(tmp_path: Path) -> None:
+    for other in (tmp_path, Path("/dev/null"), tmp_path / ("b" * 256)):
+        with pytest.raises(OutputError), open_answers(other):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_file_stays_until_the_first_answer_and_an_early_failure_creates_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("older and longer than the answers\n")
+    for output in (path, tmp_path / "new"):
+        with pytest.raises(ZeroDivisionError):
+            write(output, [], fail=True)
+    assert path.read_text() == "older and longer than the answers\n"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ZeroDivisionError):
+        write(path, ["first\n"], fail=True)
+    assert path.read_text() == "first\n"
+    write(path, [])
+    assert path.read_text() == ""
