@@ -168,6 +168,7 @@ class _Sums:
                 with without_autocast(first["S"].device.type):
                     stack: Any = partial(_Stack.apply, self.used)
                     stacks = {name: stack(*(entry.tensors[name] for entry in group)) for name in first}
+                    # (m, n, n, n) and (m, n, k/n, d/n · kernel) of the m maps
                     A, S = self.roots = [group[0].structure.rule(stacks), stacks["S"].flatten(3)]
                     H = fused(kronecker_sums, S.device, A.detach(), S.detach(), dtype)
                     H = H.view(*H.shape[:2], -1, *first["S"].shape[3:])  # (m, k, d, ...)

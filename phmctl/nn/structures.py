@@ -222,18 +222,18 @@ class LowRank(Structure):
         inputs, (d, d), or how often each row of a table is read, (k,).
         """
         check_values(weight)
-        matrix = weight.double().flatten(1)
+        matrix = weight.double().flatten(1)  # (k, d)
         columns = rows = None
         if moments is not None and moments.dim() == 2:
-            columns = _square_root(moments)
+            columns = _square_root(moments)  # (d, d)
             matrix = matrix @ columns
         elif moments is not None:
-            rows = (moments.double() + 1).sqrt()[:, None]  # rows that were never read count a little
+            rows = (moments.double() + 1).sqrt()[:, None]  # (k, 1): rows that were never read count a little
             matrix = matrix * rows
-        left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+        left, singular, right = torch.linalg.svd(matrix, full_matrices=False)  # (k, q), (q,), (q, d)
         scale = singular[: self.rank].sqrt()
-        R = torch.where(scale > 0, scale, 1.0)[:, None] * right[: self.rank]  # L = R = 0 never learn
-        L = left[:, : self.rank] * scale
+        R = torch.where(scale > 0, scale, 1.0)[:, None] * right[: self.rank]  # (m, d); L = R = 0 never learn
+        L = left[:, : self.rank] * scale  # (k, m)
         if columns is not None:
             R = torch.linalg.solve(columns, R, left=False)
         if rows is not None:

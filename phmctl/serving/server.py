@@ -138,7 +138,6 @@ class Batcher:
         for worker in self._workers:
             worker.start()
 
-    @property
     def queued(self) -> int:
         """Drop the cancelled items and return the number of waiting ones."""
         with self._changed:
@@ -174,7 +173,7 @@ class Batcher:
         """Wait for a batch and return it, or an empty list if the batcher is closed."""
         with self._changed:
             while not self._closed:
-                if not self.queued:
+                if not self.queued():
                     self._changed.wait()
                     continue
                 first = self._waiting[0]
@@ -266,7 +265,7 @@ class Service:
             "answers": [f"/{name}" for name in self.methods],
             "about": self.about,
             "limits": {"body": MAX_BODY, "beam": _MAX_BEAM, "tokens": self.model.max_tokens, "cut": self.cut},
-            "queue": {"waiting": self.batcher.queued, "running": self.batcher.running},
+            "queue": {"waiting": self.batcher.queued(), "running": self.batcher.running},
             "counts": self.batcher.counts,
             "seconds": round(time.monotonic() - self._began, 3),
         }

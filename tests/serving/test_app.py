@@ -76,7 +76,7 @@ def test_requests_of_many_clients_share_batches() -> None:
     with client(served) as http, ThreadPoolExecutor(20) as pool:
         bodies = [{"text": f"t{number}", "beam": 1 + number % 2} for number in range(20)]
         futures = [pool.submit(http.post, "/translate", json=body) for body in bodies]
-        until(lambda: served.batcher.queued + served.batcher.running == 20)
+        until(lambda: served.batcher.queued() + served.batcher.running == 20)
         model.gate.set()
         for body, future in zip(bodies, futures, strict=True):
             answers = future.result(SECONDS).json()["answers"]
@@ -193,7 +193,7 @@ def test_an_error_of_the_model_is_500_for_its_request_alone(capsys: pytest.Captu
         first = pool.submit(http.post, "/translate", json={"text": "first"})
         assert model.entered.wait(SECONDS)
         futures = {text: pool.submit(http.post, "/translate", json={"text": text}) for text in ("a", "BOOM", "b")}
-        until(lambda: served.batcher.queued == 3)
+        until(lambda: served.batcher.queued() == 3)
         model.gate.set()
         responses = {text: future.result(SECONDS) for text, future in futures.items()}
         assert first.result(SECONDS).status_code == 200

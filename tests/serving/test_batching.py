@@ -103,7 +103,7 @@ def test_each_request_gets_its_answers_whatever_happens_to_others(clients, worke
 
     with ThreadPoolExecutor(len(clients)) as pool:
         list(pool.map(client, clients))
-    assert batcher.queued == 0
+    assert batcher.queued() == 0
     for _, items in recorder.batches:
         assert len(items) <= size
         assert len(items) == 1 or sum(map(abs, items)) <= cost
