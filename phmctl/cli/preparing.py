@@ -11,11 +11,11 @@ from typer import Argument, Option
 import phmctl
 from phmctl.cli.options import Data, File, Flag, Json, Number, Text, Texts
 from phmctl.console import Shown, Table
+from phmctl.data import TABLES
 from phmctl.errors import DataError
 from phmctl.shipped import shipped_names
 
 SPLITS = ("train", "valid", "test")
-TABLES = (".tsv", ".csv", ".jsonl", ".tmx")  # ends of the names of files that have both sides
 
 
 def prepare_data(

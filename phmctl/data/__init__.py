@@ -9,6 +9,8 @@ from typing import NamedTuple, ParamSpec
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 UNKNOWN = -1  # value of an extra that is not known
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+TABLES = (".tsv", ".csv", *JSON_LINES, ".tmx")  # ends of the names of files that have both sides
 
 P = ParamSpec("P")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from phmctl.console import note
-from phmctl.data import Location, Row, RowSource, Splits, repeatable
+from phmctl.data import JSON_LINES, Location, Row, RowSource, Splits, repeatable
 from phmctl.data.card import Card, Hub, Layout, RowFormat, SplitFiles, Url, check_split, labelled_format, table_format
 from phmctl.data.readers import UNREADABLE, parallel_files, parse_row, records, tables, translation_memory
 from phmctl.data.rows import SPECIAL_CARDS, append_copies, concatenate, divide_train, hold_out, swap_sides
@@ -466,7 +466,7 @@ def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, 
     """
     name = path.name.lower().removesuffix(".gz")
     file_type = "csv" if name.endswith(".csv") else "tsv"
-    if name.endswith((".jsonl", ".ndjson", ".json")):
+    if name.endswith(JSON_LINES):
         file_type = "jsonl"
     row_format = row_format or RowFormat(header=False, texts=(0, 1))
     row_format = row_format.model_copy(update={"format": file_type, "odd_rows": "drop" if skip else "refuse"})

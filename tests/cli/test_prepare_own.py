@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from phmctl.cli.preparing import files_by_split
 from phmctl.data.card import load_card
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import DataError
@@ -266,3 +267,9 @@ def test_a_labelled_table_is_split(tmp_path: Path) -> None:
     options = ("--table", f"train={table}", "--text", "text", "--label", "mood", "--split", "5")
     prepared = prepare(tmp_path, *options, "--tokenizer", "word", "--vocabulary", "50")
     assert len(prepared.split("valid")) == 5
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".json", ".ndjson.gz", ".TMX"])
+def test_two_tables_of_a_split_are_no_pair_of_files(ending: str) -> None:
+    files = [f"a{ending}", f"b{ending}"]
+    assert files_by_split({"train": files}) == {"train": [(file,) for file in files]}
