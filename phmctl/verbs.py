@@ -221,8 +221,6 @@ def train(
         raise UserError(f"checkpoint={checkpoint} says where to continue from. Add resume, or leave it out")
     check_tag(tag)
     written, run = recipe_and_run(recipe, resume=resume, runs=runs)
-    if tag is not None and run is not None:
-        raise UserError(f"tag={tag} names a new run. Leave it out to continue {run.folder}")
     overrides = common_overrides(n=n, algebra=algebra, seed=seed, device=device, steps=steps, init=init)
     with silence(quiet):
         resolved = resolve(written, overrides, settings)

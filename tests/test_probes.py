@@ -13,10 +13,10 @@ from phmctl.data import EOS
 from phmctl.data.card import load_card
 from phmctl.data.prepare import prepare
 from phmctl.data.prepared import PreparedData
-from phmctl.errors import DataError, NonFiniteError, RunError
+from phmctl.errors import DataError, NonFiniteError, RecipeError, RunError
 from phmctl.metrics.classification import accuracy
 from phmctl.probes import Encoder, ProbingReport, fit_probe, predict, probe
-from phmctl.recipe.loading import expect, load_recipe
+from phmctl.recipe.loading import expect, load_recipe, resolve
 from phmctl.recipe.schema import ProbingRecipe, TranslationRecipe
 from phmctl.runs import Run
 from tests.calls import call
@@ -172,3 +172,10 @@ def test_data_that_cannot_be_probed_is_refused(tiny_run: Run, copied_data: Path,
         manifest.write_text(json.dumps(changed))
         with pytest.raises(DataError, match="train_text"):
             probe(tiny_run.folder, data=copied_data)
+
+
+def test_a_resolved_recipe_can_be_read_again() -> None:
+    written = load_recipe("probe")
+    assert resolve(written, (), ["model.hidden=0"]).model.hidden == 0
+    with pytest.raises(RecipeError, match=r"training\.clip"):
+        resolve(written, (), ["training.clip=0.5"])

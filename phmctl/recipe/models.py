@@ -28,6 +28,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
+    def changed_keys(self) -> list[str]:
+        """Return the keys whose values are not the defaults."""
+        fields = type(self).model_fields.items()
+        return [name for name, field in fields if getattr(self, name) != field.default]
+
 
 Algebra = Literal["real", "complex", "quaternion", "octonion", "sedenion", "phm", "low-rank"]
 
@@ -72,8 +77,8 @@ class LinearSection(Section):
 
     def _expect_default(self, problem: str, *keys: str) -> None:
         """Raise ValueError if one of the keys is set to another value than the default."""
-        for key in keys:
-            if getattr(self, key) != type(self).model_fields[key].default:
+        for key in self.changed_keys():
+            if key in keys:
                 raise ValueError(f"{key} {problem}")
 
     @property

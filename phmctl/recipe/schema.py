@@ -145,7 +145,7 @@ class ProbeTraining(TrainingSection):
 
     @model_validator(mode="after")
     def _only_lbfgs_keys(self) -> Self:
-        if unused := sorted(self.model_fields_set - self.USED):
+        if unused := [key for key in self.changed_keys() if key not in self.USED]:
             raise ValueError(f"training.{unused[0]} does nothing for probes, which L-BFGS fits: leave it out")
         return self
 

@@ -82,8 +82,11 @@ class Task(Protocol):
     def score(self, metrics: Mapping[str, float]) -> float:
         """Return the score of a checkpoint: the best has the highest, and of equal scores the lowest loss."""
 
-    def check_data(self) -> None:
-        """Raise DataError if the data does not suffice for training and validation, before a run is created."""
+    def check_data(self, runs: Path | None = None) -> None:
+        """Raise DataError if the data does not suffice for training and validation, before a run is created.
+
+        `runs` is the folder of runs in which the recipe's names are looked up.
+        """
         return
 
     def check_run(self, run: Run) -> None:

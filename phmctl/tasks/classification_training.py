@@ -34,6 +34,7 @@ class ClassificationTask(Task):
     def __init__(self, recipe: ClassificationRecipe, prepared: PreparedData) -> None:
         self.recipe = recipe
         self.prepared = prepared
+        self.runs: Path | None = None  # the folder of runs in which a teacher is looked up
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file, before a run is created or changed
         if recipe.model.texts != prepared.texts:
@@ -83,7 +84,7 @@ class ClassificationTask(Task):
         if training.teacher is None:
             return None
         try:
-            run = Run.open(training.teacher)
+            run = Run.open(training.teacher, self.runs)
         except RunError as error:
             raise RunError(f"training.teacher: {error}") from error
         texts = run.recipe_of(ClassificationRecipe).model.texts
@@ -113,7 +114,7 @@ class ClassificationTask(Task):
     def score(self, metrics: Mapping[str, float]) -> float:
         return metrics["accuracy"]
 
-    def check_data(self) -> None:
+    def check_data(self, runs: Path | None = None) -> None:
         """Print the origin of the word vectors.
 
         Raises:
@@ -121,6 +122,7 @@ class ClassificationTask(Task):
             DimensionError: the vectors have another width.
             RunError: the teacher is missing, or has other labels or tokens.
         """
+        self.runs = runs
         self._teacher  # noqa: B018 - opened before a run is made
         if isinstance(self.recipe.model, PairClassifierSection):
             self.build_model("meta")

@@ -100,7 +100,7 @@ class TranslationTask(Task):
                     write_json(run.text_folder / f"{name}{EXTRAS}", extras)
         write_json(run.folder / DATA, self.prepared.manifest)
 
-    def check_data(self) -> None:
+    def check_data(self, runs: Path | None = None) -> None:
         """Plan the first epoch. Raises DataError if a sentence is longer than a batch, UserError for the tokenizer."""
         if self.recipe.training.validate_bleu:
             check_tokenizer(self._bleu_tokenizer)

@@ -13,11 +13,11 @@ from torch import Tensor
 from phmctl.console import warn
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
-from phmctl.errors import OutputError, RecipeError, RunError
+from phmctl.errors import OutputError, RecipeError, RunError, UserError
 from phmctl.processes import Processes, joined, restarts
 from phmctl.recipe.schema import Recipe, TrainingSection, differences, result_changes, training_changes
 from phmctl.runs import RECIPE, Run
-from phmctl.runs.run import ENVIRONMENT, describe_environment, runs_root, write_recipe
+from phmctl.runs.run import ENVIRONMENT, describe_environment, read_tag, runs_root, write_recipe
 from phmctl.saving import copy_tensors, model_tensors
 from phmctl.signals import StopRequest
 from phmctl.storage import (
@@ -99,6 +99,11 @@ def train(
             check_resumable(old, recipe)
         elif resume or restarts():
             old = run_to_resume(root, recipe)
+        tag = (record or {}).get("tag")
+        if old is not None and tag not in (None, read_tag(old.folder)):
+            raise UserError(f"tag={tag} names a new run, and resume continues {old.folder}: leave one of them out")
+        if old is None and checkpoint != "last":
+            raise UserError(f"checkpoint={checkpoint} says where to continue from, and no run has this recipe yet")
         environment = {} if old is None else old.environment()
         starts = [environment, *environment.get("resumed", [])]
         folders = [Path(start["data"]) for start in starts if "data" in start and Path(start["data"]).is_dir()]
@@ -137,7 +142,7 @@ def train_task(
     stored: dict[str, dict[str, Tensor]] | None = None  # the tensors of the checkpoint, in rank 0 alone
     with ExitStack() as stack:
         with processes.agreed():  # before a run is created
-            task.check_data()
+            task.check_data(root)
             device = check_machine(settings, processes)
             threads = settings.threads and max(settings.threads // world().local_size, 1)
             if old is not None and not settings.threads and not processes.many:
@@ -145,7 +150,7 @@ def train_task(
             stack.enter_context(isolated(device, threads))
             starts_at_zero = old is None or not saved_steps(old.checkpoints_folder)
             start = find_start(recipe, task, root) if processes.leads and starts_at_zero else None
-            environment = _environment(recipe, device, processes, data, start) if processes.leads else {}
+            environment = _environment(recipe, root, device, processes, data, start) if processes.leads else {}
         stop = stack.enter_context(StopRequest(second_ends=not processes.many))
 
         def open_run() -> tuple[Run, TrainingState | None]:
@@ -192,7 +197,7 @@ def check_machine(settings: TrainingSection, processes: Processes | None = None)
 
 
 def _environment(
-    recipe: Recipe, device: torch.device, processes: Processes, data: Path | None, start: Start | None
+    recipe: Recipe, root: Path, device: torch.device, processes: Processes, data: Path | None, start: Start | None
 ) -> dict[str, object]:
     """Return the entries of ``environment.json`` that depend on this training."""
     bfloat16 = recipe.training.precision == "bfloat16" and has_bfloat16(device)
@@ -210,7 +215,7 @@ def _environment(
         environment["data"] = str(data.resolve())
     teacher = getattr(recipe.training, "teacher", None)
     if teacher:
-        environment["teacher_sha256"] = Run.open(teacher).weights("auto").sha256
+        environment["teacher_sha256"] = Run.open(teacher, root).weights("auto").sha256
     return environment
 
 

@@ -41,8 +41,15 @@ def test_resume_takes_a_run_or_a_recipe(train_copying: list[object], copying_fil
         call("train", run)
     with pytest.raises(RecipeError, match=r"training\.clip"):
         call("train", run, "--set", "training.clip=7", "--resume")
-    other = call(*train_copying, "--set", "training.clip=7", "--resume").stdout.strip()
+    new = [*train_copying, "--set", "training.clip=7", "--resume"]
+    with pytest.raises(UserError, match="checkpoint=best"):
+        call(*new, "--checkpoint", "best")
+    other = call(*new, "--tag", "mine").stdout.strip()
     assert other not in ("", run)
+    for options in ([*new, "--tag", "b"], ["train", run, "--resume", "--tag", "b"]):
+        with pytest.raises(UserError, match="tag=b"):
+            call(*options)
+    assert call(*new, "--tag", "mine").stdout.strip() == other  # as a job that is started again
 
 
 def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_file: Path, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def fake(
     class Task(FakeTask):
         calls = 0
 
-        def check_data(self) -> None:
+        def check_data(self, runs: Path | None = None) -> None:
             if rank == refusing:
                 raise DataError("no data here")
 

@@ -166,6 +166,8 @@ def test_a_classifier_teaches_its_probabilities(small: Small, labelled_data: Pat
     phmctl.train(teacher.folder, resume=True, steps=150)
     with pytest.raises(RunError, match="other weights"):
         phmctl.train(result.run.folder, resume=True, steps=150)
+    named = small("encoder", f"training.teacher={teacher.name}", "training.steps=1")  # a name below `runs`
+    assert "teacher_sha256" in phmctl.train(named, data=labelled_data, runs=tmp_path).run.environment()
     pairs = small("lstm-pair", f"training.teacher={teacher.folder}")
     with pytest.raises(RunError):
         phmctl.train(pairs, data=labelled_data, runs=tmp_path / "none")
