@@ -1,4 +1,4 @@
-"""``phmctl runs`` and ``train --tag``."""
+"""``phmctl runs``."""
 
 import json
 import shutil
