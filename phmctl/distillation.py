@@ -176,7 +176,7 @@ def _translate_training_text(run: Run, search: DecodingSection, references: bool
             f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
             "take a teacher with data.tokenizer: bpe"
         )
-    model = load_translator(run, decoding=search)
+    model = load_translator(run, decoding=search, cleaned=True)
     sources = [tokenizers.source.decode(source) for source, _ in rows]
     note(f"{run.name} translates its {len(sources):,} training lines, beam {search.beam} ...")
     with progress("translating", len(sources)) as advance:

@@ -9,6 +9,7 @@ import torch
 import phmctl
 from phmctl.algebra.kronecker import nearest_sum
 from phmctl.answering.translator import Translator
+from phmctl.data.card import Cleaning
 from phmctl.data.prepared import PreparedData
 from phmctl.errors import RecipeError, RunError, UserError
 from phmctl.runs import Run
@@ -68,15 +69,25 @@ def files_of(data: Path, split: str) -> tuple[Path, Path]:
 
 
 def test_a_student_has_the_splits_and_languages_but_not_the_start_of_its_teacher(
-    teacher: Run, copying_data: Path, tmp_path: Path
+    teacher: Run, copying_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {name: files_of(copying_data, name.partition("_")[0]) for name in ("train", "valid", "test_news")}
     options: dict[str, Any] = {"languages": ("de", "zh"), "vocabulary": 300, "tokenizer": "bpe", "joint": True}
-    phmctl.prepare("talks", data=tmp_path, files=files, **options)
+    phmctl.prepare("talks", data=tmp_path, files=files, entities="decode", **options)
     settings = [*TINY, "data.card=talks", "data.vocabulary=300", "data.max_tokens=256"]
     first = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs").run
     second = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs", init=first.folder).run
+    cleanings: list[Cleaning] = []
+    answer = Translator.answer
+
+    def noted(self: Translator, *arguments: Any, **options: Any) -> Any:
+        cleanings.append(self.cleaning)
+        return answer(self, *arguments, **options)
+
+    monkeypatch.setattr(Translator, "answer", noted)
     student = phmctl.distil(second.folder, start="random", beam=1, data=tmp_path, runs=tmp_path / "students").run
+    assert cleanings == [Cleaning()]  # prepared text is clean, and a second time would decode &amp;lt; to <
+    assert student.data()["settings"]["cleaning"]["entities"] == "decode"  # of what the student is asked
     assert student.splits() == first.splits() == ["test_news", "valid"]
     assert [student.data()[f"{side}_language"] for side in ("source", "target")] == ["de", "zh"]
     assert student.recipe.training.initialise_from is None
