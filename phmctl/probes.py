@@ -109,7 +109,7 @@ class Encoder:
         self.run = Run.open(run)
         self.device = device
         self.recipe = self.run.recipe_of(TranslationRecipe)
-        self.checkpoint = self.run.load_checkpoint(checkpoint, self.run.weights).name
+        self.checkpoint = self.run.chosen(checkpoint)
 
     @cached_property
     def translator(self) -> Translator:

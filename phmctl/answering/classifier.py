@@ -1,6 +1,7 @@
 """Classify texts with a trained model: clean, tokenize, batch, and return labels with probabilities."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import plain
-from phmctl.answering.base import Advance, Document, Line, Texts, check_texts, ignore
+from phmctl.answering.base import Advance, Document, Line, Texts, check_texts, export_errors, ignore
 from phmctl.answering.onnx import OnnxClassifier
 from phmctl.answering.opening import ONNX, Export, Source, about, check_options, engine_of
 from phmctl.console import silence
@@ -213,8 +214,8 @@ def load_classifier(
     """
     recipe = source.recipe_of(ClassificationRecipe)
     check_options(source, device, threads)
-
-    def load_checkpoint(name: str) -> Classifier:
+    name = source.chosen(checkpoint)
+    with export_errors(source.folder) if isinstance(source, Export) else nullcontext():
         if isinstance(source, Export):
             source.verify()
         tokenizer, labels = load_tokenizers(source).source, load_labels(source)
@@ -225,8 +226,6 @@ def load_classifier(
             cleaning = cleaning.model_copy(update={"entities": "keep"})
         description = {**about(source, name), "engine": engine_of(source)}
         return Classifier(model, target, recipe, tokenizer, labels, cleaning, description)
-
-    return source.load_checkpoint(checkpoint, load_checkpoint)
 
 
 @torch_defaults()

@@ -13,7 +13,7 @@ An export to CTranslate2 answers without torch, which :func:`open_engine` import
 """
 
 import json
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -28,7 +28,7 @@ from phmctl.errors import RunError, UserError
 from phmctl.recipe.schema import DecodingSection, TranslationRecipe
 from phmctl.runs import AUTO, EXPORT, RECIPE, Run, Trained, Weights
 from phmctl.runs.copies import load_cleaning, load_tokenizers
-from phmctl.runs.run import Loaded, read_recipe
+from phmctl.runs.run import read_recipe
 from phmctl.storage import FORMAT, read_seal, sha256_text, verify
 
 if TYPE_CHECKING:
@@ -109,11 +109,9 @@ class Export(Trained):
         digests = [[entry["name"], entry["sha256"]] for entry in self.manifest["files"]]
         return Weights(name, sha256_text([json.dumps(digests)]))
 
-    def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
-        """Call `load` with the checkpoint's name. Raises RunError if the export cannot be used."""
-        self.weights(name)
-        with export_errors(self.folder):
-            return load(name)
+    def chosen(self, name: str) -> str:
+        self.weights(name)  # raises RunError for the name of another checkpoint
+        return name
 
 
 Source = Run | Export  # a folder with a model that answers
@@ -155,26 +153,22 @@ def load_translator(
     recipe = source.recipe_of(TranslationRecipe)
     settings = decoding or recipe.decoding
     check_options(source, device, threads, settings.precision)
-
-    def load(name: str) -> Translator:
-        description = about(source, name)
+    name = source.chosen(checkpoint)
+    description = about(source, name)
+    with export_errors(source.folder) if isinstance(source, Export) else nullcontext():
         if isinstance(source, Export):
             source.verify()
-        cleaning = Cleaning() if cleaned else load_cleaning(source)
         tokenizers = load_tokenizers(source)
-        engine = open_engine(source, name, tokenizers, settings.precision, device, threads)
         return Translator(
-            engine,
+            open_engine(source, name, tokenizers, settings.precision, device, threads),
             tokenizers,
             settings,
             max_tokens=recipe.data.max_tokens,
-            cleaning=cleaning,
+            cleaning=Cleaning() if cleaned else load_cleaning(source),
             n_best=n_best,
             strict=strict,
             about=description,
         )
-
-    return source.load_checkpoint(checkpoint, load)
 
 
 def open_engine(

@@ -124,7 +124,7 @@ def export(
         check_own(target, EXPORT, _MARK, also=_SCORES)
         if not force and (target / EXPORT).is_file():
             raise OutputError(f"{target} contains an export; name another folder, or overwrite it with --force")
-        source = run.load_checkpoint(checkpoint, lambda name: _load(run, name))
+        source = _load(run, run.chosen(checkpoint))
         dense = dense_form(source.model, run.recipe.model, source.sizes)
         stored = compact_form(source.model, dense) if weight_form == "phm" else dense
         if weights == "phm" and not stored.rows:

@@ -73,7 +73,6 @@ _VERSION = re.compile(r"v(\d{3,})")
 _SEARCH_DEPTH = 3  # <recipe>/<variant>/<version>
 
 RecipeType = TypeVar("RecipeType", bound=Recipe)
-Loaded = TypeVar("Loaded")
 _ADVICE = "copy the run again, or train again"
 _LIBRARIES = ("torch", "tokenizers", "datasets", "sacrebleu", "safetensors", "numpy")
 
@@ -96,6 +95,10 @@ class Trained(ABC):
     @property
     @abstractmethod
     def name(self) -> str: ...
+
+    @abstractmethod
+    def chosen(self, name: str) -> str:
+        """Return the name of the checkpoint that a name means, such as ``auto``. Raises RunError."""
 
     @abstractmethod
     def weights(self, checkpoint: str = "best") -> Weights:
@@ -250,27 +253,14 @@ class Run(Trained):
             raise RunError(f"{self.folder} has no checkpoint, because the training failed: {reason}")
         raise RunError(f"{self.folder} has no checkpoint yet, continue its training with: {self.resume_command}")
 
-    def load_checkpoint(self, name: str, load: Callable[[str], Loaded]) -> Loaded:
-        """Call `load` with the folder name of the checkpoint `name` and return the result.
-
-        If a training prunes the folder while it is read, `name` is looked up again, because ``last`` and ``best`` may
-        name a newer checkpoint by then. A note says if ``auto`` is not the checkpoint that the recipe asks for.
-        """
+    def chosen(self, name: str) -> str:
+        """Return the folder name of a checkpoint, with a note if ``auto`` is not the one that the recipe asks for."""
         folder = self.checkpoint(name)
         if name == AUTO and self.auto_checkpoint() == "last":
             note(f"{self.folder} has no best checkpoint: last is taken, {folder.name}")
         elif name == AUTO and folder.name != AVERAGE and self.recipe.training.average:
             note(f"{self.folder} is not trained to the end and has no average yet: best is taken, {folder.name}")
-        while True:
-            try:
-                return load(folder.name)
-            except (RunError, FileNotFoundError):
-                if folder.is_dir():
-                    raise
-                newer = self.checkpoint(name)
-                if newer == folder:
-                    raise
-                folder = newer
+        return folder.name
 
     def weights(self, checkpoint: str = "best") -> Weights:
         folder = self.checkpoint(checkpoint)

@@ -22,7 +22,7 @@ from phmctl.errors import DataError, RunError, UserError
 from phmctl.metrics import classification as scoring
 from phmctl.recipe.models import EncoderClassifierSection, PairClassifierSection
 from phmctl.recipe.schema import ClassificationRecipe, ProbingRecipe
-from phmctl.runs import AUTO, Weights
+from phmctl.runs import AUTO
 from phmctl.runs.copies import load_labels, read_text
 from phmctl.runs.results import Result, ScoringKey, write_record, write_result
 from phmctl.tasks.base import (
@@ -205,10 +205,8 @@ def evaluate(
     else:
         examples, name = read_examples(run, split), split
 
-    def load_with_weights(checkpoint: str) -> tuple[Weights, Classifier]:
-        return run.weights(checkpoint), load(run, checkpoint, device, cleaned=table is None)
-
-    weights, classifier = run.load_checkpoint(checkpoint, load_with_weights)
+    chosen = run.chosen(checkpoint)
+    weights, classifier = run.weights(chosen), load(run, chosen, device, cleaned=table is None)
     if len(examples.texts[0]) != classifier.texts:
         found = len(examples.texts[0])
         raise UserError(

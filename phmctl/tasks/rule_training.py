@@ -33,7 +33,7 @@ from phmctl.models import load as load_model
 from phmctl.models.classifiers import RuleModel
 from phmctl.processes import Processes
 from phmctl.recipe.schema import RuleDataSection, RuleRecipe
-from phmctl.runs import AUTO, DATA, Run, Weights
+from phmctl.runs import AUTO, DATA, Run
 from phmctl.runs.copies import ADVICE
 from phmctl.runs.results import ScoringKey, write_result
 from phmctl.storage import file_entry, verify, write_atomic, write_json
@@ -281,12 +281,9 @@ def evaluate_rule(run: Run, split: str = "test", checkpoint: str = AUTO, device:
     check_known("split", split, ("test", "valid"))
     settings, truth = recipe.model, read_truth(run)
     sizes = {"features": recipe.data.dims * recipe.data.components}
-
-    def load_with_weights(name: str) -> tuple[Weights, Any]:
-        path, tensors = run.read_model(name)
-        return run.weights(name), load_model(settings, sizes, tensors, path, pick_device(device))
-
-    weights, model = run.load_checkpoint(checkpoint, load_with_weights)
+    path, tensors = run.read_model(run.chosen(checkpoint))
+    weights = run.weights(path.name)
+    model: Any = load_model(settings, sizes, tensors, path, pick_device(device))
     rule_note = _why_not_compared(settings.n, truth)
     rule = None if rule_note else _compare_rules(model, truth)
     map_error = _map_error(model, truth)

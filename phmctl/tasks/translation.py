@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from phmctl.answering.base import change_decoding
 from phmctl.answering.opening import Source, load_translator
@@ -150,12 +149,7 @@ def evaluate(
         tokenize = scoring.usual_tokenizer(run.data().get("target_language"))
     scoring.check_tokenizer(tokenize)
     options: scoring.ScoreOptions = {"lowercase": lowercase, "tokenize": tokenize, "other_references": other_references}
-
-    def translate(name: str) -> _Translations:
-        return _translations(run, text, name, device, decoding)
-
-    translations = run.load_checkpoint(checkpoint, translate)
-    hypotheses, key = translations.lines, translations.key
+    key, hypotheses, seconds = _translations(run, text, run.chosen(checkpoint), device, decoding)
 
     def bleu_by(groups: Sequence[ItemGroup]) -> list[scoring.Bin]:
         return scoring.bleu_by(groups, hypotheses, references, **options)
@@ -166,7 +160,7 @@ def evaluate(
         key.weights.name,
         decoding,
         sentences=len(references),
-        decoding_seconds=translations.seconds,
+        decoding_seconds=seconds,
         scores=scoring.all_scores(hypotheses, references, **options),
         copy=scoring.copy_baseline(text.source, references, **options),
         bleu_by_source_length=bleu_by(scoring.length_parts(text.source)),
@@ -179,14 +173,10 @@ def evaluate(
     return evaluation
 
 
-class _Translations(NamedTuple):
-    key: ScoringKey
-    lines: list[str]
-    seconds: float  # duration of the search
-
-
-def _translations(run: Source, text: Text, checkpoint: str, device: str, decoding: DecodingSection) -> _Translations:
-    """Return the stored translations of a text, or translate and store them."""
+def _translations(
+    run: Source, text: Text, checkpoint: str, device: str, decoding: DecodingSection
+) -> tuple[ScoringKey, list[str], float]:
+    """Return the key, the stored or new translations of a text, and the seconds of the search."""
     settings: dict[str, object] = {
         "decoding": decoding.model_dump(exclude=keys_changing(decoding, NOTHING), exclude_none=True)
     }
@@ -202,8 +192,7 @@ def _translations(run: Source, text: Text, checkpoint: str, device: str, decodin
     with suppress(RunError, OSError, ValueError, LookupError):  # missing, incomplete, or of another source
         origin = read_json_object(origin_path, RunError, "")
         if origin["source_sha256"] == source_sha256:
-            stored = _read_translations(path, text)
-            return _Translations(key, stored, float(origin["seconds"]))
+            return key, _read_translations(path, text), float(origin["seconds"])
     translator = load_translator(run, checkpoint, device, decoding, cleaned=True)
     began = time.perf_counter()
     with progress(f"decoding {len(text.source):,} lines with {run.name}", len(text.source)) as advance:
@@ -211,7 +200,7 @@ def _translations(run: Source, text: Text, checkpoint: str, device: str, decodin
     seconds = round(time.perf_counter() - began, 3)
     write_record(path, "".join(f"{line}\n" for line in translated))
     write_record(origin_path, {"source_sha256": source_sha256, "seconds": seconds})
-    return _Translations(key, translated, seconds)
+    return key, translated, seconds
 
 
 def _read_translations(path: Path, text: Text) -> list[str]:

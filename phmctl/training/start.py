@@ -74,7 +74,7 @@ def find_start(recipe: Recipe, task: "Task | None", root: Path | None = None) ->
         return None
     task.check_vocabulary(run)
     name = next((name for name in ("best", "last", AVERAGE) if name in run.checkpoint_names()), "last")
-    start = run.load_checkpoint(name, lambda checkpoint: _read(run, run.checkpoint(checkpoint), task, recipe))
+    start = _read(run, run.checkpoint(name), task, recipe)
     note(start.summary())
     return start
 

@@ -125,7 +125,7 @@ def test_a_run_chooses_what_its_recipe_asks_for(
     wanting = Run(trained.folder, make_recipe(average=2))
 
     def used(run: Run) -> tuple[str, str]:
-        return run.load_checkpoint("auto", lambda name: name), capsys.readouterr().err
+        return run.chosen("auto"), capsys.readouterr().err
 
     assert used(trained) == ("step-000005", "")
     name, note = used(wanting)
@@ -139,30 +139,6 @@ def test_a_run_chooses_what_its_recipe_asks_for(
     assert name == "step-000010"
     assert "no best" in note
     assert wanting.checkpoint("auto").name == "average"
-
-
-def test_a_checkpoint_that_is_pruned_while_it_is_read_is_followed_again(trained: Run) -> None:
-    seen = []
-
-    def read(name: str) -> str:
-        seen.append(name)
-        if len(seen) == 1:
-            trained.set_pointer("last", 5)
-            shutil.rmtree(trained.checkpoints_folder / name)
-            raise FileNotFoundError(name)
-        return name
-
-    assert trained.load_checkpoint("last", read) == "step-000005"
-    assert seen == ["step-000010", "step-000005"]
-
-
-def test_an_error_that_is_no_pruning_passes(trained: Run) -> None:
-    def read(name: str) -> str:
-        raise RunError("damaged")
-
-    for name, place in (("last", "damaged"), ("step-000099", "step-000099")):
-        with pytest.raises(RunError, match=place):
-            trained.load_checkpoint(name, read)
 
 
 def test_what_cannot_be_written_is_an_output_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
