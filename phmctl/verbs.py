@@ -47,7 +47,6 @@ def prepare(
     header: bool | None = None,
     extra: Columns | None = None,
     vectors: str | Path | None = None,
-    skip_bad_lines: bool = False,
     split: str | None = None,
     vocabulary_of: str | Path | None = None,
     tokenizer: str | None = None,
@@ -110,7 +109,6 @@ def prepare(
         header=header,
         quoting=quoting,
         extra=_texts(extra),
-        skip_bad_lines=skip_bad_lines or None,
         split=split,
     )
     from phmctl.data.prepare import prepare_named

@@ -12,11 +12,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedReader, FileIO
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 from phmctl.answering.base import Advance, ignore
 from phmctl.console import emit, json_text
-from phmctl.data.readers import LONGEST_LINE, decode_line, open_bytes, opener, raw_lines, reading
+from phmctl.data.readers import decode_line, open_bytes, opener, reading
 from phmctl.errors import DataError, OutputError
 from phmctl.storage import writing
 
@@ -63,17 +63,13 @@ def _raw_groups(handle: BinaryIO, limit: int) -> Iterator[list[bytes]]:
     is_system_file = isinstance(getattr(handle, "raw", None), FileIO)  # neither decompressed nor in memory
     if is_system_file and not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         return _raw_groups_of_pipe(cast("BufferedReader", handle), limit)
-    buffered = handle if hasattr(handle, "peek") else BufferedReader(cast("Any", handle))
-    return in_groups(raw_lines(cast("BufferedReader", buffered)), limit)
+    return in_groups(handle, limit)
 
 
 def _raw_groups_of_pipe(handle: BufferedReader, limit: int) -> Iterator[list[bytes]]:
     """Yield the complete lines that have arrived. Wait only if no line is complete."""
     incomplete = b""
-    while len(incomplete) <= LONGEST_LINE:
-        chunk = handle.read1(_PIPE_BYTES)
-        if not chunk:
-            break
+    while chunk := handle.read1(_PIPE_BYTES):
         *lines, incomplete = (incomplete + chunk).split(b"\n")
         yield from in_groups([line + b"\n" for line in lines], limit)
     if incomplete:

@@ -32,7 +32,7 @@ class Row(NamedTuple):
     label: str | None = None
     extras: Mapping[str, int] = MappingProxyType({})  # integers by name, such as the number of attractors
     location: Location = Location("", 0)  # not set for parallel files
-    readable: bool = True  # False for a malformed row, whose texts are empty
+    readable: bool = True  # False for a malformed row of a card, whose texts are empty
 
 
 RowSource = Iterable[Row]  # can be iterated any number of times

@@ -13,7 +13,7 @@ from typing import Any
 from phmctl.console import note
 from phmctl.data import JSON_LINES, Location, Row, RowSource, Splits, repeatable
 from phmctl.data.card import Card, Hub, Layout, RowFormat, SplitFiles, Url, check_split, labelled_format, table_format
-from phmctl.data.readers import UNREADABLE, parallel_files, parse_row, records, tables, translation_memory
+from phmctl.data.readers import parallel_files, parse_row, records, tables, translation_memory
 from phmctl.data.rows import SPECIAL_CARDS, append_copies, concatenate, divide_train, hold_out, swap_sides
 from phmctl.errors import DataError, DownloadError
 from phmctl.metrics.text import is_code
@@ -367,7 +367,6 @@ def own_corpus(
     label: str | None = None,
     columns: tuple[str, str] | None = None,
     languages: tuple[str, str] | None = None,
-    skip_bad_lines: bool = False,
     split: str | None = None,
     train_text: bool = False,
     **options: Any,
@@ -379,7 +378,6 @@ def own_corpus(
         text: columns of labelled text, and `label` that of the labels.
         columns: of source and target in tables. None: a table has these two columns and no header.
         languages: codes of source and target.
-        skip_bad_lines: leave malformed rows out and count them.
         split: sizes of valid and test that are taken from train.
         train_text: also store the text of train.
         options: ``extra``, ``header`` and ``quoting`` of tables, as in :func:`phmctl.data.card.table_format`.
@@ -399,7 +397,7 @@ def own_corpus(
     for split_name, groups in files.items():
         source_files += _source_files(split_name, groups)
         splits[split_name] = concatenate(
-            [_own_rows(paths, row_format, languages or _SIDES, skip=skip_bad_lines, chosen=chosen) for paths in groups]
+            [_own_rows(paths, row_format, languages or _SIDES, chosen=chosen) for paths in groups]
         )
     settings: dict[str, object] = {}
     held_out: dict[str, str] = {}
@@ -409,8 +407,6 @@ def own_corpus(
             splits, held_out = hold_out(splits, split)
     if row_format:
         settings["rows"] = row_format.model_dump(mode="json")
-    if skip_bad_lines:
-        settings["skip_bad_lines"] = True
     if languages:
         settings["languages"] = list(languages)
     corpus = Corpus(
@@ -447,19 +443,19 @@ def _source_files(split: str, groups: Sequence[Sequence[Path]]) -> list[SourceFi
 
 
 def _own_rows(
-    paths: Sequence[Path], row_format: RowFormat | None, languages: tuple[str, str], *, skip: bool, chosen: bool
+    paths: Sequence[Path], row_format: RowFormat | None, languages: tuple[str, str], *, chosen: bool
 ) -> RowSource:
     """Return the rows of a pair of files, a translation memory or a table."""
     if len(paths) == 1:
         if paths[0].name.lower().endswith((".tmx", ".tmx.gz")):
             return translation_memory(paths[0], languages)
-        return table_rows(paths[0], row_format, skip=skip, chosen=chosen)
+        return table_rows(paths[0], row_format, chosen=chosen)
     if row_format is not None:
         raise DataError(f"{paths[0]} {paths[1]}: columns, header, quoting and extra are for tables")
-    return parallel_files(paths[:1], paths[1:], None, skip=skip)
+    return parallel_files(paths[:1], paths[1:], None)
 
 
-def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, chosen: bool = True) -> RowSource:
+def table_rows(path: Path, row_format: RowFormat | None, *, chosen: bool = True) -> RowSource:
     """Return the rows of a user's table after reading the first one. The file type follows from the file's name.
 
     Raises DataError, also if the columns were not `chosen` and the table has others.
@@ -469,9 +465,9 @@ def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, 
     if name.endswith(JSON_LINES):
         file_type = "jsonl"
     row_format = row_format or RowFormat(header=False, texts=(0, 1))
-    row_format = row_format.model_copy(update={"format": file_type, "odd_rows": "drop" if skip else "refuse"})
+    row_format = row_format.model_copy(update={"format": file_type})
     if not chosen:  # ids or scores could be learned as text
-        cells = next((list(cells) for _, cells in records(path, row_format) if cells not in ([UNREADABLE], {})), [])
+        cells = next((list(cells) for _, cells in records(path, row_format)), [])
         if cells and (file_type == "jsonl" or len(cells) != 2):
             columns = ", ".join(f"{index}: {cell.strip()[:30]!r}" for index, cell in enumerate(cells[:12]))
             raise DataError(
@@ -479,7 +475,7 @@ def table_rows(path: Path, row_format: RowFormat | None, *, skip: bool = False, 
                 f"files, or set columns to the two columns\nthe columns are {columns}"
             )
     rows = tables([path], row_format)
-    first_row = next((row for row in rows if row.readable), None)
+    first_row = next(iter(rows), None)
     if first_row is not None and row_format.label is None:
         source, target = (text[:60] for text in first_row.texts)
         hint = "" if row_format.header else " (if that is a header: --header)"

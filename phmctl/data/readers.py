@@ -14,6 +14,7 @@ import html
 import json
 import re
 import shlex
+import sys
 import unicodedata
 import zlib
 from codecs import BOM_UTF8
@@ -22,7 +23,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 from xml.etree import ElementTree
 
 from phmctl.data import UNKNOWN, Location, Row, repeatable
@@ -30,8 +31,6 @@ from phmctl.data.card import Column, Format, RowFormat
 from phmctl.errors import DataError, nearest
 from phmctl.metrics.text import language
 
-UNREADABLE = "\0"  # replaces a line that cannot be read
-LONGEST_LINE = 1 << 24  # bytes. A small .gz can unpack to an endless line
 BLANKS = " \t"  # str.strip() would also remove NBSP, which belongs to the sentence
 _SUBWORD_MARK = re.compile(r"@@(?: |$)")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
@@ -42,8 +41,7 @@ _TALK_ELEMENT = re.compile(
 _EXTRA_VALUES = range(UNKNOWN, 2**31)
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
-# The limit applies to the whole process. The default is 131,072 characters. A larger limit of the caller stays.
-csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
+csv.field_size_limit(sys.maxsize)  # of a cell, in the whole process. The default is 131,072 characters
 
 Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON object
 
@@ -51,39 +49,26 @@ Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON obj
 # ------------------------------------------------------------------------------------------------- lines
 
 
-def read_lines(path: Path, *, skip: bool = False) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file without line ends and byte order mark.
 
-    Raises DataError if the file cannot be read, if it has carriage returns and no line feed, or if a line is too long,
-    is not UTF-8 or contains NUL. With `skip`, such a line is read as :data:`UNREADABLE`.
+    Raises DataError if the file cannot be read, if it has carriage returns and no line feed, or if a line is not UTF-8
+    or contains NUL.
     """
     with reading(path), open_bytes(path) as handle:
-        for number, raw in enumerate(raw_lines(handle), start=1):
-            if number == 1 and b"\r" in raw[:-1] and not raw.endswith(b"\n") and len(raw) <= LONGEST_LINE:
+        for number, raw in enumerate(handle, start=1):
+            if number == 1 and b"\r" in raw[:-1] and not raw.endswith(b"\n"):
                 raise DataError(
                     f"{path}: its lines end in carriage returns without line feeds\n"
                     f"convert them: tr '\\r' '\\n' < {shlex.quote(str(path))}"
                 )
-            try:
-                line = decode_line(raw, path, number)
-                if "\0" in line:
-                    raise DataError(
-                        f"{path}, line {number}: NUL characters. The file is binary, or UTF-16\n"
-                        "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
-                    )
-            except DataError:
-                if not skip:
-                    raise
-                line = UNREADABLE
+            line = decode_line(raw, path, number)
+            if "\0" in line:
+                raise DataError(
+                    f"{path}, line {number}: NUL characters. The file is binary, or UTF-16\n"
+                    "convert UTF-16: iconv -f UTF-16LE -t UTF-8 (or UTF-16BE)"
+                )
             yield line
-
-
-def raw_lines(handle: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file with their line ends, and only the beginning of an over-long line."""
-    while line := handle.readline(LONGEST_LINE + 1):
-        yield line
-        while len(line) > LONGEST_LINE and not line.endswith(b"\n"):
-            line = handle.readline(LONGEST_LINE + 1)
 
 
 @contextmanager
@@ -106,9 +91,7 @@ def open_bytes(path: Path) -> BufferedReader:
 
 
 def decode_line(raw: bytes, name: Path | str, number: int) -> str:
-    """Return a line's text without its line end. Raises DataError if it is too long or not UTF-8."""
-    if len(raw) > LONGEST_LINE:
-        raise DataError(f"{name}, line {number}: longer than {LONGEST_LINE:,} bytes. Is it a text file with line ends?")
+    """Return a line's text without its line end. Raises DataError if it is not UTF-8."""
     if number == 1:
         raw = raw.removeprefix(BOM_UTF8)
     line = raw.removesuffix(b"\n").removesuffix(b"\r")
@@ -130,11 +113,11 @@ def join_lines(text: str) -> str:
 # ------------------------------------------------------------------------------------------------- parallel files
 
 
-def read_sentences(path: Path, form: Format = "text", *, skip: bool = False) -> Iterator[str]:
-    """Yield the sentences of one side of a corpus. `skip` is for plain text, see :func:`read_lines`."""
+def read_sentences(path: Path, form: Format = "text") -> Iterator[str]:
+    """Yield the sentences of one side of a corpus."""
     if form == "iwslt-xml":
         return _segments(path)
-    lines = read_lines(path, skip=skip and form == "text")
+    lines = read_lines(path)
     match form:
         case "bpe":
             return (_SUBWORD_MARK.sub("", line) for line in lines)
@@ -165,16 +148,14 @@ def guess_format(path: Path) -> Format:
 
 
 @repeatable
-def parallel_files(
-    sources: Sequence[Path], targets: Sequence[Path], form: Format | None = "text", *, skip: bool = False
-) -> Iterator[Row]:
+def parallel_files(sources: Sequence[Path], targets: Sequence[Path], form: Format | None = "text") -> Iterator[Row]:
     """Yield the sentence pairs of source and target files, which are read one after another.
 
-    Without `form`, the format follows from each file's name. With `skip`, a pair with an unreadable line is not
-    `readable`. Raises DataError if a source and its target have different numbers of sentences.
+    Without `form`, the format follows from each file's name. Raises DataError if a source and its target have different
+    numbers of sentences.
     """
     for source, target in zip(sources, targets, strict=True):
-        sides = [read_sentences(path, form or guess_format(path), skip=skip) for path in (source, target)]
+        sides = [read_sentences(path, form or guess_format(path)) for path in (source, target)]
         for number, texts in enumerate(zip_longest(*sides), start=1):
             if None in texts:
                 counts = [number, number]
@@ -185,10 +166,7 @@ def parallel_files(
                     f"{source} has {counts[0]:,} sentences, but {target} has {counts[1]:,}\n"
                     "parallel files need one line for each pair. Are both from the same release?"
                 )
-            if UNREADABLE in texts:
-                yield Row(("", ""), location=Location(str(source), number), readable=False)
-            else:
-                yield Row(texts)
+            yield Row(texts)
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -220,7 +198,7 @@ def _header(path: Path, rows: Iterator[tuple[int, Record]], row_format: RowForma
     """
     if not row_format.header or row_format.format == "jsonl":
         return []
-    names = next((list(cells) for _, cells in rows if cells != [UNREADABLE]), [])
+    names = next((list(cells) for _, cells in rows), [])
     if not names:
         raise DataError(f"{path} is empty. Check that the download or copy is complete")
     for column in row_format.columns:
@@ -240,7 +218,7 @@ def parse_row(record: Record, header: list[str], row_format: RowFormat, location
         quoting = "on" if row_format.quoted else "off"
         raise DataError(
             f"{location}: the number of columns is {len(record)}, but the header's is {len(header)}. Check that "
-            f"quoting should be {quoting}. skip_bad_lines leaves these rows out"
+            f"quoting should be {quoting}"
         )
     texts = tuple(join_lines(_text(record, header, column, location)) for column in row_format.texts)
     extras = {name: _extra(record, header, column, location) for name, column in row_format.extras.items()}
@@ -299,55 +277,48 @@ def records(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Record]]:
 
     Empty lines of tables are skipped, except in pairs without a header, where they are an error.
     """
-    skip = row_format.odd_rows == "drop"
     separator = "," if row_format.format == "csv" else "\t"
     if row_format.format == "jsonl":
-        yield from _json_records(path, skip)
+        yield from _json_records(path)
     elif row_format.quoted:
-        yield from _quoted_records(path, separator, skip)
+        yield from _quoted_records(path, separator)
     else:
         only_pairs = row_format.label is None and not row_format.header
-        for number, line in enumerate(read_lines(path, skip=skip), start=1):
+        for number, line in enumerate(read_lines(path), start=1):
             if line or only_pairs:
                 yield number, line.split(separator)
 
 
-def _quoted_records(path: Path, separator: str, skip: bool) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((f"{line}\n" for line in read_lines(path, skip=skip)), delimiter=separator, strict=True)
+def _quoted_records(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((f"{line}\n" for line in read_lines(path)), delimiter=separator, strict=True)
     while True:
         number = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            if not skip or "unexpected end" in str(error):  # an unclosed quote contains the remaining file
-                problem = f"invalid quotes ({error}). Read it with quoting off"
-                if "new-line character" in str(error):
-                    problem = "a carriage return outside quotes. Replace it by a line feed, or by a blank"
-                raise DataError(f"{path}, line {number}: {problem}") from error
-            for line in range(number, reader.line_num + 1):  # a quoted cell can contain several lines
-                yield line, [UNREADABLE]
-            continue
+            problem = f"invalid quotes ({error}). Read it with quoting off"
+            if "new-line character" in str(error):
+                problem = "a carriage return outside quotes. Replace it by a line feed, or by a blank"
+            raise DataError(f"{path}, line {number}: {problem}") from error
         if cells is None:
             return
         if cells:
             yield number, cells
 
 
-def _json_records(path: Path, skip: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of JSON lines with their line numbers. With `skip`, other lines are read as ``{}``."""
-    for number, line in enumerate(read_lines(path, skip=skip), start=1):
+def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of JSON lines with their line numbers."""
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
             problem = f"expected a JSON object, found {str(value)[:40]!r}"
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             value, problem = None, f"invalid JSON ({error})"
         if not isinstance(value, dict):
-            if not skip:
-                hint = "\nconvert an array to one object a line: jq -c '.[]'" if line.lstrip().startswith("[") else ""
-                raise DataError(f"{path}, line {number}: {problem}{hint}")
-            value = {}
+            hint = "\nconvert an array to one object a line: jq -c '.[]'" if line.lstrip().startswith("[") else ""
+            raise DataError(f"{path}, line {number}: {problem}{hint}")
         yield number, value
 
 

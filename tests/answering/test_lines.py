@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,30 +51,6 @@ def test_a_program_that_waits_for_its_answer_gets_it_and_lines_that_have_arrived
     pipe.write(b"x\n" * 5 + b"the last")
     pipe.close()
     assert list(groups) == [["x"] * 4, ["x"], ["the last"]]
-
-
-def test_a_line_without_end_on_a_pipe_is_refused_before_it_fills_the_memory(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("phmctl.answering.lines.LONGEST_LINE", 1 << 20)
-    monkeypatch.setattr("phmctl.data.readers.LONGEST_LINE", 1 << 20)
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        with suppress(BrokenPipeError):
-            for _ in range(40):
-                os.write(pipe.writing, bytes(1 << 17).replace(b"\0", b"x"))
-                sent += 1
-        pipe.close()
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    with pytest.raises(DataError, match="line 1"):
-        list(arriving_lines(None))
-    pipe.stdin.close()
-    sender.join()
-    assert sent < 20
 
 
 @given(lines=LINES, limit=st.integers(1, 5), end=st.booleans(), chunk=st.integers(1, 7))

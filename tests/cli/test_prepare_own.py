@@ -215,36 +215,6 @@ def test_header_says_that_a_table_of_two_columns_has_a_header(tmp_path: Path) ->
     assert rows_of(run_command(tmp_path, *arguments, "--header").stdout)["train"][0] == "40"
 
 
-def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
-    """In two files, a table and JSON lines: invalid UTF-8, a NUL, a too long line, a missing cell or key."""
-    texts = [[pair[side].encode() for pair in PAIRS] for side in (0, 1)]
-    texts[0][3] = b"sch\xf6n"
-    texts[1][7] = b"a\0b"
-    texts[1][9] = b"x" * ((1 << 24) + 5)
-    source, target = tmp_path / "t.de", tmp_path / "t.en"
-    source.write_bytes(b"\n".join(texts[0]) + b"\n")
-    target.write_bytes(b"\n".join(texts[1]) + b"\n")
-    table = tmp_path / "t.tsv"
-    table.write_bytes(b"\n".join([*("\t".join(pair).encode() for pair in PAIRS[:30]), b"\xff\tx", b"one"]) + b"\n")
-    lines = put(
-        tmp_path / "t.jsonl", *(json.dumps({"de": a, "tr": {"en": b}}) for a, b in PAIRS[:30]), "{", '{"de": ""}'
-    )
-    valid_json = put(tmp_path / "v.jsonl", json.dumps({"de": "ein Haus", "tr": {"en": "a house"}}))
-    cases = [
-        ((source, target), valid(tmp_path), 3, 37),
-        ((table,), valid(tmp_path), 2, 30),
-        ((lines,), ["--valid", valid_json, "--columns", "de,tr.en"], 2, 30),
-    ]
-    for number, (files, options, bad, kept) in enumerate(cases):
-        arguments = [*(f"--train={file}" for file in files), *options, *SMALL]
-        root = tmp_path / str(number)
-        root.mkdir()
-        with pytest.raises(DataError, match=r"line \d+"):
-            prepare(root, *arguments)
-        counts = prepare(root, *arguments, "--skip-bad-lines").manifest["splits"]["train"]
-        assert (counts["kept"], counts["dropped"]) == (kept, {"odd_row": bad})
-
-
 def test_split_takes_valid_and_test_out_of_one_file(tmp_path: Path) -> None:
     """Equal sources stay in one split, and the same file is always divided in the same way."""
     pairs = [(f"Hund {number // 3} läuft .", f"dog {number} runs .") for number in range(60)]

@@ -54,14 +54,13 @@ def test_labels_are_renamed_and_blanks_mean_no_label(tmp_path):
 
 
 @pytest.mark.parametrize("quoting", [True, False])
-@pytest.mark.parametrize("skip", ["refuse", "drop"])
-def test_line_ends_of_carriage_returns_alone_are_named(tmp_path, quoting, skip):
+def test_line_ends_of_carriage_returns_alone_are_named(tmp_path, quoting):
     path = tmp_path / "mac.csv"
     path.write_bytes(b"text,label\ra,x\rb,y\r")
     with pytest.raises(DataError, match=r"mac\.csv: .*carriage returns"):
-        read(path, format="csv", quoting=quoting, texts=("text",), label="label", odd_rows=skip)
+        read(path, format="csv", quoting=quoting, texts=("text",), label="label")
     path.write_bytes(b"text,label\na,x\rb,y\nc,x\n")
-    if quoting and skip == "refuse":
+    if quoting:
         with pytest.raises(DataError, match=r"mac\.csv, line 2: a carriage return"):
             read(path, format="csv", texts=("text",), label="label")
 
@@ -97,14 +96,13 @@ def test_an_empty_line_in_pairs_is_an_error(tmp_path):
         *(("a.jsonl", b"{"), ("a.ndjson", b"7")),
     ],
 )
-def test_bad_lines_are_skipped_anywhere(tmp_path, name, bad):
+def test_bad_lines_are_refused(tmp_path, name, bad):
     path = tmp_path / name
     good = {"csv": b"%d,x", "tsv": b"%d\tx"}.get(name[2:].lower(), b'{"a": "%d", "b": "x"}')
     path.write_bytes(b"".join(line + b"\n" for line in (bad, good % 1, bad, good % 2)))
     columns = RowFormat(texts=("a", "b")) if good[:1] == b"{" else None
-    rows = list(table_rows(path, columns, skip=True))
-    assert [row.texts for row in rows if row.readable] == [("1", "x"), ("2", "x")]
-    assert len(rows) == 4 + 2 * bad.count(b"\n")
+    with pytest.raises(DataError, match=r"line 1: (.|\n)*(iconv|quotes|JSON)"):
+        list(table_rows(path, columns))
 
 
 def test_an_empty_file_or_a_column_name_that_is_not_unique(tmp_path):
