@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from phmctl.algebra.dimension import check_count
 from phmctl.console import progress
 from phmctl.errors import NonFiniteError, RunError, UserError, check_known
-from phmctl.nn.convert import conversions
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.moments import call, reading
+from phmctl.nn.parametrization import conversions
 from phmctl.nn.structures import rms
 from phmctl.saving import copy_tensors, model_tensors, optimiser_tensors, prepare_moments, rounded_weights
 from phmctl.storage import MODEL, MOMENTS, QUANTIZATIONS, read_checkpoint, sole_writer, write_checkpoint

@@ -17,9 +17,16 @@ from torch.optim import Optimizer
 from phmctl import plain
 from phmctl.algebra.quantise import SCALE, quantise, stored_values
 from phmctl.errors import OutputError, PhmctlError, RunError, UserError, check_known, require
-from phmctl.nn.convert import conversions, describe_in_configs, plain_names, wrapped_child
 from phmctl.nn.linear import StructuredWeight
-from phmctl.nn.parametrization import Kronecker, attach, restore
+from phmctl.nn.parametrization import (
+    Kronecker,
+    attach,
+    conversions,
+    describe_in_configs,
+    plain_names,
+    restore,
+    wrapped_child,
+)
 from phmctl.nn.rates import parameters_behind
 from phmctl.storage import (
     FORMAT,

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
+from phmctl.console import Table
 from phmctl.errors import DimensionError, PhmctlError, UserError
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
 from phmctl.nn.linear import StructuredWeight
 from phmctl.nn.moments import input_moments
-from phmctl.nn.parametrization import Kronecker, attach, is_computed, rank_of_share, restore
+from phmctl.nn.parametrization import Kronecker, attach, describe_in_configs, is_computed, rank_of_share, restore
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVERTIBLE = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, *_TABLES)
@@ -71,13 +71,8 @@ class Conversion:
         for reason in _COUNTED:
             kinds = _counted(row.kind for row in self.others if row.skipped == reason)
             below += [f"unchanged, {reason}: {kinds}"] if kinds else []
-        cells.insert(0, ("module", "kind", "shape", "before", "after", "error"))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = []
-        for name, kind, shape, before, after, error in cells:
-            texts = [text.ljust(width) for text, width in zip((name, kind, shape), widths[:3], strict=True)]
-            lines.append("  ".join([*texts, before.rjust(widths[3]), after.rjust(widths[4]), error]))
-        return "\n".join([*lines, "", *below])
+        columns = ("module", "kind", "shape", "before", "after", "error")
+        return Table("", columns, cells, text=[1, 2, 5], below=["", *below]).drawn().rstrip("\n")
 
 
 def _counted(kinds: Iterable[str]) -> str:
@@ -192,61 +187,6 @@ def _unchanged(name: str, module: nn.Module) -> Converted:
     else:
         reason = "not supported: convert does not know the class"
     return replace(row, skipped=reason)
-
-
-def conversions(model: nn.Module) -> list[dict[str, Any]]:
-    """Return the arguments of each :class:`Kronecker` of a model, with the names of the weights that it computes."""
-    records: dict[int, dict[str, Any]] = {}
-    plain = plain_names(model)
-    for name, module in model.named_modules():
-        if wrapped_child(module) is not None:
-            continue  # torch.compile passes attributes on
-        parametrizations: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
-        for key, chain in parametrizations.items():
-            if isinstance(chain[0], Kronecker) and len(chain) == 1:
-                record = records.setdefault(id(chain), chain[0].arguments | {"weights": []})
-                record["weights"].append(f"{plain[name]}.{key}".removeprefix("."))
-    return list(records.values())
-
-
-def plain_names(model: nn.Module) -> dict[str, str]:
-    """Return the names of all modules without the parts that wrappers such as ``torch.compile`` add, by name."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    plain = {"": ""}
-    for name in modules:
-        parent, _, child = name.rpartition(".")
-        if name and child == wrapped_child(modules[parent]):
-            plain[name] = plain[parent]
-        elif name:
-            plain[name] = f"{plain[parent]}.{child}".removeprefix(".")
-    return plain
-
-
-def wrapped_child(module: nn.Module) -> str | None:
-    """Return the attribute of a wrapper (``torch.compile``, ``DataParallel``) that holds the module, or None."""
-    if isinstance(module, (nn.DataParallel, DistributedDataParallel)):
-        return "module"
-    return "_orig_mod" if [*module._modules] == ["_orig_mod"] else None
-
-
-def describe_in_configs(model: nn.Module) -> None:
-    """Write the conversion into each config of `transformers` in a model, or remove it from a dense model's.
-
-    ``save_pretrained`` writes the config. ``from_pretrained`` refuses an entry of this name without ``quant_method``.
-    Without the entry, or with a method that it does not know, it would draw random weights.
-    """
-    for module in reversed(list(model.modules())):  # the outermost module of a config is the last that writes it
-        config: Any = getattr(module, "config", None)
-        if not hasattr(config, "to_diff_dict"):
-            continue
-        records = conversions(module)
-        entry = getattr(config, "quantization_config", None)
-        if records:
-            config.quantization_config = {"phmctl": "load with phmctl.from_pretrained(cls, folder)", "weights": records}
-            vars(module)["_weight_conversions"] = []  # save_pretrained would write the names of older versions
-        elif isinstance(entry, dict) and "phmctl" in entry:
-            del config.quantization_config
-            vars(module)["_weight_conversions"] = None  # save_pretrained renames again
 
 
 def _parameter_count(model: nn.Module) -> int:

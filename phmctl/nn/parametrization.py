@@ -1,4 +1,4 @@
-"""Weights of A and S or of low rank, as a parametrization of ``torch.nn.utils.parametrize``, and the removal."""
+"""Weights of A and S or of low rank as parametrizations of torch: register, remove and list them."""
 
 import math
 import operator
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from phmctl.algebra.dimension import LEARNED, check_count
@@ -278,3 +279,58 @@ def _compute_flat_weights(rnn: nn.RNNBase) -> None:
 def _check_width(rnn: nn.RNNBase, x: Tensor, batch_sizes: Tensor | None) -> None:
     if x.shape[-1] != rnn.input_size:
         raise DimensionError(f"input of shape {tuple(x.shape)}: expected {rnn.input_size} features")
+
+
+def conversions(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the arguments of each :class:`Kronecker` of a model, with the names of the weights that it computes."""
+    records: dict[int, dict[str, Any]] = {}
+    plain = plain_names(model)
+    for name, module in model.named_modules():
+        if wrapped_child(module) is not None:
+            continue  # torch.compile passes attributes on
+        parametrizations: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+        for key, chain in parametrizations.items():
+            if isinstance(chain[0], Kronecker) and len(chain) == 1:
+                record = records.setdefault(id(chain), chain[0].arguments | {"weights": []})
+                record["weights"].append(f"{plain[name]}.{key}".removeprefix("."))
+    return list(records.values())
+
+
+def plain_names(model: nn.Module) -> dict[str, str]:
+    """Return the names of all modules without the parts that wrappers such as ``torch.compile`` add, by name."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    plain = {"": ""}
+    for name in modules:
+        parent, _, child = name.rpartition(".")
+        if name and child == wrapped_child(modules[parent]):
+            plain[name] = plain[parent]
+        elif name:
+            plain[name] = f"{plain[parent]}.{child}".removeprefix(".")
+    return plain
+
+
+def wrapped_child(module: nn.Module) -> str | None:
+    """Return the attribute of a wrapper (``torch.compile``, ``DataParallel``) that holds the module, or None."""
+    if isinstance(module, (nn.DataParallel, DistributedDataParallel)):
+        return "module"
+    return "_orig_mod" if [*module._modules] == ["_orig_mod"] else None
+
+
+def describe_in_configs(model: nn.Module) -> None:
+    """Write the conversion into each config of `transformers` in a model, or remove it from a dense model's.
+
+    ``save_pretrained`` writes the config. ``from_pretrained`` refuses an entry of this name without ``quant_method``.
+    Without the entry, or with a method that it does not know, it would draw random weights.
+    """
+    for module in reversed(list(model.modules())):  # the outermost module of a config is the last that writes it
+        config: Any = getattr(module, "config", None)
+        if not hasattr(config, "to_diff_dict"):
+            continue
+        records = conversions(module)
+        entry = getattr(config, "quantization_config", None)
+        if records:
+            config.quantization_config = {"phmctl": "load with phmctl.from_pretrained(cls, folder)", "weights": records}
+            vars(module)["_weight_conversions"] = []  # save_pretrained would write the names of older versions
+        elif isinstance(entry, dict) and "phmctl" in entry:
+            del config.quantization_config
+            vars(module)["_weight_conversions"] = None  # save_pretrained renames again
