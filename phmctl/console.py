@@ -156,7 +156,6 @@ class Shown:
     tables: Iterable[Table] = ()  # printed without ``--json``
     notes: Iterable[str] = ()  # lines on stderr, unless the output is JSON
     text: str = ""  # printed on stdout after the tables
-    remarks: Iterable[str] = ()  # lines on stderr in every form
     code: int = 0
 
     def show(self, as_json: bool = False) -> None:
@@ -170,8 +169,6 @@ class Shown:
                 note(line)
             if self.text:
                 emit(self.text)
-        for line in self.remarks:
-            note(line)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ by beam search, and the student trains on these translations and on the referenc
 "Distilling the Knowledge in a Neural Network", §2): the student learns the teacher's probabilities and the labels.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from phmctl.runs import Run
 from phmctl.runs.copies import read_text
 from phmctl.runs.results import write_record
 from phmctl.runs.run import check_tag
+from phmctl.storage import sha256_text
 from phmctl.tasks import trains
 from phmctl.verbs import prepare
 from phmctl.verbs import train as train_student
@@ -52,7 +52,6 @@ def distil(
     settings: Mapping[str, object] | Sequence[str] = (),
     start: str = "nearest",
     beam: int | None = None,
-    references: bool = True,
     data: str | Path | None = None,
     runs: str | Path | None = None,
     tag: str | None = None,
@@ -68,7 +67,6 @@ def distil(
         start: nearest: start with the teacher's tables, norms and biases, and with the Kronecker sums nearest to the
             teacher's weights, if the shapes are equal. random: with random weights.
         beam: Beam size of the teacher (default: the teacher's recipe's).
-        references: Train on the references too, instead of on the teacher's translations only.
         quiet: Print nothing on stderr.
 
     Raises:
@@ -86,8 +84,8 @@ def distil(
     task = run.recipe.task
     if task not in _SET_KEYS:
         raise RunError(f"{run.folder} has task {task!r}, but a teacher is a translator or a classifier")
-    if task != "translation" and (beam is not None or not references):
-        raise UserError("beam and references apply to translators only, and this teacher is a classifier")
+    if task != "translation" and beam is not None:
+        raise UserError("beam applies to translators only, and this teacher is a classifier")
     root = data_root(data)
     if recipe is None:
         recipe = run.recipe
@@ -99,7 +97,7 @@ def distil(
     folder = str(run.folder.resolve())
     if task == "translation":
         with silence(quiet):
-            keys = _prepare_taught_corpus(run, student, root, beam, references)
+            keys = _prepare_taught_corpus(run, student, root, beam)
     else:
         keys = {"training.teacher": folder}
     differing_key = differing_shape_key(student, run.recipe)
@@ -138,39 +136,36 @@ def _check_student(run: Run, student: Recipe, overrides: Mapping[str, object]) -
         )
 
 
-def _prepare_taught_corpus(run: Run, student: Recipe, root: Path, beam: int | None, references: bool) -> dict[str, Any]:
+def _prepare_taught_corpus(run: Run, student: Recipe, root: Path, beam: int | None) -> dict[str, Any]:
     """Prepare a corpus with the teacher's translations for all students, and return the recipe keys for it."""
     recipe = run.recipe_of(TranslationRecipe)
     search = change_decoding(recipe.decoding, beam=beam)
     settings = search.model_dump_json(exclude=keys_changing(search, NOTHING))
     identity = f"{run.name} {run.weights('auto').sha256} {settings} torch"
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    digest = sha256_text([identity])[:8]
     folder = root / "taught" / f"{corpus_name(recipe.data.card)[:90]}-taught-{digest}"
     source, reference, teacher = (folder / f"train.{side}" for side in ("source", "reference", "teacher"))
     if not teacher.exists():  # it is written last, so the other files are complete
-        _translate_training_text(run, search, references, folder)
-    if references and not reference.exists():
-        raise RunError(f"the training text of {run.folder} has words outside its vocabulary: leave the references out")
+        _translate_training_text(run, search, folder)
     splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
     for split, paths in splits.items():
         for path in paths:
             _write_lines(path, read_text(run, split, path.suffix[1:]))
-    pairs = [(source, reference), (source, teacher)] if references else [(source, teacher)]
+    pairs = [(source, reference), (source, teacher)]
     options = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
     languages = run.data()["source_language"], run.data()["target_language"]
     if languages[0] != languages[1] and all(map(is_code, languages)):  # both are codes of languages
         options["languages"] = languages
-    name = folder.name if references else f"{folder.name}-alone"
-    prepare(name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **options)
-    return {"data.card": name, "data.direction": "forward", "data.copies": False}
+    prepare(folder.name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **options)
+    return {"data.card": folder.name, "data.direction": "forward", "data.copies": False}
 
 
-def _translate_training_text(run: Run, search: DecodingSection, references: bool, folder: Path) -> None:
-    """Write the training text of a teacher: sources, references if the vocabulary has all words, and translations."""
+def _translate_training_text(run: Run, search: DecodingSection, folder: Path) -> None:
+    """Write the training text of a teacher: sources, references and translations."""
     prepared = PreparedData.find(run.recipe_of(TranslationRecipe).data, folder.parents[1])
     tokenizers, split = prepared.tokenizers, prepared.split("train")
     rows = [(split.source[row], split.target[row]) for row in range(len(split))]
-    unknown = sum(UNK in source or (references and UNK in target) for source, target in rows)
+    unknown = sum(UNK in source or UNK in target for source, target in rows)
     if unknown:
         raise RunError(
             f"{unknown:,} of the {len(rows):,} training lines of {run.folder} have words that its vocabulary lacks; "
@@ -184,8 +179,7 @@ def _translate_training_text(run: Run, search: DecodingSection, references: bool
     if not any(map(str.strip, translations)):
         raise RunError(f"all translations of {run.folder} are empty: train it longer")
     _write_lines(folder / "train.source", sources)
-    if not any(UNK in target for _, target in rows):
-        _write_lines(folder / "train.reference", [tokenizers.target.decode(target) for _, target in rows])
+    _write_lines(folder / "train.reference", [tokenizers.target.decode(target) for _, target in rows])
     _write_lines(folder / "train.teacher", translations)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from phmctl.console import note
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopRequest:
@@ -36,7 +36,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in _STOP_SIGNALS:
+            for number in STOP_SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         return self

@@ -420,12 +420,12 @@ def write_checkpoint(
             seal(temporary, MANIFEST, {MODEL: dict(model or {})})
 
 
-def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     """Write tensors that share no storage as a safetensors file. Raises OSError."""
     from safetensors.torch import save  # save_file gives the file unusual permissions and errors without an errno
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    path.write_bytes(save(contiguous, metadata))
+    path.write_bytes(save(contiguous))
 
 
 def prune(folder: Path, keep: set[int]) -> None:

@@ -16,11 +16,11 @@ from phmctl.recipe.loading import common_overrides, resolve
 from phmctl.recipe.schema import Recipe
 from phmctl.runs.run import check_tag, runs_root
 from phmctl.runs.summary import format_best, newest_of
-from phmctl.signals import StopRequest
+from phmctl.signals import STOP_SIGNALS, StopRequest
 from phmctl.tasks import trains
 from phmctl.threads import check_jobs, shared
 
-_STOPPED = {129, 130, 138, 143}  # exit codes of a training that a signal stopped
+_STOPPED = {128 + number for number in STOP_SIGNALS}  # exit codes of a training that a signal stopped
 _SIGNAL_POLL_SECONDS = 0.3
 
 
@@ -77,12 +77,12 @@ def sweep(
         rows.append((each.label, each.state, *figures))
         document = {"training": each.label, "state": each.state, "problem": each.problem or None}
         documents.append(document | {"run": run and run.as_json()})
-    remarks = [f"failed: {each.label}\n{each.problem}" for each in trainings if each.state == "failed"]
+    notes = [f"failed: {each.label}\n{each.problem}" for each in trainings if each.state == "failed"]
     unfinished = sum(each.state not in ("finished", "failed") for each in trainings)
     if unfinished:
-        remarks.append(f"{unfinished} of {len(trainings)} trainings are not finished; the same command continues them")
+        notes.append(f"{unfinished} of {len(trainings)} trainings are not finished; the same command continues them")
     table = Table("", ("training", "state", "best", "run"), rows, text=(1, 3))
-    return Shown({"trainings": documents, "exit_code": code}, [table], remarks=remarks, code=code)
+    return Shown({"trainings": documents, "exit_code": code}, [table], notes=notes, code=code)
 
 
 def plan(recipe: str, axes: Mapping[str, Sequence[int | str]], settings: Sequence[Sequence[str]]) -> list[Training]:

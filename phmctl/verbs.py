@@ -148,14 +148,12 @@ def _pair(option: str, value: Pair | None) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
-def _texts(values: str | int | Path | Sequence[object] | Mapping[str, object] | None) -> list[str] | None:
-    """Return the values of a repeatable option as the command line has them, a mapping as ``key=value``."""
+def _texts(values: str | int | Path | Sequence[object] | None) -> list[str] | None:
+    """Return the values of a repeatable option as the command line has them."""
     if values is None:
         return None
     if isinstance(values, str | int | Path):
         return [str(values)]
-    if isinstance(values, Mapping):
-        return [f"{key}={value}" for key, value in values.items()]
     return [str(value) for value in values] or None
 
 

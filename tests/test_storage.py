@@ -445,7 +445,7 @@ def test_any_tensor_keeps_type_shape_and_values(tmp_path: Path) -> None:
     dtypes = ("bool", "uint8", "float16", "bfloat16", "float32", "float64", "int64")
     named = {f"{dtype}.{n}": torch.arange(n).to(getattr(torch, dtype)) for dtype in dtypes for n in (0, 5)}
     named |= {'ü"\\\n': torch.randn(2, 3), "scalar": torch.tensor(3.5), "view": torch.randn(4, 6).t()}
-    save_tensors(tmp_path / "file", named, {"format": "pt"})
+    save_tensors(tmp_path / "file", named)
     read = load_file(tmp_path / "file")
     assert read.keys() == named.keys()
     assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in named.items())

@@ -12,7 +12,6 @@ from phmctl.threads import set_threads
 
 if TYPE_CHECKING:
     from phmctl.benchmarks import Bench
-    from phmctl.recipe.schema import Recipe
 
 bench = typer.Typer(help="Measure speed as a ratio to the dense twin, in turns, with the spread.", no_args_is_help=True)
 
@@ -65,18 +64,10 @@ def bench_train(
 ) -> Shown:
     """Training steps against the dense twin, on the recipe's prepared data."""
     from phmctl.benchmarks import bench_training
-
-    resolved = _resolved(recipe, n, algebra, device, settings)
-    return _shown(bench_training(resolved, data, batches=batches, rounds=rounds))
-
-
-def _resolved(
-    recipe: str, n: int | None, algebra: str | None, device: str | None, settings: list[str] | None
-) -> "Recipe":
-    """Return the recipe that is measured."""
     from phmctl.recipe.loading import common_overrides, resolve
 
-    return resolve(recipe, common_overrides(n=n, algebra=algebra, device=device), settings or ())
+    resolved = resolve(recipe, common_overrides(n=n, algebra=algebra, device=device), settings or ())
+    return _shown(bench_training(resolved, data, batches=batches, rounds=rounds))
 
 
 def _shown(result: "Bench") -> Shown:

@@ -26,6 +26,7 @@ from phmctl.cli.training import distil, sweep, train
 from phmctl.console import Shown, note
 from phmctl.devices import world
 from phmctl.errors import PhmctlError, UserError, lack_of_memory
+from phmctl.signals import STOP_SIGNALS
 from phmctl.threads import choose_threads
 from phmctl.version import __version__
 
@@ -130,7 +131,7 @@ def _install_signal_handlers() -> None:
         note(f"ended by {signal.Signals(number).name}")
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         unhandled = signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
         if unhandled and threading.current_thread() is threading.main_thread():
             signal.signal(number, end)

@@ -307,7 +307,7 @@ class PreparedData:
 
     @classmethod
     def find(cls, data: Section, root: Path) -> "PreparedData":
-        """Open the data of a recipe's section. Raises DataError if it is not prepared, damaged, or of another task."""
+        """Open the data of a recipe's section. Raises DataError if it is not prepared or damaged."""
         folder = prepared_folder(data, root)
         command = prepare_command(data, root)
         if not (folder / MANIFEST).exists():
@@ -320,12 +320,7 @@ class PreparedData:
                     data.card, [*(path.name for path in (root / "prepared").glob("[!.]*")), *shipped_names("cards")]
                 )
             raise DataError(f"{data.card} is not prepared in {folder}{hint}. Run: {command}")
-        prepared = cls(folder, command)
-        labelled = isinstance(data, LabelledSection)
-        if labelled != (prepared.manifest.get("task") == TASK):
-            expected = "labelled" if labelled else "parallel"
-            raise DataError(f"{folder} does not contain {expected} text: it was prepared for another task")
-        return prepared
+        return cls(folder, command)
 
     def _verify(self, *names: str) -> None:
         """Raise DataError if one of these files has changed, or exists although the manifest does not list it."""

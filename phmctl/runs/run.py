@@ -161,7 +161,7 @@ class Run(Trained):
                 (temporary / name).mkdir()
             write_json(temporary / ENVIRONMENT, describe_environment(recipe) | dict(environment or {}))
             write_recipe(temporary, recipe)
-            versions = (re.fullmatch(r"v(\d{3,})", path.name) for path in parent.iterdir())
+            versions = (_VERSION.fullmatch(path.name) for path in parent.iterdir())
             number = 1 + max((int(match[1]) for match in versions if match), default=0)
             folder = temporary.rename(parent / f"v{number:03d}")
             sync(parent)

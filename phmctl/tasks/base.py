@@ -16,7 +16,6 @@ from phmctl.console import Table
 from phmctl.errors import UserError
 from phmctl.metrics.classification import ItemGroup, mcnemar
 from phmctl.metrics.text import ScoreOptions, bleu_by, length_parts, sentence_chrf, text_scorer
-from phmctl.recipe.schema import Recipe
 from phmctl.runs import Run
 from phmctl.runs.results import Result
 
@@ -48,7 +47,6 @@ class Cost:
 
     items: int  # items that the loss sums over, such as the tokens of the target
     tokens: int  # tokens of all sides without padding, or numbers if the data is not text
-    rows: int  # rows that a map reads: tokens, without padding, of the side with the most
 
 
 class Task(Protocol):
@@ -168,7 +166,6 @@ class TaskSpec:
     """A task as the commands see it. Without `trains` and `answers` only parameters are counted."""
 
     name: str  # the value of ``task`` in recipes and cards
-    recipe: type[Recipe]
     commands: Sequence[str]  # named in the error of a command that the task lacks
     # Return the sizes of the prepared data below the data folder, or the recipe's without prepared data or with None.
     # They are named after the arguments of the model (`phmctl.models.MODELS`).

@@ -245,9 +245,10 @@ def load(
 
 
 def open_data(recipe: ClassificationRecipe, data: Path) -> Task:
+    from phmctl.data.prepared import PreparedData
     from phmctl.tasks.classification_training import ClassificationTask
 
-    return ClassificationTask.open(recipe, data)
+    return ClassificationTask(recipe, PreparedData.find(recipe.data, data))
 
 
 def notes(section: EncoderClassifierSection | PairClassifierSection, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -258,7 +259,6 @@ def notes(section: EncoderClassifierSection | PairClassifierSection, sizes: Mapp
 
 CLASSIFICATION = TaskSpec(
     name="classification",
-    recipe=ClassificationRecipe,
     commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train"),
     sizes=partial(text_sizes, names=("vocabulary", "classes"), words="{:,} token types and {:,} classes", classes=2),
     tables=lambda sizes: {"embedding": sizes["vocabulary"]},
@@ -285,7 +285,6 @@ def probe_sizes(recipe: ProbingRecipe, data: Path | None = None) -> Sizes:
 
 PROBING = TaskSpec(  # its models are probes, not runs: ``probe`` (:mod:`phmctl.probes`) trains them
     name="probing",
-    recipe=ProbingRecipe,
     commands=("probe RUN", "count-params"),
     sizes=probe_sizes,
     notes=lambda section, sizes: (

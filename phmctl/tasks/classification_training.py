@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -43,11 +42,6 @@ class ClassificationTask(Task):
                 f"{prepared.folder} have {prepared.texts}: use 'encoder' for one text, 'lstm-pair' for two"
             )
 
-    @classmethod
-    def open(cls, recipe: ClassificationRecipe, data: Path) -> Self:
-        """Bind a recipe to the prepared data below the data folder. Raises DataError if it is not prepared."""
-        return cls(recipe, PreparedData.find(recipe.data, data))
-
     def build_model(self, device: torch.device | str | None = None) -> nn.Module:
         sizes = {"vocabulary": self.prepared.tokenizers.source.size, "classes": len(self.prepared.labels)}
         model, vectors = build(self.recipe.model, sizes, device), self._vectors()
@@ -61,8 +55,7 @@ class ClassificationTask(Task):
         return plan_by_count(lengths, training.batch_size, seed=training.seed, epoch=epoch)
 
     def cost(self, rows: Rows) -> Cost:
-        sides = [int(side.lengths[rows].sum()) for side in self.prepared.split("train").sides]
-        return Cost(len(rows), sum(sides), max(sides))
+        return Cost(len(rows), sum(int(side.lengths[rows].sum()) for side in self.prepared.split("train").sides))
 
     def collate(self, rows: Rows) -> Batch:
         return collate(self.prepared.split("train"), rows)

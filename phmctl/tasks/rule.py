@@ -33,7 +33,6 @@ def evaluate(run: Run, split: str = "test", checkpoint: str = AUTO, device: str 
 
 RULE = TaskSpec(
     name="rule",
-    recipe=RuleRecipe,
     commands=("train", "eval", "count-params", "bench train"),
     sizes=sizes,
     trains=Trains(

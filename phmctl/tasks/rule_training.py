@@ -141,7 +141,7 @@ class RuleTask(Task):
 
     def cost(self, rows: Rows) -> Cost:
         numbers = len(rows) * self._train.targets.shape[1]
-        return Cost(numbers, numbers, len(rows))
+        return Cost(numbers, numbers)
 
     def collate(self, rows: Rows) -> Samples:
         return Samples(*(side[torch.from_numpy(rows)] for side in self._train))

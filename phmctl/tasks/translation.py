@@ -260,16 +260,16 @@ def notes(section: TransformerSection, sizes: Mapping[str, int]) -> Iterator[str
 
 
 def open_data(recipe: TranslationRecipe, data: Path) -> Task:
+    from phmctl.data.prepared import PreparedData
     from phmctl.tasks.translation_training import TranslationTask
 
-    return TranslationTask.open(recipe, data)
+    return TranslationTask(recipe, PreparedData.find(recipe.data, data))
 
 
 _SEARCH = ("beam", "alpha", "batch_tokens", "precision")
 
 TRANSLATION = TaskSpec(
     name="translation",
-    recipe=TranslationRecipe,
     commands=("prepare-data", "train", "eval", "decode", "count-params", "bench train"),
     sizes=partial(text_sizes, names=("source", "target"), words="{:,} source and {:,} target token types"),
     tables=lambda sizes: {

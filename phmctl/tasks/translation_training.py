@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +34,6 @@ class TranslationTask(Task):
         for name in prepared.splits:
             prepared.split(name)  # checks and maps the file, before a run is created or changed
 
-    @classmethod
-    def open(cls, recipe: TranslationRecipe, data: Path) -> Self:
-        """Bind a recipe to the prepared data below the data folder. Raises DataError if it is not prepared."""
-        return cls(recipe, PreparedData.find(recipe.data, data))
-
     def build_model(self, device: torch.device | str | None = None) -> Transformer:
         sizes = self.prepared.tokenizers
         return Transformer(self.recipe.model, sizes.source.size, sizes.target.size, device)
@@ -52,7 +46,7 @@ class TranslationTask(Task):
     def cost(self, rows: Rows) -> Cost:
         split = self.prepared.split("train")
         source, target = (int(side.lengths[rows].sum()) + len(rows) for side in (split.source, split.target))
-        return Cost(target, source + target, max(source, target))
+        return Cost(target, source + target)
 
     def collate(self, rows: Rows) -> Batch:
         return collate(self.prepared.split("train"), rows)

@@ -40,7 +40,6 @@ def test_a_sweep_skips_finished_trainings_and_reports_failures(
     assert first.exit_code == 1
     trainings = {each["training"]: each for each in json.loads(first.stdout)["trainings"]}
     assert [trainings[f"learning_rate={rate}"]["state"] for rate in ("0.001", "1e30")] == ["finished", "failed"]
-    assert "failed: learning_rate=1e30" in first.stderr
     assert "finite" in trainings["learning_rate=1e30"]["problem"]
     assert call("runs", "grid", "--runs", tmp_path / "runs").stdout.count(" grid ") == 2
 

@@ -1,7 +1,5 @@
 """Prepare labelled text: kept and dropped rows, counts, labels and word vectors."""
 
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +12,7 @@ from phmctl.data.batches import collate, lengths_of, plan_by_count
 from phmctl.data.card import load_card
 from phmctl.data.corpus import Corpus
 from phmctl.data.prepare import prepare
-from phmctl.data.prepared import PreparedData, choose_section, prepared_folder, trained_sizes
+from phmctl.data.prepared import choose_section, prepared_folder, trained_sizes
 from phmctl.errors import DataError, RecipeError
 from phmctl.recipe.loading import load_recipe
 from phmctl.recipe.schema import LabelledSection
@@ -198,15 +196,6 @@ def test_invalid_vectors(tmp_path, tokenizer, place):
     with pytest.raises(DataError, match=place):
         prepared(tmp_path, section=section, vectors=tmp_path / "nowhere")
     assert not prepared_folder(section, tmp_path).exists()
-
-
-def test_the_manifest_of_another_task_is_refused(tmp_path):
-    folder = prepared(tmp_path).folder
-    assert PreparedData.find(SECTION, tmp_path).folder == folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"task": "translation"}))
-    with pytest.raises(DataError, match=re.escape(str(folder))):
-        PreparedData.find(SECTION, tmp_path)
 
 
 def test_sections():

@@ -70,7 +70,6 @@ def build(section: DigitModel, digits: int, device: torch.device | str | None = 
 
 DIGITS = TaskSpec(
     name="digit",
-    recipe=DigitRecipe,
     commands=("train", "eval", "decode", "count-params", "bench train"),
     sizes=lambda recipe, data: Sizes({"digits": 4}, "digits: 4, as everywhere"),
     trains=Trains(open=lambda recipe, data: FakeTask(rows=recipe.training.batch_size), evaluate=evaluate),
@@ -145,8 +144,3 @@ def test_commands_and_options_that_it_lacks_are_refused_by_name(recipe: str) -> 
     ):
         with pytest.raises(UserError, match=name):
             commands.call(*arguments)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_has_the_recipe_of_its_name(name: str) -> None:
-    assert RECIPES[name] is TASKS[name].recipe

@@ -87,7 +87,7 @@ class FakeTask(Task):
         return [100 * (1000 * epoch + position) + np.arange(self.rows + position % 3) for position in positions]
 
     def cost(self, rows: Rows) -> Cost:
-        return Cost(len(rows), len(rows), len(rows))
+        return Cost(len(rows), len(rows))
 
     def collate(self, rows: Rows) -> FakeBatch:
         batch, places = int(rows[0]) // 100, rows % 100
