@@ -15,6 +15,7 @@ from tools.results import (
     DISTILLED,
     EIGHTH,
     EMBEDDED,
+    HALF,
     MARGIN,
     NARROW,
     WIDE,
@@ -80,7 +81,7 @@ def share(model: str) -> str:
 
 @block
 def bullets() -> str:
-    half, four, wide = (against_dense(model) for model in ("PHM, n = 2", "PHM, n = 4", WIDE))
+    half, tables, wide = (against_dense(model) for model in (HALF, "PHM, n = 2", WIDE))
     dense_student = signed(against_dense("dense, distilled").value.value)
     quarter, eighth = (
         f"{interval(against_dense(model))}, distilled {interval(against_dense(f'{model}{DISTILLED}'))}"
@@ -94,8 +95,8 @@ def bullets() -> str:
         f"- **{share(EMBEDDED)} of all weights (n = 4 everywhere)**: {quarter}. `phmctl train multi30k-de-en-tiny`",
         f"- **{share(EIGHTH)} (n = 8 everywhere)**: {eighth}. Dense, distilled: {dense_student}.",
         "  `phmctl distil multi30k-de-en/real --recipe multi30k-de-en-tiny --n 8`",
-        f"- **{share('PHM, n = 2')}, {share('PHM, n = 4')} (n = 2, n = 4, dense embeddings)**: {interval(half)}, "
-        f"{interval(four)}. `phmctl train multi30k-de-en --n 2`",
+        f"- **{share(HALF)} (n = 2 everywhere)**: {interval(half)}, {counted(plateau(HALF).count)}; dense embeddings "
+        f"({share('PHM, n = 2')}): {signed(tables.value.value)}. `phmctl train multi30k-de-en-tiny --n 2`",
         f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4 everywhere, 4 bits): "
         f"{interval(welch(dense, small_bleu))}. Dense in 4 bits: {rounded:g} MB,",
         f"  {signed(rounded_bleu.mean - dense.mean)} ({counted(rounded_bleu.count)}). "
@@ -133,11 +134,12 @@ def size() -> str:
     for model, change in changes.items():
         rows.append([model, *tested(change), probability(change.p_inferior), *scored(model)])
     two, four, eight = (changes[f"PHM, n = {n}"] for n in (2, 4, 8))
-    quarter, eighth, narrow = changes[EMBEDDED], changes[EIGHTH], changes[NARROW]
+    half, quarter, eighth, narrow = (changes[model] for model in (HALF, EMBEDDED, EIGHTH, NARROW))
     chrf = against_dense(EMBEDDED, "chrF")
     return section(
         f"PHM with a quarter of all weights (n = 4, PHM embeddings) loses nothing: {signed(quarter.value.value)} BLEU "
-        f"({p_is(quarter)}), {signed(chrf.value.value)} chrF ({p_is(chrf)}). With {share(EIGHTH)} (n = 8) it loses "
+        f"({p_is(quarter)}), {signed(chrf.value.value)} chrF ({p_is(chrf)}). With half of them (n = 2) it is "
+        f"{beside(half.value.value)} dense ({p_is(half)}). With {share(EIGHTH)} (n = 8) it loses "
         f"{abs(eighth.value.value):.2f} ({p_is(eighth)}), and a dense model with a quarter loses "
         f"{abs(narrow.value.value):.2f} ({p_is(narrow)}). With dense embeddings, n = 2 loses nothing "
         f"({signed(two.value.value)}), n = 4 {abs(four.value.value):.2f} ({p_is(four)}) and n = 8 "
@@ -218,11 +220,10 @@ def teacher() -> str:
 @block
 def by_bytes() -> str:
     rows = []
-    files = {model: forms for model, (_, forms) in results.files(results.file_steps()[-1]).items()}
+    files = results.files()
     for model, forms in files.items():
-        seeds = ", ".join(dict.fromkeys(str(bleu.count) for _, bleu, _ in forms.values()))
-        if model == "dense" or model.removesuffix(DISTILLED) in results.SMALL:
-            rows.append([model, seeds, *(file_text(forms[form]) for form in results.FORMS)])
+        seeds = ", ".join(dict.fromkeys(str(forms[form][1].count) for form in results.FORMS))
+        rows.append([model, seeds, *(file_text(forms[form]) for form in results.FORMS)])
     (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
     change = welch(dense, small_bleu)
     four, eight = (files[f"{model}{DISTILLED}"]["int4"] for model in (EMBEDDED, EIGHTH))

@@ -26,7 +26,8 @@ LIGHT = {"paper": "#fff", "ink": "#1c2127", "faint": "#6b7480"}
 DARK = {"paper": "#14171b", "ink": "#e4e7eb", "faint": "#98a1ac"}
 WIDTH = 5.6  # inches of 72 points: figures are about 400 pixels wide
 PHM, DISTILLED, WIDER, OTHER, _, DENSE = range(6)  # the colour of each kind of model
-FILE_COLORS = (DENSE, 3, PHM, WIDER, DISTILLED, 4, 6, 7)  # of models in the order of their files
+FILE_COLORS = (DENSE, PHM, WIDER, 6, OTHER, DISTILLED, 4, 7)  # of models in the order of their files
+MARKS = dict(zip(results.FORMS, "os^", strict=True))
 RULE = np.random.default_rng(4).normal(size=(4, 4, 4))  # the matrices A of the first picture
 BLOCK = np.random.default_rng(3).normal(size=(4, 3, 3))  # its matrices S
 
@@ -120,7 +121,7 @@ def parameters() -> Figure:
     axes = drawn.add_subplot(ylabel="BLEU")
     left = ("right", -8, 0)
     sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("right", -8, 4)}
-    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, 46)}
+    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, 46), results.HALF: ("left", -45, -22)}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
@@ -178,29 +179,21 @@ def teacher() -> Figure:
 
 def by_bytes() -> Figure:
     """Draw BLEU over the size of the file."""
-    numbers = results.file_steps()
-    marks = dict(zip(results.FORMS, "os^", strict=True))
-    models = list(dict.fromkeys(model for number in numbers for model in results.files(number)))
-    drawn = figure(2.6 + 0.14 * (len(models) + len(marks)))
-    panels = drawn.subplots(1, len(numbers), squeeze=False)[0]
-    for axes, number in zip(panels, numbers, strict=True):
-        for model, (_, forms) in results.files(number).items():
-            color = COLORS[FILE_COLORS[models.index(model) % len(FILE_COLORS)]]
-            axes.plot(
-                *zip(*((mb, bleu.mean) for mb, bleu, _ in forms.values()), strict=True), color=color, linewidth=1.2
-            )
-            for form, (megabytes, bleu, _) in forms.items():
-                draw_sample(axes, megabytes, bleu, color, mark=marks[form])
-        axes.set_title(f"{int(number):,} steps", fontsize=10)
-        draw_scale(axes, (1, 3, 10, 25), "MB")
-        axes.set_xlim(0.5, 33)
-    panels[0].set_ylabel("BLEU")
+    files = results.files()
+    drawn = figure(3.2 + 0.14 * (len(files) + len(results.FORMS)))
+    axes = drawn.add_subplot(ylabel="BLEU")
     handles = []
-    for index, model in enumerate(models):
+    for color, (model, forms) in zip(FILE_COLORS, files.items(), strict=True):
         label = model.removeprefix("PHM, ").replace(", PHM embeddings", " everywhere")
-        handles += panels[0].plot([], [], color=COLORS[FILE_COLORS[index % len(FILE_COLORS)]], label=label)
-    for form, mark in marks.items():
-        handles += panels[0].plot([], [], mark, color=COLORS[DENSE], label=form)
+        places = [(forms[form][0], forms[form][1].mean) for form in results.FORMS]
+        handles += axes.plot(*zip(*places, strict=True), color=COLORS[color], linewidth=1.2, label=label)
+        for form, mark in MARKS.items():
+            megabytes, bleu, _ = forms[form]
+            draw_sample(axes, megabytes, bleu, COLORS[color], mark=mark)
+    draw_scale(axes, (0.5, 1, 2, 5, 10, 20), "MB")
+    axes.set_xlim(0.45, 30)
+    for form, mark in MARKS.items():
+        handles += axes.plot([], [], mark, color=COLORS[DENSE], label=form)
     drawn.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=1.4)
     return drawn
 

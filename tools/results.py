@@ -117,6 +117,7 @@ LAST = {**AVERAGE, "checkpoint": "last"}
 EIGHT = {"rate": "8e-3", "steps": "800", "checkpoint": "last"}
 DISTILLED = ", distilled"
 WIDE = "PHM, n = 4, d = 512"
+HALF = "PHM, n = 2, PHM embeddings"
 EMBEDDED = "PHM, n = 4, PHM embeddings"
 EIGHTH = "PHM, n = 8, PHM embeddings"
 NARROW = "dense, d = 128, embeddings of 64"
@@ -127,7 +128,7 @@ SETTINGS = {  # of the model section of the recipe multi30k-de-en
     "PHM, n = 4": "algebra=phm n=4",
     "PHM, n = 8": "algebra=phm n=8",
     "quaternion": "algebra=quaternion",
-    "PHM, n = 2, PHM embeddings": "algebra=phm n=2 embeddings=phm",
+    HALF: "algebra=phm n=2 embeddings=phm",
     EMBEDDED: "algebra=phm n=4 embeddings=phm",
     EIGHTH: "algebra=phm n=8 embeddings=phm",
     WIDE: "algebra=phm n=4 rank=4 width=512 feed_forward=2048 embedding_width=256",
@@ -144,7 +145,7 @@ STUDENTS = (  # distilled from a dense model
     "dense, distilled",
 )
 STRUCTURES = ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "quaternion")
-SMALL = ("PHM, n = 2, PHM embeddings", EMBEDDED, EIGHTH, NARROW, LOW_RANK)  # all of it is small
+SMALL = (HALF, EMBEDDED, EIGHTH, NARROW, LOW_RANK)  # all of it is small
 TASKS = {  # of each other task: the score, the rates of dense and of PHM, and the models that docs/results.md names
     "agreement": ("accuracy", "4e-3", "4e-3", ("PHM, n = 2", "PHM, n = 4", "PHM, n = 8", "dense, d = 48")),
     "sentence pairs": ("accuracy", "7.6e-3", "3.8e-3", ("PHM, n = 2", "PHM, n = 5", "PHM, n = 10")),
@@ -211,30 +212,21 @@ def weights(model: str) -> int:
     return ledger(model).totals.parameters
 
 
-def file_steps() -> list[str]:
-    """Return the two largest numbers of steps whose models were written as files."""
-    return sorted({row["steps"] for row in select("bytes")}, key=int)[-2:]
-
-
-def files(steps: str) -> dict[str, tuple[str, dict[str, File]]]:
-    """Return each model's rate and its files by form; of several rates, the one with most files."""
-    found: dict[str, tuple[str, dict[str, File]]] = {}
-    for model in dict.fromkeys(row["model"] for row in select("bytes", steps=steps)):
-        rates = [row["rate"] for row in select("bytes", steps=steps, model=model)]
-        rate = max(rates, key=rates.count)
-        forms: dict[str, File] = {}
-        rows = select("bytes", steps=steps, model=model, rate=rate)
-        for row in sorted(rows, key=lambda row: FORMS.index(row["form"])):
-            same = {"steps": steps, "rate": rate, "form": row["form"]}
-            scores = [sample("bytes", model, metric, **same) for metric in ("BLEU", "chrF")]
-            forms[row["form"]] = (float(row["megabytes"]), scores[0], scores[1])
-        found[model] = (rate, forms)
+def files() -> dict[str, dict[str, File]]:
+    """Return the files of the dense model and of small ones after 4,000 steps by form, each model at its best rate."""
+    models = ["dense", *(f"{model}{taught}" for model in SMALL for taught in ("", DISTILLED))]
+    found: dict[str, dict[str, File]] = {}
+    for model in models:
+        for row in select("bytes", model=model, steps="4000"):
+            same = {"steps": "4000", "rate": row["rate"], "form": row["form"]}
+            bleu, chrf = (sample("bytes", model, metric, **same) for metric in ("BLEU", "chrF"))
+            found.setdefault(model, {})[row["form"]] = (float(row["megabytes"]), bleu, chrf)
     return found
 
 
 def compared_files() -> tuple[File, File, File]:
-    """Return the files after most steps of the dense model in float32 and in 4 bits, and of the smallest PHM model."""
-    dense, rounded, small = (files(file_steps()[-1])[model][1][form] for model, form in COMPARED_FILES)
+    """Return the files of the dense model in float32 and in 4 bits, and of n = 4 in 4 bits."""
+    dense, rounded, small = (files()[model][form] for model, form in COMPARED_FILES)
     return dense, rounded, small
 
 
