@@ -292,6 +292,7 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
         "PHM, n = 8": ("n = 8", "left", (9, -12)),
         EMBEDDED: ("n = 4 everywhere", "left", (9, 13)),
         f"{EMBEDDED}{results.DISTILLED}": ("distilled", "left", (9, 5)),
+        results.HALF: ("n = 2 everywhere", "center", (0, 16)),
         EIGHTH: ("n = 8 everywhere", "left", (9, -12)),
         f"{EIGHTH}{results.DISTILLED}": ("distilled", "left", (9, 5)),
         WIDE: ("PHM, d = 512", "right", (-9, 0)),
