@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phmctl.console import warn
@@ -43,7 +43,6 @@ _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?P<kind>tmp|old)")  # see _hidden_name
 _BUSY_SECONDS = 0.5  # `phmctl runs` holds the lock of each run for a moment
-_FILE_ENTRY = {"name": str, "bytes": int, "sha256": str}
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -153,7 +152,7 @@ def read_json_object(path: Path, error_type: type[UserError], advice: object) ->
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise error_type(f"{path} is missing: {advice}") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise error_type(f"{path} cannot be read ({error}): {advice}") from error
     if not isinstance(value, dict):
         raise error_type(f"{path} holds no JSON object: {advice}")
@@ -309,27 +308,17 @@ def seal(folder: Path, name: str, content: Mapping[str, object]) -> dict[str, ob
 
 
 def read_seal(path: Path, error_type: type[UserError], advice: object) -> dict[str, Any]:
-    """Return a manifest. Raise `error_type` if it is missing or does not list files of the folder, each once."""
+    """Return a manifest. Raise `error_type` if it is missing or lists no files."""
     manifest = read_json_object(path, error_type, advice)
-    entries = manifest.get("files")
-    names = set()
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _FILE_ENTRY.items()):
-            name = PurePosixPath(entry["name"])
-            if str(name) == entry["name"] and not name.is_absolute() and ".." not in name.parts:
-                names.add(name)
-    if not names or len(names) < len(entries or ()):
-        raise error_type(f"{path} lists no files, or one twice: {advice}")
+    if "files" not in manifest:
+        raise error_type(f"{path} lists no files: {advice}")
     return manifest
 
 
 def damage(folder: Path, entry: Mapping[str, Any], *, hashed: bool = True) -> str | None:
     """Return "is missing" or "is damaged: …" if a file's size or, if `hashed`, digest is not the entry's, or None."""
     path = folder / entry["name"]
-    exists = False
-    with suppress(OSError, ValueError):  # a damaged manifest may contain an impossible file name
-        exists = path.is_file()
-    if not exists:
+    if not path.is_file():
         return "is missing"
     if path.stat().st_size != entry["bytes"] or (hashed and sha256(path) != entry["sha256"]):
         if path.suffix == ".json" and sha256_text([path.read_text("utf-8", errors="replace")]) == entry["sha256"]:

@@ -53,14 +53,11 @@ class Export(Trained):
     def open(cls, folder: Path) -> Self:
         """Open an export. The files of the model are verified when they are used. Raises RunError."""
         manifest = read_seal(folder / EXPORT, RunError, _ADVICE)
-        number, wanted = manifest.get("format"), {"run", "checkpoint", "checkpoint_sha256"}
-        if isinstance(number, int) and number != FORMAT:
+        if manifest.get("format") != FORMAT:
             raise RunError(
-                f"{folder} has format {number}, and this phmctl reads format {FORMAT}; export the run again, or use "
-                f"phmctl {manifest.get('phmctl', '(unknown)')}"
+                f"{folder} has format {manifest.get('format')}, and this phmctl reads format {FORMAT}; export the run "
+                f"again, or use phmctl {manifest.get('phmctl', '(unknown)')}"
             )
-        if not isinstance(number, int) or manifest.get("to") not in FORMATS or not wanted <= manifest.keys():
-            raise RunError(f"{folder / EXPORT} is damaged: it does not describe an export; {_ADVICE}")
         verify(folder, manifest["files"], RunError, _ADVICE, [RECIPE])
         recipe = read_recipe(folder / RECIPE)
         if isinstance(recipe, TranslationRecipe):  # the precision of an export cannot change

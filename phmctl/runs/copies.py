@@ -27,18 +27,11 @@ def load_tokenizers(run: Trained) -> TokenizerPair:
 
 
 def load_labels(run: Trained) -> list[str]:
-    """Return the label set of a run. Raises RunError."""
-    labels: list[str] | None = run.data().get("labels")
-    if not labels:
-        raise RunError(f"{run.folder / DATA} does not list the labels: {ADVICE}")
-    return labels
+    return list(run.data()["labels"])
 
 
 def load_cleaning(run: Trained) -> Cleaning:
-    try:
-        return Cleaning(**run.data()["settings"]["cleaning"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.folder / DATA} lacks the settings of cleaning: {ADVICE}") from error
+    return Cleaning(**run.data()["settings"]["cleaning"])
 
 
 def read_text(run: Trained, split: str, side: str) -> list[str]:

@@ -462,8 +462,7 @@ def check_tag(tag: str | None) -> None:
 
 def read_tag(run: Path) -> str | None:
     """Return the tag of a run (``train --tag``), or None."""
-    tag = _read_text(run / ENVIRONMENT, "tag")
-    return tag if tag and _TAG.fullmatch(tag) else None
+    return _read_text(run / ENVIRONMENT, "tag")
 
 
 def read_failure(run: Path) -> str | None:
@@ -472,9 +471,9 @@ def read_failure(run: Path) -> str | None:
 
 
 def _read_text(path: Path, key: str) -> str | None:
-    """Return the text of a key in a JSON file, or None if the file or the key is missing or damaged."""
+    """Return the text of a key in a JSON file, or None if the file is damaged or missing, or lacks the key."""
     if path.is_file():
         with suppress(RunError):
-            value = read_json_object(path, RunError, "").get(key)
-            return value if isinstance(value, str) else None
+            value: str | None = read_json_object(path, RunError, "").get(key)
+            return value
     return None

@@ -101,7 +101,7 @@ def list_runs(names: Sequence[str | Path] = (), root: str | Path | None = None) 
     for folder in select_runs(names, root):
         try:
             summaries.append(summarise(folder))
-        except (PhmctlError, OSError, ValueError, RecursionError) as error:
+        except (PhmctlError, OSError, ValueError) as error:
             first_line = str(error).split("\n")[0]
             warn(f"skipped: {first_line}")
     return summaries
@@ -197,7 +197,7 @@ def count_stored(checkpoint: Path) -> Parameters | None:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
         sizes = {name: prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
     without_embeddings = sum(size for name, size in sizes.items() if not _VOCABULARY_TENSORS.search(name))
     return Parameters(sum(sizes.values()), without_embeddings)

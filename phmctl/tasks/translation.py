@@ -49,14 +49,10 @@ def text_of(run: Source, split: str) -> Text:
     """Return a split of the run's own text. Raises RunError."""
     source = read_text(run, split, "source")
     target = read_text(run, split, "target")
-    if len(source) != len(target):
-        raise RunError(f"{run.folder}: {split} has {len(source):,} sources and {len(target):,} targets; {ADVICE}")
     path = run.text_path(f"{split}{EXTRAS}")
     extras: dict[str, list[int]] = {}
     if path.is_file():
         extras = read_json_object(path, RunError, ADVICE)
-    if any(len(values) != len(source) for values in extras.values()):
-        raise RunError(f"{path} does not have a number for each of {len(source):,} sentences; {ADVICE}")
     return Text(split, source, [target], extras)
 
 

@@ -45,7 +45,7 @@ def choose_rates(model: nn.Module, settings: TrainingSection, run: Run | None = 
     """Return the rate of each trainable parameter as a multiple of the recipe's, by ``training.rates``.
 
     A new run stores the rates, because a resumed training would compute them from trained weights. Raises RunError if
-    the stored rates are damaged or belong to another model.
+    the stored rates belong to another model.
     """
     if settings.rates == "one":
         return {name: 1.0 for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -57,9 +57,8 @@ def choose_rates(model: nn.Module, settings: TrainingSection, run: Run | None = 
         write_atomic(path, json.dumps(rates, indent=2) + "\n")
         return rates
     stored = read_json_object(path, RunError, "copy the run again")
-    positive = all(isinstance(rate, float) and 0 < rate < math.inf for rate in stored.values())
-    if stored.keys() != rates.keys() or not positive:
-        raise RunError(f"{path} is damaged, or of another model; copy the run again, or train again")
+    if stored.keys() != rates.keys():
+        raise RunError(f"{path} is of another model; copy the run again, or train again")
     return stored
 
 

@@ -110,10 +110,9 @@ def test_the_command_that_prepares_missing_data(tmp_path, monkeypatch, section, 
 
 FILES = [{"name": "train.arrow", "bytes": 1, "sha256": "0"}]
 GOOD = {"format": FORMAT, "settings": {}, "token_types": {}, "splits": {}, "files": FILES}
-WRONG = [{"format": FORMAT + 1}, {"files": []}, {"files": [5]}, {"files": FILES * 2}]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", "\xff", *(json.dumps(GOOD | wrong) for wrong in WRONG)])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "\xff", json.dumps(GOOD | {"format": FORMAT + 1})])
 def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / MANIFEST).write_text(json.dumps(GOOD))
     assert read_manifest(tmp_path) == GOOD

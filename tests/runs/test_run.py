@@ -12,7 +12,7 @@ from phmctl.errors import OutputError, RunError, WriteFailedError
 from phmctl.recipe.schema import Recipe, differences
 from phmctl.runs import Run
 from phmctl.runs.copies import load_tokenizers, read_text
-from phmctl.runs.run import read_tag, runs_root
+from phmctl.runs.run import runs_root
 from phmctl.storage import write_checkpoint
 from tests.calls import call
 from tests.training.fake import make_recipe
@@ -46,11 +46,6 @@ def test_recipe_and_environment_survive(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(written["libraries"]) >= {"torch", "tokenizers", "sacrebleu"}
     assert {"phmctl", "git", "python", "platform", "started"} <= set(written)
     assert "hush" not in str(written)
-
-
-def test_a_tag_of_any_other_form_is_none(tmp_path: Path) -> None:
-    for tag in ("x " * 9, "a/b", "", 5, None):
-        assert read_tag(Run.create(tmp_path, make_recipe(), environment={"tag": tag}).folder) is None
 
 
 def test_open_takes_a_variant_a_recipe_a_name_and_a_moved_folder(

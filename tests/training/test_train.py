@@ -68,10 +68,9 @@ def test_rates_of_another_model_are_refused(tmp_path: Path) -> None:
     run = train_task(FakeTask(), recipe, tmp_path, quiet=True).run
     path = run.folder / measured.RATES
     kept = json.loads(path.read_text())
-    for wrong in (dict.fromkeys(kept, -1.0), dict.fromkeys(kept, "1"), dict([*kept.items()][1:])):
-        path.write_text(json.dumps(wrong))
-        with pytest.raises(RunError, match=r"rates\.json"):
-            train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
+    path.write_text(json.dumps(dict([*kept.items()][1:])))
+    with pytest.raises(RunError, match=r"rates\.json"):
+        train_task(FakeTask(), recipe, tmp_path, quiet=True, old=run)
 
 
 def test_compiling_without_a_compiler_is_refused_before_a_run_is_made(
