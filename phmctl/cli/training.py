@@ -53,7 +53,9 @@ def train(
     ] = None,
     device: RecipeDevice = None,
     steps: Annotated[int | None, Option(parser=_one_number, metavar="<int>", help="Number of optimiser steps.")] = None,
-    init: Annotated[Text, Option(metavar="RUN", help="Copy tensors of the same name and shape from RUN.")] = None,
+    init: Annotated[
+        Text, Option(metavar="RUN", help="Start with the tensors of RUN, or with the sums nearest to them.")
+    ] = None,
     settings: Settings = None,
     data: Data = None,
     runs: Runs = None,

@@ -285,7 +285,8 @@ def parts_of(plan: Sequence[Ints], rank: int, processes: int) -> list[Part]:
 def seed_dropout(device: torch.device, seed: int, step: int, part: Part) -> None:
     """Seed torch's generators for the forward pass of a part by seed, step, micro-batch and piece, without waiting.
 
-    A resumed step, a repeated step and the same step on another number of processes draw the same numbers.
+    A resumed step and a repeated step draw the same numbers, and so does the same step on another number of processes
+    unless micro-batches are divided.
     """
     numbers = RandomNumbers(seed, step, part.micro_batch, part.piece, _DROPOUT)
     part_seed = int(numbers.words(1)[0])

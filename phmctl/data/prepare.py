@@ -2,7 +2,8 @@
 
 Train is read several times: to count its rows, to learn each vocabulary, and to encode it. Memory holds one chunk of
 rows, the digests of valid and test, and the word counts from which a vocabulary is learned. Because these counts grow
-with the text, a vocabulary is learned from at most a million rows, spread evenly over train.
+with the text, a vocabulary is learned from at most a million rows, spread evenly over train. If `split` takes valid and
+test out of train, memory also holds a digest and the labels of each source of train.
 """
 
 import math

@@ -36,7 +36,7 @@ _ADVICE = "the result is skipped: remove it and score the run again"
 class ScoringKey:
     """Identify a result: the same split, weights and settings always give the same file name."""
 
-    split: str  # test or valid
+    split: str  # test, valid, a named test set, or the name of a file
     weights: Weights
     settings: Mapping[str, object] = field(default_factory=dict)  # settings that change the scores, not the speed
     label: str = ""  # short form of the main settings for the file name: beam-5.alpha-0.6
@@ -60,7 +60,7 @@ class Result:
     path: Path  # the report
     report: Mapping[str, Any]  # the output of eval --json
     answers: Path | None  # scored answers, one line per example (.hyp or .predictions.tsv)
-    split: str  # test or valid
+    split: str  # test, valid, a named test set, or the name of a file
     checkpoint: str  # name of the checkpoint's folder: step-001800, average
     settings: Mapping[str, Any]  # settings that change the scores: beam size, length penalty, lowercasing
     scores: Mapping[str, float]  # by metric: BLEU, chrF, TER, accuracy as a fraction, or the errors of a rule

@@ -9,6 +9,9 @@
         tokenizer/         the tokenizers
         text/              valid and test text, cased: valid.source, valid.target, test.source, test.target
         metrics.jsonl      one line per logged interval or validation
+        rates.json         the learning rate of each parameter relative to the recipe's, if they are structured
+        truth.safetensors  the true rule of a run that learns one
+        failure.json       the error of the last training, if it failed
         checkpoints/       step-000200/ …, average/, and the text files `last` and `best`, which name a checkpoint
         results/           scores and translations
 """

@@ -1,8 +1,9 @@
 """The training loop: batches, gradients, updates, log lines, validations and checkpoints.
 
 A step does not wait for the device: losses, norms and the NaN flag stay on it until the next log line. On the CPU the
-flag is read before each update. The micro-batches and random numbers of a process depend only on seed, epoch,
-position, rank and number of processes, so that checkpoints contain no generator state.
+flag is read before each update. The micro-batches of a process depend only on seed, epoch, position, rank and
+number of processes, and random numbers on seed, step, micro-batch and piece, so that checkpoints contain no generator
+state.
 """
 
 import math
