@@ -40,7 +40,7 @@ _TALK_ELEMENT = re.compile(
 _EXTRA_VALUES = range(UNKNOWN, 2**31)
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and unpaired surrogates
 
-csv.field_size_limit(2**31 - 1)  # bytes of a cell, in the whole process. The default is 131,072
+csv.field_size_limit(2**31 - 1)  # characters of a cell, in the whole process. The default is 131,072
 
 Record = list[str] | dict[str, Any]  # the cells of a table's row, or a JSON object
 
