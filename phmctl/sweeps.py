@@ -67,7 +67,7 @@ def sweep(
         trains(training.recipe).open(training.recipe, data_root(data))  # one error for all if it is not prepared
         begin = [recipe, *named] if run is None else [str(run.run.folder), "--resume"]
         commands[training] = ["train", *begin, *training.options, *places]
-    code = run_commands(commands, jobs) or int(any(each.state in ("failed", "stopped") for each in trainings))
+    code = run_commands(commands, jobs) or int(any(each.state != "finished" for each in trainings))
     rows, documents = [], []
     for each in trainings:
         run = newest_of(each.recipe, runs_root(runs))

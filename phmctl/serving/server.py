@@ -207,7 +207,7 @@ class Batcher:
                 self._solve(batch[middle:])
                 return
             with self._changed:
-                self.counts["failed"] += 1
+                self.counts["failed"] += not isinstance(error, UserError)
             batch[0].future.set_exception(error)
             return
         with self._changed:
@@ -334,13 +334,17 @@ async def _answer(service: Service, name: str, request: Request) -> Response:
                 raise RequestError(f"the body is larger than the {MAX_BODY} bytes allowed", 413)
         # Tokenizing long texts would block the event loop.
         futures = await asyncio.to_thread(service.submit, name, bytes(body))
-        answers = asyncio.gather(*map(asyncio.wrap_future, futures))
+        # Exceptions as results: asyncio would report the one of a client that has left.
+        answers = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         disconnected = asyncio.ensure_future(request.receive())  # the body was read already
         tasks: set[asyncio.Future[Any]] = {answers, disconnected}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         disconnected.cancel()
         if not answers.done():
             raise ClientDisconnect
+        for answer in answers.result():
+            if isinstance(answer, BaseException):
+                raise answer
         return JSONResponse({"model": service.model.name, "answers": answers.result()})
     except UserError as error:
         return JSONResponse({"error": str(error)}, error.status if isinstance(error, RequestError) else 400)

@@ -313,7 +313,9 @@ def run_to_resume(root: Path, recipe: Recipe) -> Run | None:
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
-    """Raise RecipeError, which names the keys, if a recipe cannot resume a run."""
+    """Raise RecipeError, which names the keys, if a recipe cannot resume a run, RunError if it has no checkpoints."""
+    if not run.checkpoints_folder.is_dir():
+        raise RunError(f"{run.checkpoints_folder} was removed; leave resume out to start a new run, or put it back")
     changes = training_changes(run.recipe, recipe)
     if changes:
         lines = [f"  {key}: {before!r} in the run, {now!r} now\n" for key, (before, now) in changes.items()]

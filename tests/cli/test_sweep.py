@@ -91,6 +91,18 @@ def test_a_training_that_a_signal_stops_after_the_last_step_is_finished(
     assert (result.exit_code, "1 of 2" in result.stderr) == (130, True)
 
 
+def test_a_training_that_another_process_runs_is_unfinished(
+    sweep: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_elsewhere(commands: Mapping[sweeps.Training, object], jobs: int) -> None:
+        for training in commands:
+            training.state = "running"
+
+    monkeypatch.setattr(sweeps, "run_commands", run_elsewhere)
+    result = call(*sweep, "--steps", 2)
+    assert (result.exit_code, "1 of 1 trainings are not finished" in result.stderr) == (1, True)
+
+
 def test_the_listed_commands_train_the_combinations(
     sweep: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

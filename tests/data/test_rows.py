@@ -3,6 +3,7 @@ import pytest
 from phmctl.data import Row
 from phmctl.data.card import Cleaning
 from phmctl.data.rows import CleanRows, clean_line, hold_out, row_digests
+from phmctl.errors import DataError
 from tests.data.helpers import as_rows, texts
 
 PLAIN = Cleaning()
@@ -84,6 +85,13 @@ def test_the_last_source_of_a_label_stays_in_train(seed):
     divided = hold_out({"train": rows}, "10%,10%")[0]
     assert {row.label for row in divided["train"]} == {row.label for row in rows}
     assert [len([*divided[name]]) for name in ("train", "valid", "test")] == [80, 10, 10]
+
+
+@pytest.mark.parametrize("split", ["5000", "200,200", "100"])
+def test_more_rows_than_labelled_text_has_are_refused(split):
+    rows = [Row((f"text {number}",), f"label {number % 2}") for number in range(100)]
+    with pytest.raises(DataError, match=f"split={split}"):
+        list(hold_out({"train": rows}, split)[0]["train"])
 
 
 def test_a_pair_and_its_swap_are_held_out_together():

@@ -1,12 +1,17 @@
+import asyncio
+import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
 pytest.importorskip("uvicorn")
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from phmctl.serving import server
 from phmctl.serving.server import LOCAL_NAMES, MAX_BODY, Service, build_app
 from tests.serving.fake import FakeModel, as_json, service, until
 from tests.serving.processes import fake_server
@@ -202,3 +207,30 @@ def test_an_error_of_the_model_is_500_for_its_request_alone(capsys: pytest.Captu
         assert response.json()["answers"][0]["translations"] == [as_json(text)]
     assert "ZeroDivisionError: boom" in capsys.readouterr().err
     assert served.batcher.counts["failed"] == 1
+
+
+def test_a_client_that_leaves_while_its_text_waits_is_no_error() -> None:
+    model = FakeModel()
+    model.gate.clear()
+    served = service(model)
+    problems: list[object] = []
+    body = b'{"text": "a"}'
+    messages = iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def request() -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+        response = await server._answer(served, "translate", Request(scope, receive))
+        await asyncio.sleep(0)
+        gc.collect()  # asyncio reports what nobody has read when it is deleted
+        await asyncio.sleep(0)
+        return response.status_code
+
+    served.submit("translate", body)  # keeps the model busy
+    assert model.entered.wait(SECONDS)
+    assert asyncio.run(request()) == 499
+    model.gate.set()
+    assert problems == []

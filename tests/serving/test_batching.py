@@ -12,6 +12,7 @@ pytest.importorskip("uvicorn")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phmctl.errors import UserError
 from phmctl.serving.server import Batcher
 
 SECONDS = 10  # time-out of a hanging test
@@ -134,6 +135,17 @@ def test_the_cost_of_a_batch_is_limited_but_one_item_always_fits() -> None:
     gate.open.set()
     results(futures)
     assert [items for _, items in gate.batches[1:]] == [[4, 6], [1], [99], [2]]
+
+
+@pytest.mark.parametrize(("error", "failed"), [(UserError("n_best"), 0), (ZeroDivisionError(), 1)])
+def test_a_mistake_of_a_client_is_no_failure(error: Exception, failed: int) -> None:
+    def answer(key: str, items: Sequence[int]) -> Sequence[int]:
+        raise error
+
+    batcher: Batcher = Batcher(answer)
+    with pytest.raises(type(error)):
+        batcher.submit("x", [1], [1])[0].result(SECONDS)
+    assert batcher.counts["failed"] == failed
 
 
 def test_too_few_answers_are_an_error() -> None:

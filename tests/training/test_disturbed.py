@@ -11,7 +11,7 @@ import torch
 from phmctl.errors import OutputError, RunError
 from phmctl.runs import Run
 from phmctl.storage import MANIFEST, read_checkpoint, read_manifest, seal, step_name
-from phmctl.training.train import averaged_steps, train_task
+from phmctl.training.train import averaged_steps, check_resumable, train_task
 from tests.data.helpers import files_below, flip
 from tests.training.conftest import Fit
 from tests.training.fake import FakeTask, make_recipe
@@ -108,3 +108,12 @@ def test_a_run_that_is_moved_ends_at_the_next_write_and_is_nowhere_else(folder: 
         fit(Disturbed(lambda folder: folder.rename(moved), 12, folder), **SETTINGS)
     assert not folder.exists()
     assert fit(old=Run.open(moved), **SETTINGS).steps == 20
+
+
+def test_a_run_whose_checkpoints_were_removed_is_refused(fit: Fit) -> None:
+    run = fit(steps=5).run
+    shutil.rmtree(run.checkpoints_folder)
+    before = files_below(run.folder)
+    with pytest.raises(RunError, match="checkpoints was removed"):
+        check_resumable(run, run.recipe)
+    assert files_below(run.folder) == before
