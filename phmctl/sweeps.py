@@ -3,7 +3,7 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import product
@@ -58,16 +58,20 @@ def sweep(
     if list_only:
         lines = [shlex.join(["phmctl", "sweep", recipe, *each.options, *places, *named]) for each in trainings]
         return Shown(lines, text="".join(f"{line}\n" for line in lines))
-    commands = {}
-    for training in trainings:
+
+    def command_of(training: Training) -> list[str]:
+        """Return the command of a training. It is empty if the training is finished, or another process runs it."""
         run = newest_of(training.recipe, runs_root(runs))
         if run is not None and run.state in ("finished", "running"):
             training.state = run.state
-            continue
-        trains(training.recipe).open(training.recipe, data_root(data))  # one error for all if it is not prepared
+            return []
         begin = [recipe, *named] if run is None else [str(run.run.folder), "--resume"]
-        commands[training] = ["train", *begin, *training.options, *places]
-    code = run_commands(commands, jobs) or int(any(each.state != "finished" for each in trainings))
+        return ["train", *begin, *training.options, *places]
+
+    waiting = [training for training in trainings if command_of(training)]
+    for training in waiting:
+        trains(training.recipe).open(training.recipe, data_root(data))  # one error for all if it is not prepared
+    code = run_commands(waiting, command_of, jobs) or int(any(each.state != "finished" for each in trainings))
     rows, documents = [], []
     for each in trainings:
         run = newest_of(each.recipe, runs_root(runs))
@@ -104,19 +108,23 @@ def plan(recipe: str, axes: Mapping[str, Sequence[int | str]], settings: Sequenc
     return list(trainings.values())
 
 
-def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int | None:
+def run_commands(
+    trainings: Sequence[Training], command_of: Callable[[Training], Sequence[str]], jobs: int
+) -> int | None:
     """Run the commands of trainings, `jobs` at once. Set the trainings' states, and return the exit code of a signal.
 
-    A failed training does not stop the others. After a signal no training begins, and those that run save and end.
+    A command is made when the training begins, because another sweep may have begun it. A failed training does not stop
+    the others. After a signal no training begins, and those that run save and end.
     """
     environment = shared(jobs)
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running: dict[Training, subprocess.Popen[str]] = {}
 
     def train(training: Training) -> None:
-        if stop.received:
+        arguments = () if stop.received else command_of(training)
+        if not arguments:
             return
-        command = [sys.executable, "-P", "-m", "phmctl", *commands[training]]
+        command = [sys.executable, "-P", "-m", "phmctl", *arguments]
         # In a new session a Ctrl-C in the terminal reaches the training once, from this process.
         with subprocess.Popen(
             command, env=environment, start_new_session=True, encoding="utf-8", errors="replace", **pipes
@@ -133,7 +141,7 @@ def run_commands(commands: Mapping[Training, Sequence[str]], jobs: int) -> int |
         note(f"{training.label}: {training.state}")
 
     with StopRequest() as stop, ThreadPoolExecutor(jobs) as pool:
-        futures, told = [pool.submit(train, training) for training in commands], set[Training]()
+        futures, told = [pool.submit(train, training) for training in trainings], set[Training]()
         try:
             while wait(futures, _SIGNAL_POLL_SECONDS).not_done:
                 for training, process in list(running.items()) if stop.received else ():

@@ -102,7 +102,8 @@ def compare(
 ) -> Shown:
     """Compare runs over seeds.
 
-    Prints means, tested differences, sizes, speeds and other differences between the runs.
+    Prints means, tested differences, sizes, speeds and other differences between the runs. Ends with exit code 1 if
+    --eval could not score a run.
     """
     comparisons = phmctl.compare(
         names or (), runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
@@ -116,7 +117,7 @@ def compare(
         commands += comparison.missing()
     if commands:
         notes += ["without a result yet (or add --eval):", *commands]
-    return Shown(_document(comparisons), tables, notes=notes)
+    return Shown(_document(comparisons), tables, notes=notes, code=int(score and bool(commands)))
 
 
 def report(

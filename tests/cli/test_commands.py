@@ -1,6 +1,7 @@
 """``recipes``, ``count-params``, ``export`` and ``eval`` through the command line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from phmctl.recipe.loading import load_recipe
 from phmctl.runs import Run
 from phmctl.shipped import shipped_names
 from tests.calls import call, rows_of
+from tests.data.helpers import flip
 from tests.tasks.translation.runs import SOURCES, evaluate
 
 
@@ -69,3 +71,12 @@ def test_options_reach_the_search(run: Run) -> None:
     assert (document["decoding"]["beam"], document["decoding"]["alpha"]) == (1, 0.2)
     assert "case:lc" in document["scores"][0]["signature"]
     assert len(list(run.results_folder.glob("test.step-000001.beam-1.alpha-0.2.*.hyp"))) == 1
+
+
+def test_compare_fails_if_a_run_could_not_be_scored(copied_run: Run) -> None:
+    assert call("compare", copied_run.folder, "--eval").exit_code == 0
+    shutil.rmtree(copied_run.folder / "results")
+    for path in copied_run.checkpoints_folder.glob("*/model.safetensors"):
+        flip(path)
+    assert call("compare", copied_run.folder).exit_code == 0
+    assert call("compare", copied_run.folder, "--eval").exit_code == 1
