@@ -22,9 +22,7 @@ FACTORS = (".A", ".S", ".R", ".L", ".table.weight", ".map.weight")  # ends of na
 
 def positions(start: int, stop: int, width: int) -> Tensor:
     """Return sinusoidal encodings of positions `start` to `stop` - 1, (stop - start, width): sines, then cosines."""
-    frequencies = torch.exp(
-        torch.arange(width // 2, dtype=torch.float32) * (-math.log(10_000.0) / max(width // 2 - 1, 1))
-    )
+    frequencies = torch.exp(torch.arange(width // 2).float() * (-math.log(10_000.0) / max(width // 2 - 1, 1)))
     angles = torch.arange(start, stop)[:, None] * frequencies  # (stop - start, width / 2)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 

@@ -21,7 +21,6 @@ from torch.nn.utils import parametrize
 from phmctl.algebra.dimension import FIXED_DIMENSION, LEARNED
 from phmctl.algebra.kronecker import check_algebra
 from phmctl.algebra.modes import without_autocast
-from phmctl.console import Table
 from phmctl.errors import DimensionError, PhmctlError, UserError
 from phmctl.nn.convolution import PHMConv
 from phmctl.nn.embedding import NarrowEmbedding, PHMEmbedding
@@ -61,6 +60,8 @@ class Conversion:
     after: int
 
     def __str__(self) -> str:
+        from phmctl.console import Table
+
         cells = []
         for row in (*self.rows, *self.others):
             if row.skipped not in _COUNTED:

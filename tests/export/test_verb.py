@@ -104,9 +104,6 @@ def test_eval_scores_an_export_as_its_run_if_it_has_the_text(tmp_path: Path) -> 
         with pytest.raises(RunError, match=name):
             evaluate(exported)
         path.write_text(content)
-    write_json(run.text_folder / "test.extras", {"length": extras["length"][1:]})
-    with pytest.raises(RunError, match=r"test\.extras"):
-        evaluate(run)
     without = export(run, exports.SAFETENSORS, tmp_path / "without").export
     assert without.splits() == []
     with pytest.raises(RunError, match=r"test\.source"):

@@ -7,6 +7,7 @@ import pytest
 
 from phmctl.answering.opening import load_translator
 from phmctl.answering.translator import Translator
+from phmctl.errors import RunError
 from phmctl.metrics.text import bleu, bleu_by, copy_baseline, length_parts
 from phmctl.runs import Run
 from phmctl.runs.results import read_results
@@ -125,8 +126,7 @@ def test_the_longest_names_are_names_of_files(tmp_path: Path) -> None:
         make_run(tmp_path, "c" * 101)
 
 
-def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pointer is followed once; where what it named was pruned meanwhile it is followed again, and that is said."""
+def test_a_training_beside_removes_the_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real, pruned = load_translator, []
 
     def load(run, checkpoint, *rest, **options):
@@ -137,9 +137,9 @@ def test_a_training_beside_moves_the_pointer_and_prunes(run: Run, monkeypatch: p
         return real(run, checkpoint, *rest, **options)
 
     monkeypatch.setattr(module, "load_translator", load)
-    found = evaluate(run)
-    assert pruned == ["step-000002"]
-    assert found.checkpoint == "step-000001"
+    with pytest.raises(RunError, match=r"step-000002.*step-000001"):
+        evaluate(run)
+    assert evaluate(run).checkpoint == "step-000001"
     assert translations(run) == by_hand(run, "step-000001")
 
 
