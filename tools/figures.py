@@ -121,7 +121,7 @@ def parameters() -> Figure:
     axes = drawn.add_subplot(ylabel="BLEU")
     left = ("right", -8, 0)
     sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("right", -8, 4)}
-    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, 46), results.HALF: ("left", -45, -22)}
+    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, 46), results.HALF: ("left", 8, 8), EMBEDDED: left}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
@@ -287,13 +287,10 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
     """Draw BLEU over the number of all weights with each model's name at its point."""
     places = {  # label, the end of the name that is at the point, and its shift in points
         "dense": ("dense", "center", (0, -34)),
-        "PHM, n = 2": ("n = 2", "center", (10, 17)),
-        "PHM, n = 4": ("n = 4", "left", (9, -4)),
-        "PHM, n = 8": ("n = 8", "left", (9, -12)),
-        EMBEDDED: ("n = 4 everywhere", "left", (9, 13)),
+        results.HALF: ("n = 2", "left", (9, 0)),
+        EMBEDDED: ("n = 4", "left", (9, -6)),
         f"{EMBEDDED}{results.DISTILLED}": ("distilled", "left", (9, 5)),
-        results.HALF: ("n = 2 everywhere", "center", (0, 16)),
-        EIGHTH: ("n = 8 everywhere", "left", (9, -12)),
+        EIGHTH: ("n = 8", "left", (9, -6)),
         f"{EIGHTH}{results.DISTILLED}": ("distilled", "left", (9, 5)),
         WIDE: ("PHM, d = 512", "right", (-9, 0)),
     }
