@@ -1,7 +1,6 @@
 """Classify texts with a trained model: clean, tokenize, batch, and return labels with probabilities."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from phmctl import plain
-from phmctl.answering.base import Advance, Document, Line, Texts, check_texts, export_errors, ignore
+from phmctl.answering.base import Advance, Document, Line, Texts, check_texts, ignore
 from phmctl.answering.onnx import OnnxClassifier
-from phmctl.answering.opening import ONNX, Export, Source, about, check_options, engine_of
+from phmctl.answering.opening import ONNX, Source, about, check_options, engine_of, in_use
 from phmctl.console import silence
 from phmctl.data.batches import Batch, TokenRows, collate, encode_texts, lengths_of, plan_by_count
 from phmctl.data.card import Cleaning
@@ -215,9 +214,7 @@ def load_classifier(
     recipe = source.recipe_of(ClassificationRecipe)
     check_options(source, device, threads)
     name = source.chosen(checkpoint)
-    with export_errors(source.folder) if isinstance(source, Export) else nullcontext():
-        if isinstance(source, Export):
-            source.verify()
+    with in_use(source):
         tokenizer, labels = load_tokenizers(source).source, load_labels(source)
         target = pick_device("cpu" if engine_of(source) == ONNX else device)
         model = open_classifier(source, name, {"vocabulary": tokenizer.size, "classes": len(labels)}, target, threads)

@@ -13,7 +13,8 @@ An export to CTranslate2 answers without torch, which :func:`open_engine` import
 """
 
 import json
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -121,6 +122,17 @@ def find(path: Path | str) -> Source:
     return Run.open(path)
 
 
+@contextmanager
+def in_use(source: Source) -> Iterator[None]:
+    """Verify the files of an export, and raise RunError instead of any other error in the block, which uses them."""
+    if isinstance(source, Run):
+        yield
+        return
+    with export_errors(source.folder):
+        source.verify()
+        yield
+
+
 def load_translator(
     source: Source,
     checkpoint: str = AUTO,
@@ -152,9 +164,7 @@ def load_translator(
     check_options(source, device, threads, settings.precision)
     name = source.chosen(checkpoint)
     description = about(source, name)
-    with export_errors(source.folder) if isinstance(source, Export) else nullcontext():
-        if isinstance(source, Export):
-            source.verify()
+    with in_use(source):
         tokenizers = load_tokenizers(source)
         return Translator(
             open_engine(source, name, tokenizers, settings.precision, device, threads),

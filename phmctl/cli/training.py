@@ -68,7 +68,7 @@ def train(
 ) -> Shown:
     """Train a recipe's model on prepared data. Print the run directory at the end."""
     options: dict[str, Any] = {"n": n, "algebra": algebra, "seed": seed, "device": device, "steps": steps}
-    options |= {"init": init}
+    options["init"] = init
     if threads:
         set_threads(threads)
         settings = [*(settings or ()), f"training.threads={threads}"]

@@ -423,7 +423,7 @@ def own_corpus(
 
 
 def _source_files(split: str, groups: Sequence[Sequence[Path]]) -> list[SourceFile]:
-    """Return the files of a split. Raises DataError if one is missing, or if they are no tables and pairs of files."""
+    """Return the files of a split. Raises DataError if one is missing, or is neither a table nor one of a pair."""
     try:
         check_split(split)
     except ValueError as error:

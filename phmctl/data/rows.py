@@ -134,10 +134,8 @@ def hold_out(splits: Mapping[str, RowSource], text: str) -> Division:
                 chosen |= dict.fromkeys(members[group], name)
                 wanted -= counts[group]
                 left -= 1
-            if wanted > 0 and not percent:
-                left = 0
-        if not left:
-            raise DataError(f"split={text} leaves none of the {total:,} rows for train. Take fewer")
+            if not left or (wanted > 0 and not percent):
+                raise DataError(f"split={text} leaves none of the {total:,} rows for train. Take fewer")
         return chosen
 
     @repeatable

@@ -234,7 +234,7 @@ class _Converter:
         while len(rows) > count:
             count = len(rows)
             for name in [name for name in modules if name not in rows]:
-                weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(modules[name])}
+                weights = _weights_by_place(modules[name])
                 reason = self._obstacle(weights)
                 if reason is not None:
                     rows[name] = replace(_row(name, modules[name]), skipped=reason)
@@ -243,7 +243,7 @@ class _Converter:
 
     def convert(self, name: str, module: nn.Module) -> Converted:
         """Parametrize all weights of a module, or none of them, and return the row of the report."""
-        weights = {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
+        weights = _weights_by_place(module)
         row = _row(name, module)
         reason = self._obstacle(weights) or self._parametrize(weights)
         if reason is not None:
@@ -329,6 +329,11 @@ def _weight_attributes(module: nn.Module) -> list[tuple[nn.Module, str]]:
         keys = ["in_proj_weight"] if module._qkv_same_embed_dim else [f"{part}_proj_weight" for part in "qkv"]
         return [*((module, key) for key in keys), (module.out_proj, "weight")]
     return [(module, "weight")]
+
+
+def _weights_by_place(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Return the weights of a convertible module by module and attribute's name."""
+    return {(owner, key): getattr(owner, key) for owner, key in _weight_attributes(module)}
 
 
 def is_conv1d(module: nn.Module) -> bool:
