@@ -198,7 +198,6 @@ class Trainer:
         self._guard = Guard(device)
         self._loss = torch.tensor(self.state.window_loss, dtype=torch.float64, device=device)
         self._norm = torch.zeros((), device=device)
-        self._throughput = Throughput(self.log.seconds)
 
     def begin(
         self, stored: Mapping[str, Mapping[str, Tensor]] | None = None, initial: Mapping[str, Tensor] | None = None
@@ -232,6 +231,7 @@ class Trainer:
         self.processes.broadcast_tensors(tensors.values())
         if self.settings.compile:
             self._compiled = torch.compile(self.model)
+        self._throughput = Throughput(self.log.seconds)  # after loading
 
     # ------------------------------------------------------------------------------------------------ the loop
 

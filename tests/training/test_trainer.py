@@ -81,6 +81,15 @@ def _trainer(task: Task, recipe: Recipe, root: Path) -> Trainer:
     return trainer
 
 
+def test_the_time_of_loading_is_not_time_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("phmctl.training.progress.time.perf_counter", lambda: clock[0])
+    trainer = Trainer(FakeTask(), Run.create(tmp_path, make_recipe()), CPU)
+    clock[0] = 60.0
+    trainer.begin()
+    assert trainer._throughput.elapsed == 0
+
+
 def _gradient(trainer: Trainer, *plan: Any) -> Tensor:
     """Return the gradient, of all parameters as one vector, of a step of micro-batches of these rows."""
     trainer.optimiser.zero_grad()
