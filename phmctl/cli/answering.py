@@ -126,7 +126,7 @@ def probe(
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> Shown:
-    """Train a probe of a translator's encoder for each probing task that is prepared, and keep the answers."""
+    """Train a probe of a translator's encoder for each prepared probing task, and store the scores in the run."""
     from phmctl.probes import probe as probe_run
 
     report = probe_run(run, checkpoint=checkpoint, device=device, data=data, settings=settings or ())

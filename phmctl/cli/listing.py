@@ -16,7 +16,8 @@ from phmctl.storage import write_atomic
 if TYPE_CHECKING:
     from phmctl.results.compare import Comparison
 
-Names = Annotated[list[str] | None, Argument(metavar="NAME", help="Recipes, variants, runs or tags.")]
+_NAMES = "Recipes, variants, runs or tags, which phmctl runs lists."
+Names = Annotated[list[str], Argument(metavar="NAME", help=_NAMES)]
 ResultsOf = Annotated[str | None, Option(help="Use only results of this checkpoint: best, last, average or step-N.")]
 Baseline = Annotated[
     str | None,
@@ -58,7 +59,11 @@ def recipes(
     return Shown(documents, tables)
 
 
-def show_runs(names: Names = None, runs: Runs = None, json: Json = False) -> Shown:
+def show_runs(
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help=_NAMES)] = None,
+    runs: Runs = None,
+    json: Json = False,
+) -> Shown:
     """List runs: changed keys, seed, steps, state, best score, parameters, minutes."""
     from phmctl.runs.run import runs_root
     from phmctl.runs.summary import list_runs, run_tables
@@ -92,7 +97,7 @@ def count_params(
 
 
 def compare(
-    names: Names = None,
+    names: Names,
     runs: Runs = None,
     split: Split = "test",
     checkpoint: ResultsOf = None,
@@ -105,9 +110,7 @@ def compare(
     Prints means, tested differences, sizes, speeds and other differences between the runs. Ends with exit code 1 if
     --eval could not score a run.
     """
-    comparisons = phmctl.compare(
-        names or (), runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
-    )
+    comparisons = phmctl.compare(names, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score)
     tables: list[Table] = []
     notes: list[str] = []
     commands: list[str] = []
@@ -121,7 +124,7 @@ def compare(
 
 
 def report(
-    names: Names = None,
+    names: Names,
     runs: Runs = None,
     split: Split = "test",
     checkpoint: ResultsOf = None,
@@ -138,9 +141,7 @@ def report(
 
     for module in ("matplotlib", "jinja2"):  # before the comparison, which may take long
         require(module, "report")
-    comparisons = phmctl.compare(
-        names or (), runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score
-    )
+    comparisons = phmctl.compare(names, runs=runs, split=split, checkpoint=checkpoint, baseline=baseline, score=score)
     write_atomic(output, render(*comparisons))
     return Shown({"report": str(output), **_document(comparisons)}, text=f"{output}\n")
 

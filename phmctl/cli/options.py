@@ -47,9 +47,7 @@ Beam = Annotated[int | None, Option(help="Beam size; 1 is greedy (default: the r
 Alpha = Annotated[float | None, Option(help="Exponent of the length penalty (default: the recipe's).")]
 BatchTokens = Annotated[int | None, Option(help="Number of source tokens in a batch, including padding.")]
 Threads = Annotated[int, Option(min=0, help="Number of CPU threads; 0: as many as cores.")]
-Json = Annotated[
-    bool, Option("--json", callback=_remember, help="Print one JSON document on stdout and nothing else there.")
-]
+Json = Annotated[bool, Option("--json", callback=_remember, help="Print JSON on stdout and nothing else there.")]
 
 
 def names(option: str, text: str | None) -> list[str]:

@@ -65,7 +65,6 @@ MISTAKES = [
     ("eval RUN --split dev", "test, valid"),
     ("eval RUN --set training.steps=1", "--set"),
     ("eval RUN --split valid --source x", "source"),
-    ("compare", "phmctl runs"),
     ("compare RUN --baseline phm-n8", "'phm-n4'"),
     ("compare RUN --split tset", "'test'"),
     ("compare RUN --checkpoint avrage", "average"),
