@@ -13,7 +13,7 @@ from phmctl.answering.base import change_decoding
 from phmctl.answering.opening import load_translator
 from phmctl.console import note, progress, silence
 from phmctl.data import UNK
-from phmctl.data.prepared import PreparedData, corpus_name, data_root
+from phmctl.data.prepared import PARALLEL, PreparedData, corpus_name, data_root
 from phmctl.errors import RunError, UserError, check_known
 from phmctl.metrics.text import is_code
 from phmctl.recipe.loading import RecipeLike, common_overrides, parsed, resolve
@@ -147,17 +147,21 @@ def _prepare_taught_corpus(run: Run, student: Recipe, root: Path, beam: int | No
     source, reference, teacher = (folder / f"train.{side}" for side in ("source", "reference", "teacher"))
     if not teacher.exists():  # it is written last, so the other files are complete
         _translate_training_text(run, search, folder)
-    splits = {split: (folder / f"{split}.source", folder / f"{split}.target") for split in run.splits()}
-    for split, paths in splits.items():
-        for path in paths:
-            _write_lines(path, read_text(run, split, path.suffix[1:]))
-    pairs = [(source, reference), (source, teacher)]
+    for split in run.splits():
+        for side in PARALLEL:
+            _write_lines(folder / f"{split}.{side}", read_text(run, split, side))
+    # The first side is the corpus' source, which a reversed teacher translates into.
+    first, second = PARALLEL if recipe.data.direction == "forward" else PARALLEL[::-1]
+    files = {split: [(folder / f"{split}.{first}", folder / f"{split}.{second}")] for split in run.splits()}
+    pairs = {"source": [source, source], "target": [reference, teacher]}
+    files["train"] = list(zip(pairs[first], pairs[second], strict=True))
     options = {key: getattr(student.data, key) for key in ("tokenizer", "vocabulary", "joint", "max_tokens")}
-    languages = run.data()["source_language"], run.data()["target_language"]
+    languages = run.data()[f"{first}_language"], run.data()[f"{second}_language"]
     if languages[0] != languages[1] and all(map(is_code, languages)):  # both are codes of languages
         options["languages"] = languages
-    prepare(folder.name, data=root, files={"train": pairs, **splits}, vocabulary_of=run.folder, quiet=False, **options)
-    return {"data.card": folder.name, "data.direction": "forward", "data.copies": False}
+    options["reverse"] = recipe.data.direction == "reverse"
+    prepare(folder.name, data=root, files=files, vocabulary_of=run.folder, quiet=False, **options)
+    return {"data.card": folder.name, "data.direction": recipe.data.direction, "data.copies": False}
 
 
 def _translate_training_text(run: Run, search: DecodingSection, folder: Path) -> None:

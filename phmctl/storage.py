@@ -11,6 +11,7 @@ tensors is a safetensors file, and the manifest has the recipe's model section. 
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -93,16 +94,16 @@ def lock(path: Path, *, busy: UserError | None = None, remove: bool = False) -> 
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds :func:`lock` on a file. It is False on a file system without locks."""
-    if not path.is_file():
-        return False
-    from filelock import FileLock, Timeout
+    """Return whether a process holds :func:`lock` on a file. It is False on a file system without locks.
 
-    try:
-        with FileLock(path, blocking=False, fallback_to_soft=False):
-            return False
-    except OSError as error:
-        return isinstance(error, Timeout)
+    A shared lock, so that processes that look at the same time do not see each other.
+    """
+    with suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 # -------------------------------------------------------------------------------------------------------- files

@@ -89,6 +89,20 @@ def test_a_student_has_the_splits_and_languages_but_not_the_start_of_its_teacher
     assert student.recipe.training.initialise_from is None
 
 
+def test_a_reversed_teacher_with_two_vocabularies(copying_data: Path, tmp_path: Path) -> None:
+    files = {name: files_of(copying_data, name) for name in ("train", "valid")}
+    options: dict[str, Any] = {"vocabulary": 300, "tokenizer": "bpe", "joint": False, "reverse": True}
+    phmctl.prepare("talks", data=tmp_path, files=files, languages=("de", "zh"), **options)
+    settings = [*TINY, "data.card=talks", "data.vocabulary=300", "data.joint=false", "data.direction=reverse"]
+    settings += ["model.share_embeddings=false", "data.max_tokens=256"]
+    teacher = phmctl.train("miniature", settings=settings, data=tmp_path, runs=tmp_path / "runs").run
+    student = phmctl.distil(teacher.folder, n=4, steps=1, beam=1, data=tmp_path, runs=tmp_path / "students").run
+    assert [student.data()[f"{side}_language"] for side in ("source", "target")] == ["zh", "de"]
+    for name in ("tokenizer", "text"):
+        for path in (teacher.folder / name).iterdir():
+            assert (student.folder / name / path.name).read_bytes() == path.read_bytes()
+
+
 def test_a_teacher_whose_vocabulary_lacks_words_is_refused(copying_data: Path, tmp_path: Path) -> None:
     files = {name: files_of(copying_data, name) for name in ("train", "valid")}
     phmctl.prepare("few", data=tmp_path, files=files, tokenizer="word", vocabulary=20, joint=True)

@@ -112,6 +112,9 @@ def test_one_process_at_a_time_holds_a_lock(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="held"), lock(path, busy=UserError("held")):
             pass
     assert is_locked(path) is False
+    with path.open("rb") as file:  # another process that looks
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert is_locked(path) is False
     with lock(path, busy=UserError("held")):
         pass
 

@@ -86,7 +86,8 @@ class Export(Trained):
         """Compare the files of the model with the manifest. A text is verified when it is read. Raises RunError."""
         entries = self.manifest["files"]
         names = {entry["name"] for entry in entries if not entry["name"].startswith(("text/", "README.md"))}
-        names.update(path.relative_to(self.folder).as_posix() for read in _READ for path in self.folder.glob(read))
+        read = (path for pattern in _READ for path in self.folder.glob(pattern))
+        names.update(path.relative_to(self.folder).as_posix() for path in read if path.name[0] != ".")  # ._x of macOS
         verify(self.folder, entries, RunError, _ADVICE, names)
 
     def text_path(self, name: str) -> Path:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from phmctl.benchmarks import seconds_per_step
 from phmctl.console import Shown
-from phmctl.data.prepared import data_root
 from phmctl.devices import pick_device, world
 from phmctl.errors import DataError, UserError
 from phmctl.recipe.loading import common_overrides, dump_recipe, resolve
 from phmctl.results.counting import ledger_table
 from phmctl.results.ledger import ledger_for_recipe
 from phmctl.runs.run import runs_root
+from phmctl.storage import saved_steps
 from phmctl.tasks import task_of, trains
 from phmctl.training.start import find_start
+from phmctl.training.train import data_of
 from phmctl.verbs import recipe_and_run
 
 
@@ -33,15 +34,16 @@ def training_plan(
     """
     if world().size > 1:
         raise UserError("--dry-run works in one process. Start it without torchrun")
-    written, _ = recipe_and_run(recipe, resume=resume, runs=runs)
+    written, run = recipe_and_run(recipe, resume=resume, runs=runs)
     resolved = resolve(written, common_overrides(**options), settings)
-    root, notes = data_root(data), []
+    root, notes = data or data_of(run), []
     try:
         task = trains(resolved).open(resolved, root)
     except DataError as error:
         task = None
         notes.append(f"the time is not measured: {error}")
-    find_start(resolved, task, runs_root(runs))  # prints what is copied, and raises an error if nothing is
+    if run is None or not saved_steps(run.checkpoints_folder):
+        find_start(resolved, task, runs_root(runs))  # prints what is copied, and raises an error if nothing is
     sizes = task_of(resolved).sizes(resolved, root)
     if sizes.trained:
         notes.append(sizes.note)

@@ -226,6 +226,9 @@ class Card(Section):
                 raise ValueError(f"needs {key!r} because of 'task: {self.task}'")
         if self.divide and "period" not in self.divide:
             raise ValueError("'divide' needs 'period'")
+        rows = [row for key, row in self.divide.items() if key != "period"]
+        if rows and (max(rows) > self.divide["period"] or len({*rows}) < len(rows)):
+            raise ValueError("'divide': the rows of valid and test must differ, and not exceed the period")
         formats = {f"layout {layout.name!r}": layout.rows for layout in self.local}
         if self.hub:
             formats["the hub"] = self.hub.row_format

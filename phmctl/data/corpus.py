@@ -268,7 +268,8 @@ def fetch_all(card: Card, folder: Path) -> None:
 
 
 def _download(item: Url, target: Path) -> None:
-    import http.client  # with ssl. Commands that fetch nothing start faster without it
+    import http.client  # commands that fetch nothing start faster without these
+    import ssl
     import urllib.error
     import urllib.request
 
@@ -281,7 +282,14 @@ def _download(item: Url, target: Path) -> None:
             expected = int(response.headers.get("Content-Length") or file.tell())
             if file.tell() < expected:
                 raise ConnectionError(f"the connection ended after {file.tell():,} of {expected:,} bytes")
-    except (http.client.HTTPException, urllib.error.URLError, ConnectionError, TimeoutError, ValueError) as error:
+    except (
+        http.client.HTTPException,
+        urllib.error.URLError,
+        ssl.SSLError,
+        ConnectionError,
+        TimeoutError,
+        ValueError,
+    ) as error:
         raise DownloadError(f"cannot fetch {item.url}: {_reason(error)}") from error
     if item.sha256 and (actual := sha256(part)) != item.sha256:
         raise DownloadError(

@@ -117,7 +117,7 @@ def check_scorable(run: Trained) -> None:
 def read_results(run: Trained) -> list[Result]:
     """Return the results of a run, sorted by file name. Warn about torn files and skip them."""
     results = []
-    for path in sorted(run.results_folder.glob("*.json")):
+    for path in sorted(run.results_folder.glob("[!.]*.json")):
         try:
             report = read_json_object(path, RunError, _ADVICE)
         except RunError as error:

@@ -136,7 +136,7 @@ class Trained(ABC):
 
     def splits(self) -> list[str]:
         """Return the splits whose text is in the folder."""
-        return sorted({path.stem for path in self.text_folder.glob("*.*")})
+        return sorted({path.stem for path in self.text_folder.glob("[!.]*.*")})
 
 
 @dataclass(frozen=True)
@@ -445,8 +445,9 @@ def _runs_below(folder: Path, depth: int = _SEARCH_DEPTH) -> Iterator[Path]:
         return
     with suppress(OSError):
         for path in folder.iterdir():
-            if path.is_dir() and not path.name.startswith("."):
-                yield from _runs_below(path, depth - 1)
+            with suppress(OSError):  # a folder that may not be read hides no other
+                if path.is_dir() and not path.name.startswith("."):
+                    yield from _runs_below(path, depth - 1)
 
 
 def _nearest_run(path: Path, root: Path) -> str:

@@ -104,10 +104,7 @@ def train(
             raise UserError(f"tag={tag} names a new run, and resume continues {old.folder}: leave one of them out")
         if old is None and checkpoint != "last":
             raise UserError(f"checkpoint={checkpoint} says where to continue from, and no run has this recipe yet")
-        environment = {} if old is None else old.environment()
-        starts = [environment, *environment.get("resumed", [])]
-        folders = [Path(start["data"]) for start in starts if "data" in start and Path(start["data"]).is_dir()]
-        return old, data or (folders[-1] if folders else data_root())
+        return old, data or data_of(old)
 
     with joined(recipe.training.timeout) as processes:
         old, folder = processes.from_leader(find_run_and_data)
@@ -115,6 +112,14 @@ def train(
             task = trains(recipe).open(recipe, folder)
         options: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "record": record}
         return train_task(task, recipe, root, old=old, data=folder, processes=processes, **options)
+
+
+def data_of(run: Run | None) -> Path:
+    """Return the data folder of a run's newest start, or the default one if there is no run or no folder."""
+    environment = {} if run is None else run.environment()
+    starts = [environment, *environment.get("resumed", [])]
+    folders = [Path(start["data"]) for start in starts if "data" in start and Path(start["data"]).is_dir()]
+    return folders[-1] if folders else data_root()
 
 
 @torch_defaults()

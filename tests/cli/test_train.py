@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -65,6 +66,14 @@ def test_dry_run_takes_the_prepared_vocabularies(copying_data: Path, copying_fil
     unprepared = call("train", copying_file, "--dry-run", "--data", tmp_path)
     assert "as the recipe asks" in unprepared.stdout
     assert "phmctl prepare-data copying" in unprepared.stderr  # the reason why no time is printed
+
+
+def test_dry_run_of_a_resumed_run_plans_what_resume_does(train_copying: list[object], tmp_path: Path) -> None:
+    first = call(*train_copying).stdout.strip()
+    run = call(*train_copying, "--init", first).stdout.strip()
+    shutil.rmtree(first)
+    plan = call("train", run, "--resume", "--dry-run", "--json", "--runs", tmp_path / "runs")
+    assert json.loads(plan.stdout)["vocabularies_from"] == "prepared data"  # of the run's data folder
 
 
 def test_ctrl_c_saves_and_the_run_can_be_resumed(train_copying: list[object], tmp_path: Path) -> None:

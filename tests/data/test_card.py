@@ -77,8 +77,9 @@ def _has_language(name: str, language: str) -> bool:
 
 
 def test_invalid_divisions(tmp_path):
-    for divide in ({"valid": 5}, {"period": 100, "valid": 0}, {"period": 5, "train": 1}):
+    for divide in ({"valid": 5}, {"period": 100, "valid": 0}, {"period": 5, "train": 1}, {"period": 5, "valid": 6}):
         assert "divide" in refusal(tmp_path, divide=divide)
+    assert "divide" in refusal(tmp_path, divide={"period": 5, "valid": 2, "test": 2})
 
 
 def test_all_problems_at_once_with_nearest_names(tmp_path):

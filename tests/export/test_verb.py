@@ -260,6 +260,16 @@ def test_a_damaged_export_is_refused(exported: Exported, tmp_path: Path, name: s
         load_translator(find(folder))
 
 
+def test_hidden_files_of_other_programs_damage_nothing(exported: Exported, tmp_path: Path) -> None:
+    folder = copy_of(exported, tmp_path)
+    for name in ("tokenizer/._tokenizer.json", "text/._valid.source", "text/.DS_Store"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    export = find(folder)
+    load_translator(export)
+    assert not any(split.startswith(".") for split in export.splits())
+
+
 @pytest.mark.parametrize(
     ("to", "name", "content"),
     [

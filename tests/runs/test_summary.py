@@ -135,6 +135,23 @@ def test_parameters_are_the_ledgers(tmp_path: Path, name: str, options: list[str
     )
 
 
+def test_a_folder_that_may_not_be_read_hides_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path, {"step": 4, "stale": 0}, steps=10)
+    is_file = Path.is_file
+
+    def denied(path: Path) -> bool:
+        if "lost+found" in path.parts:
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    (tmp_path / "lost+found" / "inside").mkdir(parents=True)
+    folders = [tmp_path / "lost+found", *tmp_path.iterdir()]  # the first one in the order of the disk
+    iterdir = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(folders) if path == tmp_path else iterdir(path))
+    assert [summary.run.folder for summary in list_runs((), tmp_path)] == [run.folder]
+
+
 def test_a_damaged_run_costs_its_own_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, cut, gone, odd = (make(tmp_path, {"step": 4, "stale": 0}, steps=10) for _ in range(4))
     text = (cut.folder / "recipe.yaml").read_text()
