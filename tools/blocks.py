@@ -91,12 +91,14 @@ def bullets() -> str:
     time = results.duration(WIDE, "Zen 4") / results.duration("dense", "Zen 4")
     lines = [
         f"Difference of BLEU from the dense model ({plateau('dense').mean:.2f}) on Multi30k De–En, with a 95 % "
-        "interval over seeds.\n`phmctl prepare-data multi30k-de-en` comes first, and all have `--set training.precision=bfloat16`:",
+        "interval over seeds.",
+        "`phmctl prepare-data multi30k-de-en` comes first, and all have `--set training.precision=bfloat16`:",
         f"- **{share(EMBEDDED)} of all weights (n = 4 everywhere)**: {quarter}. `phmctl train multi30k-de-en-tiny`",
         f"- **{share(EIGHTH)} (n = 8 everywhere)**: {eighth}. Dense, distilled: {dense_student}.",
         "  `phmctl train multi30k-de-en`, then `phmctl distil multi30k-de-en/real --recipe multi30k-de-en-tiny --n 8`",
         f"- **{share(HALF)} (n = 2 everywhere)**: {interval(half)}, {counted(plateau(HALF).count)}. "
-        f"`phmctl train multi30k-de-en-tiny --n 2`; dense embeddings ({share('PHM, n = 2')}): {signed(tables.value.value)}.",
+        f"`phmctl train multi30k-de-en-tiny --n 2`; dense embeddings ({share('PHM, n = 2')}): "
+        f"{signed(tables.value.value)}.",
         f"- **A file of {small:g} MB instead of {large:g} MB** (n = 4 everywhere, 4 bits): "
         f"{interval(welch(dense, small_bleu))}. Dense in 4 bits: {rounded:g} MB,",
         f"  {signed(rounded_bleu.mean - dense.mean)} ({counted(rounded_bleu.count)}). "
