@@ -281,7 +281,8 @@ def tasks() -> str:
 @block
 def shakespeare() -> str:
     rows = []
-    for model, rate in (("dense", "8e-3"), ("PHM, n = 4", "4e-3"), (results.EMBEDDED, "4e-3")):
+    _, dense_rate, phm_rate, models = results.TASKS["Shakespeare"]
+    for model, rate in (("dense", dense_rate), *((model, phm_rate) for model in models)):
         scores = [results.sample("Shakespeare", model, name, rate=rate) for name in ("BLEU", "chrF", "perplexity")]
         count = f"{results.parameters(model, 'Shakespeare'):,}"
         rows.append([model, count, rate, str(scores[0].count), *(score.text() for score in scores)])
