@@ -6,7 +6,7 @@ exchanges of the others fail within ``training.timeout``.
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -98,13 +98,6 @@ class Processes:
                 f"{self._timeout:g} s ({str(error).splitlines()[0]})\n"
                 "saved checkpoints are complete: the same command with --resume continues from the last one"
             ) from error
-
-    def merge(self, values: Mapping[int, T]) -> dict[int, T]:
-        """Return the union of the mappings of all processes."""
-        merged: dict[int, T] = {}
-        for part in self.gather(dict(values)):
-            merged |= part
-        return merged
 
     def total(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place, and return it. On a GPU the host does not wait."""

@@ -121,6 +121,7 @@ class TranslationTask(Task):
         for start in processes.mine(range(0, len(lines), _LINES)):
             answers = translator.answer(lines[start : start + _LINES], first=start + 1)
             translations[start] = [text for text, _ in answers]
-        hypotheses = [text for _, texts in sorted(processes.merge(translations).items()) for text in texts]
+        by_start = {start: texts for part in processes.gather(translations) for start, texts in part.items()}
+        hypotheses = [text for _, texts in sorted(by_start.items()) for text in texts]
         lowercase = self.prepared.tokenizers.target.lowercase
         return bleu(hypotheses, references, lowercase=lowercase, tokenize=self._bleu_tokenizer).value

@@ -1,10 +1,8 @@
 import json
-import struct
 from itertools import chain
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,48 +117,3 @@ def test_a_damaged_manifest_is_a_users_error(tmp_path, content):
     (tmp_path / MANIFEST).write_text(content, encoding="latin-1")
     with pytest.raises(DataError, match=r"manifest\.json.*move .* away"):
         PreparedData(tmp_path)
-
-
-def write_table(path, columns):
-    table = pa.table(columns)
-    with pa.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(None, b"no arrow", b"", b"ARROW1", b"\xff" * 1000, b"\0" * 1000),
-        *({"source": [1]}, {"source": [[1]], "target": ["a"]}, {"a": [b"x"]}),
-    ],
-)
-def test_a_missing_damaged_or_other_arrow_file_is_refused(tmp_path, content):
-    path = tmp_path / "train.arrow"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        write_table(path, content)
-    with pytest.raises(DataError, match=r"train\.arrow.* force"):
-        Split(path)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        (struct.pack("<5i", 0, 1, 1, 3, 3), struct.pack("<5i", 0, 1 << 30, 1, 3, 3)),  # found by tests/fuzz: SIGBUS
-        ("aß".encode(), b"a\xff\xff"),
-    ],
-    ids=["outside the file", "no UTF-8"],
-)
-def test_a_text_that_cannot_be_read_is_a_users_error(tmp_path, right, wrong):
-    lists = pa.array([[1], [], [2], []], pa.list_(pa.int32()))
-    texts = {f"{side}_text": ["a", "", "ß", ""] for side in ("source", "target")}
-    path = tmp_path / "valid.arrow"
-    write_table(path, {"source": lists, "target": lists, **texts})
-    assert Split(path).texts[0] == ["a", "", "ß", ""]
-    content = path.read_bytes()
-    assert right in content
-    damaged = tmp_path / "test.arrow"  # a memory-mapped file is never overwritten
-    damaged.write_bytes(content.replace(right, wrong, 1))
-    with pytest.raises(DataError, match=r"test\.arrow"):
-        Split(damaged).texts  # noqa: B018

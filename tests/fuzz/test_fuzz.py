@@ -19,7 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +27,7 @@ from hypothesis import strategies as st
 from phmctl.data.card import RowFormat, load_card
 from phmctl.data.corpus import extract
 from phmctl.data.prepare import labels_of
-from phmctl.data.prepared import Split, read_vectors
+from phmctl.data.prepared import read_vectors
 from phmctl.data.readers import Format, read_sentences, tables, translation_memory
 from phmctl.data.tokenizer import Tokenizer, train_tokenizer
 from phmctl.errors import PhmctlError
@@ -207,22 +206,6 @@ def test_tokenizers(tmp_path: Path, tokenizer_files: list[bytes]) -> None:
     use = at(tmp_path / "t.json", use_tokenizer)
     attack("tokenizer, bytes", bytes_of(*tokenizer_files), use)
     attack("tokenizer, values", values_of(*map(json.loads, tokenizer_files)), use)
-
-
-def test_arrow_files(tmp_path: Path) -> None:
-    rows = [[1, 2], [], [3, 4, 5]]
-    lists = pa.array(rows, pa.list_(pa.int32()))
-    table = pa.table({"source": lists, "target": lists, "source_text": ["a", "", "ß"], "target_text": ["b", "c", "d"]})
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-
-    def use(path: Path) -> None:
-        split = Split(path)
-        assert len(split.texts[0]) == len(split) == len(split.source)
-        [split.source[row].sum() + split.target[row].sum() for row in range(min(len(split), 100))]
-
-    attack("Arrow file", bytes_of(sink.getvalue()), at(tmp_path / "valid.arrow", use))
 
 
 @pytest.fixture
