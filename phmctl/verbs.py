@@ -227,7 +227,6 @@ def train(
             resume=resume,
             run=run,
             checkpoint=checkpoint or "last",
-            quiet=quiet,
             record={"tag": tag, "unmodified": unmodified(written, resolved)},
         )
 

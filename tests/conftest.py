@@ -67,7 +67,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: TranslationR
     """A run of the tiny recipe. Tests share it and must not change it."""
     from phmctl.training.train import train
 
-    return train(tiny_recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs"), quiet=True).run
+    return train(tiny_recipe, data=miniature_data, runs=tmp_path_factory.mktemp("runs")).run
 
 
 @pytest.fixture

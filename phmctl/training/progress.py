@@ -1,21 +1,16 @@
-"""Report a training: speed, a progress line on stderr, ``metrics.jsonl``, and optionally TensorBoard's log."""
+"""Report a training: its speed, ``metrics.jsonl``, and optionally TensorBoard's log."""
 
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from phmctl.console import note, people, printable
 from phmctl.errors import RecipeError
 from phmctl.runs.results import log_line, read_log_lines
 from phmctl.storage import write_atomic, writing
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
 
 _MINUTE = 60.0  # seconds
 
@@ -77,51 +72,6 @@ class Throughput:
         slow = not self._warned and self.trained > _MINUTE and speed < fmean(self._first_minute) / 3
         self._warned |= slow
         return slow
-
-
-class ProgressLine:
-    """Shows the progress of a training with `steps` steps that starts at step `start`. A context manager."""
-
-    def __init__(self, steps: int, start: int, *, quiet: bool = False) -> None:
-        self._steps, self._start, self._quiet = steps, start, quiet
-        self._bar: tuple[Progress, TaskID] | None = None
-
-    def __enter__(self) -> Self:
-        console = people()
-        if console.is_terminal and not self._quiet:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
-            bar = Progress(*columns, console=console, transient=True)
-            bar.start()
-            self._bar = bar, bar.add_task("", total=self._steps, completed=self._start)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            with suppress(OSError):  # the terminal was lost
-                self._bar[0].stop()
-            self._bar = None
-
-    def step(self, step: int) -> None:
-        if self._bar is not None:
-            self._bar[0].update(self._bar[1], completed=step)
-
-    def log(self, step: int, figures: str) -> None:
-        if self._bar is not None:
-            self._bar[0].update(self._bar[1], description=figures)
-        else:
-            self.say(f"step {step}/{self._steps}  {figures}")
-
-    def say(self, message: str) -> None:
-        """Print a line above the progress bar."""
-        if self._quiet:
-            return
-        if self._bar is not None:
-            with suppress(OSError):  # the terminal was lost
-                self._bar[0].console.print(printable(message), soft_wrap=True, markup=False, highlight=False)
-        else:
-            note(message)
 
 
 VALIDATION = "validation"

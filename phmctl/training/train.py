@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from phmctl.console import warn
+from phmctl.console import note, warn
 from phmctl.data.prepared import data_root
 from phmctl.devices import check_compiler, has_bfloat16, isolated, torch_defaults, world
 from phmctl.errors import OutputError, RecipeError, RunError, UserError
@@ -83,7 +83,6 @@ def train(
     resume: bool = False,
     run: Run | None = None,
     checkpoint: str = "last",
-    quiet: bool = False,
     record: Mapping[str, object] | None = None,
 ) -> TrainingResult:
     """Train a recipe's model on the prepared data. :func:`phmctl.train` describes the arguments and errors.
@@ -110,7 +109,7 @@ def train(
         old, folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
             task = trains(recipe).open(recipe, folder)
-        options: dict[str, Any] = {"checkpoint": checkpoint, "quiet": quiet, "record": record}
+        options: dict[str, Any] = {"checkpoint": checkpoint, "record": record}
         return train_task(task, recipe, root, old=old, data=folder, processes=processes, **options)
 
 
@@ -131,7 +130,6 @@ def train_task(
     old: Run | None = None,
     data: Path | None = None,
     checkpoint: str = "last",
-    quiet: bool = False,
     processes: Processes | None = None,
     record: Mapping[str, object] | None = None,
 ) -> TrainingResult:
@@ -166,7 +164,7 @@ def train_task(
             return replace(run, recipe=recipe), state
 
         run, state = processes.from_leader(open_run)
-        trainer = Trainer(task, run, device, processes, state=state, quiet=quiet)
+        trainer = Trainer(task, run, device, processes, state=state)
         trainer.begin(stored, start.tensors if start else None)
         first = trainer.state.step
 
@@ -178,7 +176,7 @@ def train_task(
         if processes.from_leader(reopen_run):
             _fit(trainer, stop)
         else:
-            trainer.progress.say(_opening(trainer))
+            note(_opening(trainer))
     state = trainer.state
     return TrainingResult(
         run=run,
@@ -246,17 +244,17 @@ def _fit(trainer: Trainer, stop: StopRequest) -> None:
     """Train to the end, or until stopped, and average the last checkpoints if the recipe says so."""
     settings = trainer.settings
 
-    with trainer.log, trainer.progress as progress:
-        progress.say(_opening(trainer))
+    with trainer.log:
+        note(_opening(trainer))
         if settings.steps < settings.warmup:
-            progress.say(f"{settings.steps:,} steps are fewer than the warm-up's {settings.warmup:,}")
+            note(f"{settings.steps:,} steps are fewer than the warm-up's {settings.warmup:,}")
         elif settings.schedule == "linear" and settings.patience:
-            progress.say("training.patience can end the training before the linear schedule reaches 0")
+            note("training.patience can end the training before the linear schedule reaches 0")
         stopped = trainer.fit(stop)
         step = trainer.state.step
         if stopped:
-            progress.say(f"stopped and saved at step {step}; continue with:")
-            progress.say(trainer.run.resume_command)
+            note(f"stopped and saved at step {step}; continue with:")
+            note(trainer.run.resume_command)
             return
         steps = trainer.processes.from_leader(lambda: update_average(trainer)) if settings.average else []
         if not steps:
@@ -266,7 +264,7 @@ def _fit(trainer: Trainer, stop: StopRequest) -> None:
         if not trainer.log.has(AVERAGE, step):
             trainer.log.add(AVERAGE, step, {**metrics, "checkpoints": len(steps)})
         scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        progress.say(f"average of the checkpoints of steps {', '.join(map(str, steps))}: validation {scores}")
+        note(f"average of the checkpoints of steps {', '.join(map(str, steps))}: validation {scores}")
 
 
 def update_average(trainer: Trainer) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from phmctl.console import note
 from phmctl.data.batches import BatchStream, parts_of, seed_dropout
 from phmctl.devices import takes_bfloat16
 from phmctl.errors import NonFiniteError, PhmctlError, RunError, lack_of_memory
@@ -45,7 +46,7 @@ from phmctl.training.optimiser import (
     choose_rates,
     set_learning_rate,
 )
-from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, ProgressLine, Throughput
+from phmctl.training.progress import EARLY_STOP, VALIDATION, MetricsLog, Throughput
 
 if TYPE_CHECKING:
     from phmctl.tasks.base import Autocast, Rows, Task
@@ -173,7 +174,6 @@ class Trainer:
         processes: Processes | None = None,
         *,
         state: TrainingState | None = None,
-        quiet: bool = False,
     ) -> None:
         self.task = task
         self.run = run
@@ -186,7 +186,6 @@ class Trainer:
         step = self.state.step
         board = run.folder / "tensorboard" if leads and self.settings.tensorboard else None
         self.log = MetricsLog(run.metrics_path if leads else None, step, self.state.validated, board)
-        self.progress = ProgressLine(self.settings.steps, step, quiet=quiet or not leads)
         torch.manual_seed(self.settings.seed)
         self.model: nn.Module = task.build_model(device)
         self._compiled: Any = self.model.train()  # compiled by `begin` if the recipe says so
@@ -254,7 +253,6 @@ class Trainer:
                     self._conclude_step()  # the interruption of a resumed training may have skipped it
                 while not self.finished and not self.processes.stopping():
                     self._step()
-                    self.progress.step(self.state.step)
                     if self.state.step - first <= _TIMED_STEPS:
                         self._estimate(self.state.step - first)
                     if self._due(self.settings.log_every):
@@ -335,7 +333,7 @@ class Trainer:
             self._check()
             seconds = (self._throughput.trained - self._first_seconds) / (steps - 1)
             total = timedelta(seconds=round(seconds * left))
-            self.progress.say(f"about {total} on this machine for {left:,} steps, without validations")
+            note(f"about {total} on this machine for {left:,} steps, without validations")
 
     def _log(self) -> None:
         self._check()
@@ -353,9 +351,9 @@ class Trainer:
         time_left = timedelta(seconds=round(values["seconds_per_step"] * (self.settings.steps - state.step)))
         speed = f"{values['tokens_per_second']:,.0f} tok/s"
         rate = values["learning_rate"]
-        self.progress.log(state.step, f"loss {loss:.4f}  lr {rate:.2e}  {speed}  {time_left} left")
+        note(f"step {state.step}/{self.settings.steps}  loss {loss:.4f}  lr {rate:.2e}  {speed}  {time_left} left")
         if self._throughput.slowed(values["tokens_per_second"]):
-            self.progress.say(
+            note(
                 "less than a third of the speed of the first minute: other processes use the cores, and threads wait "
                 "for each other; stop and continue with --threads 1"
             )
@@ -372,7 +370,7 @@ class Trainer:
         improved = state.note_score(self.task.score(metrics), metrics["loss"], self.task.least_score)
         self.log.add(VALIDATION, state.step, {**metrics, "seconds": self._throughput.elapsed})
         scores = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self.progress.say(f"step {state.step}: validation {scores}{'  (best)' if improved else ''}")
+        note(f"step {state.step}: validation {scores}{'  (best)' if improved else ''}")
         if 0 < self.settings.patience <= state.stale and state.step < self.settings.steps:
             since = "at all: no score was a number"
             values: dict[str, object] = {"validations": state.stale}
@@ -380,7 +378,7 @@ class Trainer:
                 values |= {"best_step": state.best_step, "best_score": state.best_score}
                 since = f"since step {state.best_step}"
             self.log.add(EARLY_STOP, state.step, {**values, "seconds": self._throughput.elapsed})
-            self.progress.say(
+            note(
                 f"stopped early at step {state.step}: no better validation {since} "
                 f"(training.patience = {self.settings.patience})"
             )

@@ -145,9 +145,7 @@ def test_the_vocabulary_of_a_run_for_training_it_further(
     assert prepared.tokenizers.source.encode(["der Hund"]) == prepared.tokenizers.target.encode(["der Hund"])
     recipe = tiny_recipe.model_copy(update={"data": tiny_recipe.data.model_copy(update={"card": "mine"})})
     steps = recipe.training.model_copy(update={"steps": 3, "initialise_from": str(tiny_run.folder)})
-    run = train(
-        recipe.model_copy(update={"training": steps}), data=tmp_path / "data", runs=tmp_path / "runs", quiet=True
-    ).run
+    run = train(recipe.model_copy(update={"training": steps}), data=tmp_path / "data", runs=tmp_path / "runs").run
     assert run.data()["settings"]["vocabulary_of"] == settings["vocabulary_of"]
     again = prepare(tmp_path, *arguments[:-1], str(prepared.folder), "--force")
     assert again.manifest["settings"] == settings
@@ -194,7 +192,7 @@ def test_scores_of_translations_are_broken_down_by_extra_columns(
     assert prepared.manifest["extras"] == ["depth"]
     data = tiny_recipe.data.model_copy(update={"card": "mine", "vocabulary": 300})
     recipe = tiny_recipe.model_copy(update={"data": data})
-    run = train(recipe, data=tmp_path / "data", runs=tmp_path / "runs", quiet=True).run
+    run = train(recipe, data=tmp_path / "data", runs=tmp_path / "runs").run
     assert run.splits() == ["test", "valid"]
     document = json.loads(call("eval", run.folder, "--device", "cpu", "--json").stdout)
     bins = document["bleu_by_extra"]["depth"]

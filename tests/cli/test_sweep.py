@@ -74,7 +74,7 @@ def test_a_stopped_sweep_is_continued_to_the_same_weights(
     assert call(*command).stdout.count("finished") == 2
     runs = {run.recipe.training.steps: run for run in list_runs((), tmp_path / "runs")}
     assert [runs[steps].state for steps in (100, 1)] == ["finished", "finished"]
-    undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other", quiet=True).run
+    undisturbed = train(copying_recipe(n=2, **changes), data=copying_data, runs=tmp_path / "other").run
     assert runs[100].recipe == undisturbed.recipe
     digests = [run.weights("last").sha256 for run in (runs[100].run, undisturbed)]
     assert digests[0] == digests[1]
@@ -85,7 +85,7 @@ def test_a_training_that_a_signal_stops_after_the_last_step_is_finished(
 ) -> None:
     def stop_late(trainings: Sequence[sweeps.Training], command_of: Commands, jobs: int) -> int:
         first, second = trainings
-        train(first.recipe, data=copying_data, runs=tmp_path / "runs", quiet=True)
+        train(first.recipe, data=copying_data, runs=tmp_path / "runs")
         first.state = second.state = "stopped"
         return 130
 

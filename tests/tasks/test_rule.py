@@ -54,7 +54,7 @@ def furnished(root: Path, task: RuleTask) -> Run:
 
 def trained(root: Path, *settings: str, name: str = "hamilton") -> Run:
     recipe = rule_recipe(name, *settings)
-    return train_task(RuleTask(recipe), recipe, root, quiet=True).run
+    return train_task(RuleTask(recipe), recipe, root).run
 
 
 # ------------------------------------------------------------------------------------------------------ true maps

@@ -20,6 +20,6 @@ def fit(tmp_path: Path) -> Fit:
 
     def run(task: FakeTask | None = None, root: Path = tmp_path, old=None, checkpoint: str = "last", **training):
         recipe = make_recipe(**training)
-        return train_task(task or FakeTask(), recipe, root, old=old, checkpoint=checkpoint, quiet=True)
+        return train_task(task or FakeTask(), recipe, root, old=old, checkpoint=checkpoint)
 
     return run

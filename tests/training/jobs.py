@@ -75,7 +75,7 @@ def translate(
     bound = DoubleTask(recipe, PreparedData.find(recipe.data, data))
     leads = processes is None or processes.leads
     continued = Run.open(old) if old is not None and leads else None
-    result = train_task(bound, recipe, root, quiet=True, old=continued, processes=processes)
+    result = train_task(bound, recipe, root, old=continued, processes=processes)
     return result.run.folder, bound.built
 
 
@@ -129,7 +129,7 @@ class DoubleClassification(ClassificationTask):
 def classify(data: Path, root: Path, recipe: ClassificationRecipe, processes: Processes | None = None) -> Path:
     """Train a classifier; return the run."""
     task = DoubleClassification(recipe, PreparedData.find(recipe.data, data))
-    return train_task(task, recipe, root, quiet=True, processes=processes).run.folder
+    return train_task(task, recipe, root, processes=processes).run.folder
 
 
 def fake(
@@ -166,7 +166,7 @@ def fake(
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().loss(model, batch)
 
-    result = train_task(Task(poison=poison), make_recipe(**training), root, quiet=True, processes=processes)
+    result = train_task(Task(poison=poison), make_recipe(**training), root, processes=processes)
     return result.run.folder, result.steps, result.exit_code
 
 

@@ -61,7 +61,7 @@ def translation(data: Path, runs: Path, device: str, **training: object) -> Iter
     torch.manual_seed(1)
     weights = task.build_model("cpu").state_dict()
     run = Run.create(runs, recipe)
-    trainer = Trainer(task, run, torch.device(device), quiet=True)
+    trainer = Trainer(task, run, torch.device(device))
     trainer.begin()
     with trainer.log:
         trainer.model.load_state_dict(weights)

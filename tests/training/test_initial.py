@@ -102,14 +102,12 @@ def test_resuming_does_not_begin_again(tiny_run: Run, miniature_data: Path, tmp_
     source = tmp_path / "source"
     shutil.copytree(tiny_run.folder, source)
     constant = "training.schedule=inverse_sqrt"  # more steps change no rate
-    first = train(changed(source, constant), data=miniature_data, runs=tmp_path, quiet=True).run
+    first = train(changed(source, constant), data=miniature_data, runs=tmp_path).run
     shutil.rmtree(source)
-    second = train(
-        changed(source, constant, "training.steps=2"), data=miniature_data, runs=tmp_path, resume=True, quiet=True
-    )
+    second = train(changed(source, constant, "training.steps=2"), data=miniature_data, runs=tmp_path, resume=True)
     assert (second.run.folder, second.steps) == (first.folder, 2)
     assert second.run.environment()["initialised_from"]["run"] == str(source)
-    other = train(changed(tiny_run.folder, constant), data=miniature_data, runs=tmp_path, resume=True, quiet=True)
+    other = train(changed(tiny_run.folder, constant), data=miniature_data, runs=tmp_path, resume=True)
     assert other.run.folder != first.folder
 
 
@@ -128,14 +126,14 @@ def test_a_run_of_another_width_or_vocabulary_is_refused(
         miniature_data = tmp_path / "data"
         prepare(recipe.data, load_card(recipe.data.card), root=miniature_data)
     with pytest.raises(RunError, match=re.escape(place)):
-        train(recipe, data=miniature_data, runs=tmp_path / "runs", quiet=True)
+        train(recipe, data=miniature_data, runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()  # nothing was begun
 
 
 def test_a_run_of_another_task_not_there_or_damaged(tiny_run: Run, miniature_data: Path, tmp_path: Path) -> None:
     target = rule_recipe("hamilton", f"training.initialise_from={tiny_run.folder}")
     with pytest.raises(RunError, match=r"'translation'.*'rule'"):
-        train(target, runs=tmp_path, quiet=True)
+        train(target, runs=tmp_path)
     with pytest.raises(RunError, match="nowhere"):
         start_of(changed(tmp_path / "nowhere"), miniature_data)
     broken = tmp_path / "broken"
@@ -147,12 +145,12 @@ def test_a_run_of_another_task_not_there_or_damaged(tiny_run: Run, miniature_dat
 
 
 def test_rules_have_tensors_in_common_or_are_refused(tmp_path: Path) -> None:
-    source = train(rule_recipe("hamilton", "training.steps=1"), runs=tmp_path, quiet=True).run
+    source = train(rule_recipe("hamilton", "training.steps=1"), runs=tmp_path).run
     start = start_of(rule_recipe("hamilton", f"training.initialise_from={source.folder}"), tmp_path)
     assert set(start.tensors) == {"product.A", "product.S"}
     target = rule_recipe("octonion", f"training.initialise_from={source.folder}", "model.n=8")
     with pytest.raises(RunError, match="no tensor of"):
-        train(target, runs=tmp_path, quiet=True)
+        train(target, runs=tmp_path)
 
 
 OPTIONS = ["train", "miniature", *(part for setting in SHORT for part in ("--set", setting))]
@@ -178,9 +176,7 @@ TERMS = ("model.rank=7",)
 def test_components_are_taken_with_their_rule_or_not_at_all(
     miniature_data: Path, tmp_path: Path, source_options: tuple[str, ...], target_options: tuple[str, ...]
 ) -> None:
-    source = train(
-        load_recipe("miniature", [*SHORT, *source_options]), data=miniature_data, runs=tmp_path, quiet=True
-    ).run
+    source = train(load_recipe("miniature", [*SHORT, *source_options]), data=miniature_data, runs=tmp_path).run
     recipe, weights = changed(source.folder, *target_options), []
     for item, tensors in ((source.recipe, tensors_of(source)), (recipe, start_of(recipe, miniature_data).tensors)):
         model = trains(item).open(item, miniature_data).build_model(torch.device("cpu"))

@@ -216,7 +216,7 @@ def _goes_on(run: Path, tmp_path: Path) -> None:
     end = (steps[-1] if steps else 0) + 5
     for folder, old in ((tmp_path / "whole", None), (tmp_path, run)):
         task, recipe = jobs.FakeTask(), jobs.make_recipe(**(LONG | {"steps": end}))
-        result = jobs.train_task(task, recipe, folder, quiet=True, old=old and Run.open(old))
+        result = jobs.train_task(task, recipe, folder, old=old and Run.open(old))
         assert result.steps == end
     torch.testing.assert_close(weights(run), weights(tmp_path / "whole/fake/phm-n4/v001"), rtol=1e-5, atol=1e-6)
     logged = [int(step) for (step,) in curve(run, "train", "step")]

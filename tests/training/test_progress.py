@@ -1,4 +1,4 @@
-"""What a person sees, how fast it goes, and metrics.jsonl."""
+"""Speed, and metrics.jsonl."""
 
 from pathlib import Path
 from typing import Any
@@ -7,34 +7,7 @@ import pytest
 
 from phmctl.errors import WriteFailedError
 from phmctl.runs.results import read_metrics
-from phmctl.training.progress import MetricsLog, ProgressLine, Throughput
-
-LINE = "loss 2.5000  12,346 tok/s"
-
-
-def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    for quiet in (False, True):
-        with ProgressLine(200, 0, quiet=quiet) as progress:
-            progress.step(50)
-            progress.log(50, LINE)
-            progress.say("a line")
-    assert capsys.readouterr() == ("", "step 50/200  loss 2.5000  12,346 tok/s\na line\n")
-
-
-def test_one_live_line_on_a_terminal_and_others_unbroken_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "100")):  # a terminal, as rich sees it
-        monkeypatch.setenv(name, value)
-    lines = ["phmctl train runs/" + "a-long-name/" * 9 + "v001", "training runs/[x]/real [/red] :smile:"]
-    with ProgressLine(200, 40) as progress:
-        progress.step(50)
-        progress.log(50, LINE)
-        for line in lines:
-            progress.say(line)
-    shown = capsys.readouterr().err
-    for expected in (*lines, "50/200", "12,346 tok/s"):
-        assert expected in shown
+from phmctl.training.progress import MetricsLog, Throughput
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """An uninterrupted run. Shared: do not change it."""
-    return train_task(FakeTask(), make_recipe(**SETTINGS), tmp_path_factory.mktemp("whole"), quiet=True).run
+    return train_task(FakeTask(), make_recipe(**SETTINGS), tmp_path_factory.mktemp("whole")).run
 
 
 class Interrupting(FakeTask):
@@ -318,7 +318,7 @@ def test_a_run_is_found_by_what_it_was_trained_with(fit: Fit, tmp_path: Path, pl
         assert found is not None
         assert found.folder == moved
     edited = Run.open(moved).recipe
-    assert train_task(FakeTask(), edited, tmp_path, old=found, quiet=True).steps == 40
+    assert train_task(FakeTask(), edited, tmp_path, old=found).steps == 40
     assert (moved / "recipe.yaml").read_text().startswith("# the good one\n")
 
 
@@ -331,7 +331,7 @@ def test_a_run_whose_recipe_was_changed_is_another_run(fit: Fit, tmp_path: Path)
     assert changed is not None
     path.write_text(path.read_text().replace("heads: 8", "heads: 4"))
     with expect_refusal(run, r"model\.heads = 8"):
-        train_task(FakeTask(), Run.open(run.folder).recipe, tmp_path, old=Run.open(run.folder), quiet=True)
+        train_task(FakeTask(), Run.open(run.folder).recipe, tmp_path, old=Run.open(run.folder))
 
 
 FREE = [("training.patience", 7), ("training.save_every", 4), ("training.validate_every", 3), ("training.average", 2)]

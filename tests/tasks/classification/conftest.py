@@ -96,7 +96,7 @@ def runs(
 
     root = tmp_path_factory.mktemp("runs")
     kinds = ("encoder", "lstm-pair")
-    return {kind: train(small(kind), data=labelled_data, runs=root, quiet=True).run for kind in kinds}
+    return {kind: train(small(kind), data=labelled_data, runs=root).run for kind in kinds}
 
 
 def evaluate(run: Run, split: str = "test") -> ClassifierReport:

@@ -32,7 +32,7 @@ def opened(recipe: ClassificationRecipe, data: Path) -> ClassificationTask:
 @pytest.mark.parametrize("kind", ["encoder", "lstm-pair"])
 def test_it_learns(small: Small, labelled_data: Path, tmp_path: Path, kind: str) -> None:
     rate = ["training.learning_rate=3e-3", "training.warmup=20", "training.validate_every=50", "model.dropout=0.0"]
-    result = train(small(kind, "training.steps=200", *rate), data=labelled_data, runs=tmp_path, quiet=True)
+    result = train(small(kind, "training.steps=200", *rate), data=labelled_data, runs=tmp_path)
     assert (result.best_score or 0.0) > 0.97
 
 
@@ -109,7 +109,7 @@ def test_vectors_are_the_embedding_and_are_not_trained(small, with_vectors, tmp_
     assert task.prepared.vectors is not None
     assert torch.equal(weights["embedding.weight"], task.prepared.vectors)
     more = small("lstm-pair", "training.steps=9")
-    train(more, data=with_vectors, run=run, quiet=True)
+    train(more, data=with_vectors, run=run)
     after = read_checkpoint(run.checkpoint("last"), ("model",)).tensors["model"]
     assert torch.equal(after["embedding.weight"], task.prepared.vectors)
     assert not torch.equal(after["output.weight"], weights["output.weight"])
@@ -126,7 +126,7 @@ def test_vectors_may_be_left_alone_and_must_be_there_where_they_are_wanted(
     with pytest.raises(DataError, match=r"model.embeddings"):
         task.check_data()
     with pytest.raises(DimensionError, match=r"\(\d+, 16\).* 20"):
-        train(small("lstm-pair", "model.embedding_width=20"), data=with_vectors, runs=tmp_path / "runs", quiet=True)
+        train(small("lstm-pair", "model.embedding_width=20"), data=with_vectors, runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
@@ -149,7 +149,7 @@ def test_a_classifier_begins_with_another(small, labelled_data, runs, tmp_path, 
     assert f"{copy} has the labels ['nein', 'ja'], and the data {data['labels']}" in capsys.readouterr().err
     other = small("lstm-pair", f"training.initialise_from={source.folder}")
     with pytest.raises(RunError, match=r"model\.kind = encoder"):
-        train(other, data=labelled_data, runs=tmp_path, quiet=True)
+        train(other, data=labelled_data, runs=tmp_path)
 
 
 def test_a_classifier_teaches_its_probabilities(small: Small, labelled_data: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_entities_are_decoded_once_on_every_path(tmp_path, tiny_recipe, monkeypa
     corpus = patterned(tmp_path, "a &amp;lt; {}")
     task = TranslationTask(recipe, prepare(recipe.data, corpus, cleaning, root=tmp_path))
     monkeypatch.setattr(Tokenizer, "encode", spy)
-    run = train_task(task, task.recipe, tmp_path / "runs", quiet=True).run
+    run = train_task(task, task.recipe, tmp_path / "runs").run
     assert {line[:-2] for line in seen} == {"a &lt; "}  # validation BLEU
     seen.clear()
     call("decode", run.folder, "--input", tmp_path / "test.a", "--checkpoint", "last", "--output", tmp_path / "out")
@@ -144,7 +144,7 @@ def test_data_that_cannot_be_trained_on_shows_before_a_run_is_made(
         training = recipe.training.model_copy(update={"batch_tokens": 5})
         recipe, place = recipe.model_copy(update={"training": training}), "batch_tokens"
     with pytest.raises(DataError, match=place):
-        train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs", quiet=True)
+        train_task(TranslationTask(recipe, prepared), recipe, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
