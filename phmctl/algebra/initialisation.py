@@ -58,7 +58,8 @@ def initialise_factors_(W: Tensor, U: Tensor, V: Tensor) -> None:
     They are random tight frames (orthogonal rows or columns of equal length), so that mixing does not distort any
     direction: at R = n, H has the singular values of its blocks. The fibres have unit length on average.
     """
-    frames = Factors(*(nn.init.orthogonal_(torch.empty(part.shape, dtype=torch.float64)) for part in (W, U, V)))
+    empty = [torch.empty(part.shape, dtype=torch.float64, device="cpu") for part in (W, U, V)]
+    frames = Factors(*map(nn.init.orthogonal_, empty))
     gain = recompose(frames).square().sum(dim=0).mean() ** (1 / 6)
     for factor, frame in zip((W, U, V), frames, strict=True):
         factor.copy_(frame / gain)

@@ -4,7 +4,7 @@ With ``A[i, a, b] = Σᵣ W[i, r] · U[a, r] · V[r, b]`` and the blocks ``Tᵣ 
 
     y_a = Σᵣ U[a, r] · Tᵣ (Σ_b V[r, b] · x_b)
 
-takes R/n² of the multiplications of a k×d product, plus T·R·(d + k) for mixing T tokens.
+takes R/n² of the multiplications of a k×d product, plus N·R·(d + k) for mixing N tokens.
 
 On a CPU tokens are processed in tiles, so that the mixed inputs stay in cache. The product of V (R × n) with a token
 viewed as (n × d/n) gives the token's R inputs without a transpose. On CUDA one pass over the memory mixes all tokens
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from phmctl.algebra.modes import compute_dtype, fused, needs_plain_operations, without_autocast
-from phmctl.errors import UserError
+from phmctl.errors import DimensionError, UserError
 
 # Maximum tokens per tile. On two threads of an AMD EPYC, 1,024 is within 3 % of the best of 128 to 2,048 (forward
 # and backward, d and k from 512 to 4,096).
@@ -66,10 +66,13 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
 
     Raises:
         UserError: x is not a floating-point tensor.
+        DimensionError: x is not as wide as H.
     """
     dtype = compute_dtype(x)
     if not x.is_floating_point():
         raise UserError(f"the input of a linear map must be floating-point, not {x.dtype}")
+    if x.shape[-1] != V.shape[1] * T.shape[2]:
+        raise DimensionError(f"input of shape {tuple(x.shape)}: expected {V.shape[1] * T.shape[2]} features")
     flat = x.reshape(-1, x.shape[-1]).to(dtype)  # (N, d)
     T, U, V = T.to(dtype), U.to(dtype), V.to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -78,7 +81,7 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
     elif flat.device.type in AT_ONCE:
         y = _AtOnce.apply(flat, T, U, V, bias)  # type: ignore[no-untyped-call]
     else:
-        y = _RankLinear.apply(flat, T, U, V, bias, torch.is_grad_enabled() and U.requires_grad)  # type: ignore[no-untyped-call]
+        y = _RankLinear.apply(flat.contiguous(), T, U, V, bias, torch.is_grad_enabled() and U.requires_grad)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], y.shape[1])
 
 
@@ -89,7 +92,6 @@ class _RankLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, store_products: bool
     ) -> Tensor:
-        x = x.contiguous()
         N, n, (R, s, t) = len(x), len(U), T.shape
         inputs, scratch = x.view(N, n, t), _scratch(x, R, t)
         y = x.new_empty(N, n * s)

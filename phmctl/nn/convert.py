@@ -7,7 +7,7 @@ Each weight becomes the nearest sum of Kronecker products or the nearest product
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -97,19 +97,19 @@ def convert(
     weights. ``convert(model, n=4)`` makes sums of n Kronecker products, which suit training from scratch.
 
     The weights of linear maps, convolutions (transposed ones too), embeddings, recurrent layers and cells (a rule for
-    each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization. Classes, hooks and forwards stay.
-    Shared weights stay shared. A module that cannot be converted stays unchanged. Without `select` so does one whose
-    weight has no gradient, such as a table of sinusoids, or that a share leaves a rank below 4. The report names every
-    module that has a weight, with the reason if it is unchanged. n need not divide the rows of a table: H is then the
-    first rows of a larger sum.
+    each gate) and ``nn.MultiheadAttention`` get a :class:`Kronecker` parametrization. Each module stays an instance of
+    its class, with its hooks. Shared weights stay shared. A module that cannot be converted stays unchanged. Without
+    `select` so does one whose weight has no gradient, such as a table of sinusoids, or that a share leaves a rank below
+    4. The report names every module that has a weight, with the reason if it is unchanged. n need not divide the rows
+    of a table: H is then the first rows of a larger sum.
 
     Args:
         model: any module, also a single layer.
         n: the PHM hyperparameter, which a fixed algebra implies.
         share: the numbers of each weight as a share of the dense weight's, between 0 and 1; more if rank 1 has more.
-        inputs: batches for the model: tensors, tuples of arguments or dicts. Products of low rank are then nearest on
-            what these batches bring to each ``nn.Linear`` and ``nn.Embedding``, which starts far closer to the dense
-            model (a few hundred examples suffice).
+        inputs: with a share, batches for the model: tensors, tuples of arguments or dicts. The products are then
+            nearest on what these batches bring to each ``nn.Linear`` and ``nn.Embedding``, which starts far closer to
+            the dense model (a few hundred examples suffice).
         select: the modules to convert: a glob over names (``"encoder.*.fc?"``), a compiled regular expression
             that is searched in names, a function of name and module, or a sequence of these. None selects all.
         algebra: ``phm``, or a fixed algebra, whose S is found by least squares.
@@ -120,10 +120,12 @@ def convert(
 
     Raises:
         DimensionError: n is not the algebra's dimension.
-        UserError: not exactly one of n of at least 2, a fixed algebra and a share; no module that is selected can be
-            converted; the model cannot be copied.
+        UserError: not exactly one of n of at least 2, a fixed algebra and a share; inputs without a share; no module
+            that is selected can be converted; the model cannot be copied.
     """
     size = _checked_size(n, share, algebra)
+    if inputs is not None and share is None:
+        raise UserError("inputs are for products of low rank; pass share=, or leave them out")
     model = _checked_copy(model, inplace)
     found = dict(_modules_with_weights(model))
     selected = {
@@ -380,7 +382,7 @@ def _matches(select: Selection, name: str, module: nn.Module) -> bool:
         return select.search(name) is not None
     if callable(select) and not isinstance(select, type):
         return bool(select(name, module))
-    if not isinstance(select, Iterable):
+    if not isinstance(select, Sequence | Set):
         raise UserError(f"select: {select!r} is not a glob, a regular expression, a function, or a sequence of these")
     return any(_matches(part, name, module) for part in select)
 
@@ -409,6 +411,9 @@ def to_dense(model: nn.Module, *, inplace: bool = False) -> nn.Module:
             replacements[id(module)] = _dense(module, weights)
         elif parametrize.is_parametrized(module):
             _remove_kronecker(module, weights)
+    for table in replacements.values():
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            table.weight.data[table.padding_idx] = 0  # a PHM table returns zeros for it, whatever that row of H is
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children() skips the second name of a shared module
             if id(child) in replacements:
@@ -435,13 +440,11 @@ def _dense(module: StructuredWeight | NarrowEmbedding, weights: dict[tuple[int, 
     if weight is None:  # with n = 1 the weight is a parameter and stays the same object
         with without_autocast(sources[0].device.type):
             weight = nn.Parameter(module.weight.detach(), any(source.requires_grad for source in sources))
-    padding = getattr(module, "padding_idx", None)
-    if padding is not None:  # the PHM table returns zeros for it, whatever that row of H is
-        weight.data[padding] = 0
     shared = weights.setdefault(tuple(map(id, sources)), weight)
     if shared.is_meta or torch.equal(shared, weight):  # two parametrizations of the same tensors differ
         weight = shared
     if isinstance(module, (PHMEmbedding, NarrowEmbedding)):
+        padding = getattr(module, "padding_idx", None)
         table = nn.Embedding(weight.shape[0], weight.shape[1], padding, _weight=weight)
         table.weight = weight
         return table.train(module.training)

@@ -207,7 +207,7 @@ def _attention(
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, heads, T, S)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # no NaN without a key
     weights = scores.softmax(-1)
     return (F.dropout(weights, dropout) if dropout else weights) @ value
 

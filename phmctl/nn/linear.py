@@ -89,9 +89,8 @@ class StructuredWeight(nn.Module):
         """Register a parameter. Torch would refuse the names of properties, ``weight`` and ``A``."""
         if name in ("weight", "A"):
             self._check_stored(name)
-            self._parameters[name] = param
-        else:
-            super().register_parameter(name, param)
+            self._parameters.setdefault(name, None)
+        super().register_parameter(name, param)
 
     def _tensor(self, name: str) -> Tensor:
         """Return a parameter, or the replacement: a plain attribute, or the property of a parametrization."""
@@ -146,7 +145,8 @@ class KroneckerWeight(StructuredWeight):
         """The rule, (n, n, n): a parameter, a constant, or computed from factors. Absent with n = 1."""
         if not isinstance(self.structure, KroneckerSum):
             raise AttributeError("n = 1: the weight is dense, without a rule A")
-        return self.structure.rule(self.tensors())
+        rule = self.structure.rule(self.tensors())
+        return rule if "A" in self.tensor_names else computed(rule.clone())  # all layers share the constant
 
     @A.setter
     def A(self, value: Tensor) -> None:
@@ -158,7 +158,12 @@ class KroneckerWeight(StructuredWeight):
         del self.__dict__["A"]
 
     def share_rule(self, source: "KroneckerWeight") -> None:
-        """Use the learned rule of `source`, which stays the owner. A, or W, U and V, become parameters of both."""
+        """Use the learned rule of `source`, which stays the owner. A, or W, U and V, become parameters of both.
+
+        Raises UserError if the structures differ.
+        """
+        if source.structure != self.structure:
+            raise UserError(f"a layer of {self.structure} cannot use the rule of {source.structure}")
         for name in self.structure.rule_names:
             setattr(self, name, getattr(source, name))
         self.owns_rule = False
@@ -275,6 +280,7 @@ class PHMLinear(KroneckerWeight):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, n={self.n}, "
             f"bias={self.bias is not None}, algebra={self.algebra!r}"
+            + (f", rank={self.structure.rank}" if isinstance(self.structure, FactorSum) else "")
         )
 
 
@@ -307,11 +313,12 @@ class LowRankLinear(StructuredWeight):
         splits: int = 1,
         device: torch.device | str | None = None,
     ) -> None:
-        check_divides(1, in_features=in_features, out_features=out_features)
-        super().__init__(LowRank(check_count("rank", rank)), out_features, in_features, device=device)
-        self.in_features, self.out_features = in_features, out_features
+        structure = LowRank(check_count("rank", rank))
+        self.in_features = check_count("in_features", in_features)
+        self.out_features = check_count("out_features", out_features)
+        super().__init__(structure, self.out_features, self.in_features, device=device)
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device)) if bias else None)
-        self.draw("xavier_uniform", in_features, out_features // splits)
+        self.draw("xavier_uniform", in_features, out_features // check_count("splits", splits))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last axis. (..., d) -> (..., k)."""

@@ -85,14 +85,14 @@ class PHMLSTM(nn.Module):
         self.layers = nn.ModuleList(LSTMLayer(builder.sublayer(), width, hidden_size, gates) for width in widths)
 
     def forward(
-        self, x: Tensor, lengths: Tensor | State | None = None, hx: State | None = None
+        self, x: Tensor, lengths: Tensor | Sequence[int] | State | None = None, hx: State | None = None
     ) -> tuple[Tensor, State]:
         """Run over a batch of sequences.
 
         Args:
             x: (B, T, d). Padding is never read.
-            lengths: (B,) integers from 1 to T, in any order, on any device. None means T for all. As the second
-                argument of ``nn.LSTM``, it may be the state `hx`.
+            lengths: (B,) integers from 1 to T, a list or a tensor on any device, in any order. None means T for all. As
+                the second argument of ``nn.LSTM``, it may be the state `hx`.
             hx: h and c before the first step, (num_layers, B, h) each. None means zeros.
 
         Returns:
@@ -104,6 +104,7 @@ class PHMLSTM(nn.Module):
         """
         if isinstance(lengths, tuple):
             lengths, hx = None, lengths
+        lengths = None if lengths is None else torch.as_tensor(lengths)
         self._check(x.shape, hx)
         if needs_plain_operations() or x.is_meta:
             return self._loop(x, lengths, hx)
@@ -149,6 +150,7 @@ class PHMLSTM(nn.Module):
     def _loop(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Run over every step, padding included, in plain operations that read no value of a tensor."""
         dtype, steps = compute_dtype(x), x.shape[1]
+        sum_dtype = torch.promote_types(dtype, torch.float32)  # 16 bits are too few for the cell state
         real = None  # (B, T, 1), true at steps that are not padding
         if lengths is not None:
             real = (torch.arange(steps, device=x.device) < lengths.to(x.device)[:, None])[..., None]
@@ -158,12 +160,12 @@ class PHMLSTM(nn.Module):
         for index, (weight, recurrent, bias) in enumerate(self._weights()):
             zeros = x.new_zeros(x.shape[0], self.hidden_size)
             h, c = (zeros, zeros) if state is None else (state[0][index], state[1][index])
-            h, c = h.to(dtype), c.to(dtype)  # (B, h)
+            h, c = h.to(dtype), c.to(sum_dtype)  # (B, h)
             outputs = []
             for step, from_input in enumerate(F.linear(output, weight, bias).unbind(1)):  # (B, 4h)
                 i, f, candidate, o = (from_input + F.linear(h, recurrent)).chunk(4, dim=1)  # (B, h)
                 c_next = f.sigmoid() * c + i.sigmoid() * candidate.tanh()
-                h_next = o.sigmoid() * c_next.tanh()
+                h_next = o.sigmoid() * c_next.tanh().to(dtype)
                 if real is None:
                     outputs.append(h_next)
                     h, c = h_next, c_next
@@ -173,7 +175,7 @@ class PHMLSTM(nn.Module):
                     c = torch.where(real[:, step], c_next, c)
             output = torch.stack(outputs, dim=1)  # (B, T, h)
             final_h.append(h)
-            final_c.append(c)
+            final_c.append(c.to(dtype))
         return output, (torch.stack(final_h), torch.stack(final_c))
 
     def _weights(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:

@@ -28,8 +28,8 @@ class Kronecker(nn.Module):
     k/(parts·n), d/n).
     ``parametrize.cached()`` keeps H within a scope.
 
-    ``Kronecker(0, rank=m)`` makes the nearest R (m, d, *kernel) and L (k, m). ``nn.Linear`` and ``nn.Embedding`` then
-    multiply by R and L without building H.
+    ``Kronecker(0, rank=m)`` makes the nearest R (m, d, *kernel) and L (k, m). An ``nn.Linear`` or ``nn.Embedding`` that
+    :func:`phmctl.convert` changes multiplies by R and L without building H.
 
     Args:
         n: the PHM hyperparameter, or 0 with a `rank`.
@@ -42,7 +42,8 @@ class Kronecker(nn.Module):
         rank: m, the rank of the product L R.
 
     Raises:
-        DimensionError: n is not the algebra's dimension or, at registration, does not divide the weight.
+        DimensionError: n is not the algebra's dimension or, at registration, does not divide the weight, or the rank
+            exceeds a side of it.
         UserError: unknown algebra, or both n and a rank.
     """
 
@@ -85,7 +86,7 @@ class Kronecker(nn.Module):
         """Return H (k, d, ...), from A and S, from S alone under a fixed algebra, or from R and L."""
         with without_autocast(tensors[0].device.type):  # full precision, as the weight of nn.Embedding
             named = dict(zip(self.names, tensors, strict=True))
-            leaf = leaf_of(named) if "S" in named else None
+            leaf = leaf_of(named)
             H = self.compute(named) if leaf is None else leaf
         if self.transposed:
             H = self._swapped(H)
@@ -127,12 +128,10 @@ class Kronecker(nn.Module):
 
     def compute(self, tensors: Tensors) -> Tensor:
         """Return the H of all parts, (k, d, ...), with outputs first."""
-        structure = self.structure
-        compute = structure.compute if isinstance(structure, KroneckerSum) else structure.dense
         if self.parts == 1:
-            return compute(tensors)
+            return self.structure.compute(tensors)
         parts = zip(*tensors.values(), strict=True)
-        return torch.cat([compute(dict(zip(tensors, part, strict=True))) for part in parts])
+        return torch.cat([self.structure.compute(dict(zip(tensors, part, strict=True))) for part in parts])
 
     def _swapped(self, weight: Tensor) -> Tensor:
         """Swap inputs and outputs of each group. (k, d/groups, ...) -> (d, k/groups, ...), and back."""

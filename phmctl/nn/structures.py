@@ -37,7 +37,7 @@ from phmctl.algebra.initialisation import (
 from phmctl.algebra.kronecker import check_values, fixed_rule, kronecker_sum, nearest_sum
 from phmctl.algebra.modes import needs_plain_operations
 from phmctl.algebra.rank_product import Factors, block_sums, rank_linear, recompose
-from phmctl.errors import UserError
+from phmctl.errors import DimensionError, UserError
 
 Tensors = Mapping[str, Tensor]
 RULE_NAMES = ("A", "W", "U", "V")  # parameters of a learned rule, in either form
@@ -60,8 +60,13 @@ class Structure(ABC):
         """Return the shape of each parameter of a weight (rows, columns, ...). Weight decay applies to the last one."""
 
     @abstractmethod
+    def compute(self, tensors: Tensors) -> Tensor:
+        """Return H, computed from the parameters."""
+
     def dense(self, tensors: Tensors) -> Tensor:
-        """Return H."""
+        """Return H: the one that :func:`phmctl.step` keeps, if any, or else a computed one."""
+        leaf = leaf_of(tensors)
+        return self.compute(tensors) if leaf is None else leaf
 
     def apply(self, x: Tensor, tensors: Tensors, bias: Tensor | None) -> Tensor:
         """Return ``x Hᵀ + b`` without building H, if the structure allows it. (..., d) -> (..., k)."""
@@ -91,7 +96,7 @@ class Dense(Structure):
     def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
         return {"weight": (rows, columns, *kernel)}
 
-    def dense(self, tensors: Tensors) -> Tensor:
+    def compute(self, tensors: Tensors) -> Tensor:
         return tensors["weight"]
 
     def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
@@ -126,12 +131,7 @@ class KroneckerSum(Structure):
         """Return A, (n, n, n)."""
         return tensors["A"] if self.algebra == LEARNED else _constant(self.algebra, tensors["S"])
 
-    def dense(self, tensors: Tensors) -> Tensor:
-        leaf = leaf_of(tensors)
-        return self.compute(tensors) if leaf is None else leaf
-
     def compute(self, tensors: Tensors) -> Tensor:
-        """Return H, computed from the parameters."""
         return kronecker_sum(self.rule(tensors), tensors["S"], self.groups)
 
     def initialise_(self, tensors: Tensors, scheme: str, fan_in: int, fan_out: int) -> None:
@@ -195,7 +195,7 @@ class LowRank(Structure):
     def shapes(self, rows: int, columns: int, *kernel: int) -> dict[str, tuple[int, ...]]:
         return {"R": (self.rank, columns, *kernel), "L": (rows, self.rank)}
 
-    def dense(self, tensors: Tensors) -> Tensor:
+    def compute(self, tensors: Tensors) -> Tensor:
         L, R = tensors["L"], tensors["R"]
         return (L @ R.flatten(1)).reshape(len(L), *R.shape[1:])
 
@@ -220,9 +220,13 @@ class LowRank(Structure):
 
         With `moments` the product is nearest on the inputs rather than in all entries: the second moments of a map's
         inputs, (d, d), or how often each row of a table is read, (k,).
+
+        Raises DimensionError if the rank exceeds a side of the weight.
         """
         check_values(weight)
         matrix = weight.double().flatten(1)  # (k, d)
+        if self.rank > min(matrix.shape):
+            raise DimensionError(f"rank = {self.rank} exceeds the sides of the weight {tuple(weight.shape)}")
         columns = rows = None
         if moments is not None and moments.dim() == 2:
             columns = _square_root(moments)  # (d, d)
@@ -269,7 +273,7 @@ def structure_of(tensors: Tensors, algebra: str) -> Structure | None:
 
 def leaf_of(tensors: Tensors, *, lookup: bool = False) -> Tensor | None:
     """Return the H that :func:`phmctl.step` keeps for these tensors, or None. A `lookup` uses it only on CUDA."""
-    entry = getattr(tensors["S"], LEAF, None)
+    entry = getattr(tensors.get("S"), LEAF, None)
     return None if entry is None or (lookup and not entry.grouped) else entry.leaf(tensors)
 
 

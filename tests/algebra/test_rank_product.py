@@ -62,6 +62,9 @@ def test_gradients(differentiated: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     assert torch.autograd.gradcheck(function, tuple(tensors.values()))
     assert torch.autograd.gradgradcheck(function, tuple(tensors.values()))
+    wide = torch.cat([x.detach(), x.detach()], 1).requires_grad_("x" in differentiated)
+    half = dict(tensors, x=wide)
+    assert torch.autograd.gradgradcheck(lambda x, *rest: function(x.chunk(2, 1)[1], *rest), tuple(half.values()))
 
 
 def test_a_differentiable_gradient_stops_at_the_layer() -> None:

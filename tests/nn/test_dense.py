@@ -55,6 +55,17 @@ def test_shared_modules_and_tensors_stay_shared() -> None:
     assert dense.head.weight is not model.head.weight
 
 
+@pytest.mark.parametrize("order", ["table, head", "head, table"])
+def test_a_map_stays_tied_to_a_table_with_padding(order: str) -> None:
+    table, head = PHMEmbedding(16, 8, n=4, padding_idx=0), PHMLinear(8, 16, False, n=4)
+    head.A, head.S = table.A, table.S
+    parts = {"table": table, "head": head}
+    dense = phmctl.to_dense(nn.ModuleDict({name: parts[name] for name in order.split(", ")}))
+    assert dense["table"].weight is dense["head"].weight
+    assert not dense["head"].weight[0].any()
+    torch.testing.assert_close(dense["table"].weight[1:], table.weight[1:])
+
+
 def test_frozen_parts_stay_frozen() -> None:
     layer = PHMLinear(8, 8, n=4)
     layer.S.requires_grad_(False)

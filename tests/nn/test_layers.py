@@ -42,6 +42,12 @@ def test_products_equal_the_fused_kernel(masked: bool, causal: bool, lengths: tu
         assert (rounded.grad - exact_leaf.grad).norm() <= 0.03 * exact_leaf.grad.norm() + 1e-3
 
 
+def test_a_query_without_a_key_is_finite_in_bfloat16() -> None:
+    query = torch.randn(1, 1, 2, 4).bfloat16()
+    nothing = torch.zeros(1, 1, 1, 2, dtype=torch.bool)
+    assert _attention(query, query, query, nothing, 0.0, causal=False).isfinite().all()
+
+
 def test_dropout_on_the_weights_keeps_their_mean() -> None:
     torch.manual_seed(0)
     query = key = torch.zeros(1, 1, 2000, 4, dtype=torch.bfloat16)

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils import prune
 
 from phmctl import PHMLSTM, Kronecker, PHMConv2d, PHMEmbedding, PHMLinear, convert
@@ -93,8 +95,33 @@ def test_a_cached_rule_is_a_plain_tensor_after_modes_and_transformations() -> No
     with torch.inference_mode():
         layer(x)
     layer(x).sum().backward()
-    assert type(layer.A) is Tensor
+    assert type(structures._cached("sedenion", torch.device("cpu"), torch.float32)) is Tensor
     torch.testing.assert_close(layer(x), reference(layer, x).float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"algebra": "quaternion"}, {"rank": 4}])
+def test_a_rule_that_is_no_parameter_cannot_be_written(options: dict[str, Any]) -> None:
+    layer, other, x = PHMLinear(8, 8, n=4, **options), PHMLinear(8, 8, n=4, algebra="quaternion"), torch.randn(2, 8)
+    before = other(x)
+    for write in (Tensor.zero_, Tensor.requires_grad_, lambda A: A.detach().zero_()):
+        with suppress(UserError, RuntimeError):
+            write(layer.A)
+    with torch.no_grad(), pytest.raises(UserError):
+        layer.A.mul_(2)
+    assert torch.equal(other(x), before)  # all layers share the constant
+    assert not PHMLinear(8, 8, n=4, algebra="quaternion").A.requires_grad
+
+
+@pytest.mark.parametrize(("n", "names"), [(1, ["weight", "bias"]), (4, ["A", "S", "bias"])])
+def test_torch_sees_the_registration_of_each_parameter(n: int, names: list[str]) -> None:
+    """As accelerate's ``init_empty_weights`` does."""
+    seen = []
+    hook = register_module_parameter_registration_hook(lambda module, name, parameter: seen.append(name))
+    with hook:
+        layer = PHMLinear(8, 8, n=n)
+    assert seen == names == list(layer.state_dict())
+    with pytest.raises(TypeError):
+        layer.register_parameter(names[0], torch.zeros(4))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("n", "name"), [(1, "weight"), (4, "A"), (4, "S")])

@@ -190,14 +190,17 @@ def test_bfloat16_autocast(loop) -> None:
         assert (rough - reference).norm() < 0.03 * reference.norm()
 
 
-def test_the_cell_adds_up_small_numbers() -> None:
+@pytest.mark.parametrize("loop", [False, True])
+def test_the_cell_adds_up_small_numbers(loop) -> None:
     """With all gates open the cell is a sum: 1,000 times 0.001. In bfloat16 itself it would stop at 0.5."""
     model = PHMLSTM(2, 2).to(torch.bfloat16)
     for name, parameter in model.named_parameters():
         value = 20.0 if name.endswith("bias") else 0.0
         nn.init.constant_(parameter, 0.001 if name.endswith("candidate.bias") else value)
     with torch.no_grad():
-        _, (_, c) = model(torch.zeros(1, 1000, 2, dtype=torch.bfloat16))
+        x = torch.zeros(1, 1000, 2, dtype=torch.bfloat16)
+        _, (_, c) = model._loop(x, None, None) if loop else model(x)
+    assert c.dtype == torch.bfloat16
     torch.testing.assert_close(c.float(), torch.ones(1, 1, 2), atol=0.01, rtol=0)
 
 
@@ -234,6 +237,11 @@ X, STATE = torch.randn(3, 5, 4), torch.zeros(2, 3, 2)
 def test_wrong_inputs(inputs) -> None:
     with pytest.raises(DimensionError):
         PHMLSTM(4, 2, n=2, num_layers=2)(*inputs)
+
+
+def test_lengths_may_be_a_list() -> None:
+    model = PHMLSTM(4, 2, n=2)
+    assert torch.equal(model(X, [3, 5, 1])[0], model(X, torch.tensor([3, 5, 1]))[0])
 
 
 @pytest.mark.parametrize("wrong", [{"n": 3}, {"algebra": "octonion"}, {"gates": "x"}, {"num_layers": 0}])

@@ -62,6 +62,10 @@ def test_the_default_execution(d: int, options: dict[str, object], execution: st
 def test_impossible_executions_and_inputs_are_refused() -> None:
     with pytest.raises(UserError):
         by_rank()(torch.ones(2, 24, dtype=torch.long))
+    with pytest.raises(DimensionError):
+        by_rank()(torch.ones(2, 36))
+    with pytest.raises(UserError):
+        by_rank().share_rule(PHMLinear(24, 24, n=2))
 
 
 def test_backward_within_autocast_of_a_forward_pass_without_it() -> None:

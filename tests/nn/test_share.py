@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 import phmctl
 from phmctl import Kronecker
-from phmctl.errors import UserError
+from phmctl.errors import DimensionError, UserError
 from tests.references import Watch
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -193,6 +194,8 @@ def test_a_step_moves_the_weight_as_far_as_the_dense_weight(size: Any) -> None:
         ({"share": 0.25, "n": 4}, "n = 4"),
         ({"share": 0.25, "algebra": "quaternion"}, "algebra = 'quaternion'"),
         ({}, "share"),
+        ({"n": 4, "inputs": [torch.ones(4, 16)]}, "share="),
+        ({"share": 0.25, "select": iter(["*"])}, "select"),
         ({"share": 0.25, "model": nn.Linear(1, 8)}, "no fewer"),
         ({"share": 0.25}, "rank 2"),
         ({"share": 0.25, "inputs": []}, "empty"),
@@ -207,6 +210,11 @@ def test_a_step_moves_the_weight_as_far_as_the_dense_weight(size: Any) -> None:
 def test_impossible_shares_are_refused(options: dict[str, Any], place: str) -> None:
     with pytest.raises(UserError, match=place):
         phmctl.convert(**({"model": nn.Linear(16, 16)} | options))
+
+
+def test_a_rank_above_a_side_of_the_weight_is_refused() -> None:
+    with pytest.raises(DimensionError, match="rank = 17"):
+        register_parametrization(nn.Linear(16, 32), "weight", Kronecker(0, rank=17))
 
 
 def test_without_select_a_product_of_little_rank_stays_dense() -> None:
