@@ -83,9 +83,8 @@ def share(model: str) -> str:
 def bullets() -> str:
     half, tables, wide = (against_dense(model) for model in (HALF, "PHM, n = 2", WIDE))
     dense_student = signed(against_dense("dense, distilled").value.value)
-    quarter, eighth = (
-        f"{interval(against_dense(model))}, distilled {interval(against_dense(f'{model}{DISTILLED}'))}"
-        for model in (EMBEDDED, EIGHTH)
+    (quarter, quarter_student), (eighth, eighth_student) = (
+        (interval(against_dense(model)), interval(against_dense(f"{model}{DISTILLED}"))) for model in (EMBEDDED, EIGHTH)
     )
     (large, dense, _), (rounded, rounded_bleu, _), (small, small_bleu, _) = results.compared_files()
     time = results.duration(WIDE, "Zen 4") / results.duration("dense", "Zen 4")
@@ -93,9 +92,12 @@ def bullets() -> str:
         f"Difference of BLEU from the dense model ({plateau('dense').mean:.2f}) on Multi30k De–En, with a 95 % "
         "interval over seeds.",
         "`phmctl prepare-data multi30k-de-en` comes first, and all have `--set training.precision=bfloat16`:",
-        f"- **{share(EMBEDDED)} of all weights (n = 4 everywhere)**: {quarter}. `phmctl train multi30k-de-en-tiny`",
-        f"- **{share(EIGHTH)} (n = 8 everywhere)**: {eighth}. Dense, distilled: {dense_student}.",
-        "  `phmctl train multi30k-de-en`, then `phmctl distil multi30k-de-en/real --recipe multi30k-de-en-tiny --n 8`",
+        f"- **{share(EMBEDDED)} of all weights (n = 4 everywhere)**: {quarter}, distilled {quarter_student}. "
+        "`phmctl train multi30k-de-en-tiny`",
+        f"- **{share(EIGHTH)} (n = 8 everywhere)**: {eighth}. "
+        f"`phmctl train multi30k-de-en-tiny --n 8 --set training.learning_rate={results.BEST_RATES[EIGHTH]}`",
+        f"  Distilled {eighth_student}, dense {dense_student}. `phmctl distil DENSE --recipe multi30k-de-en-tiny --n 8` "
+        "(DENSE: a run of `multi30k-de-en`)",
         f"- **{share(HALF)} (n = 2 everywhere)**: {interval(half)}, {counted(plateau(HALF).count)}. "
         f"`phmctl train multi30k-de-en-tiny --n 2`; dense embeddings ({share('PHM, n = 2')}): "
         f"{signed(tables.value.value)}.",

@@ -121,7 +121,7 @@ def parameters() -> Figure:
     axes = drawn.add_subplot(ylabel="BLEU")
     left = ("right", -8, 0)
     sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("right", -8, 4)}
-    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, 46), results.HALF: ("left", 8, 8), EMBEDDED: left}
+    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, -49), results.HALF: ("left", 8, 8), EMBEDDED: left}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])

@@ -155,7 +155,7 @@ TASKS = {  # of each other task: the score, the rates of dense and of PHM, and t
 FORMS = ("float32", "int8", "int4")  # how the weights of a file are stored
 COMPARED_FILES = (("dense", "float32"), ("dense", "int4"), (EMBEDDED, "int4"))
 File = tuple[float, Sample, Sample]  # megabytes, BLEU, chrF
-AT_SIXTEEN = {"rate": "1.6e-2", "checkpoint": "average", "steps": "4000"}
+BEST_RATES = {WIDE: "1.6e-2", EIGHTH: "8e-3", LOW_RANK: "8e-3"}  # on valid after 4,000 steps; 4e-3 of all other models
 
 
 def table_of(model: str) -> str:
@@ -167,16 +167,20 @@ def table_of(model: str) -> str:
     return "teacher" if model.endswith(DISTILLED) else "plateau"
 
 
+def at_best_rate(model: str) -> dict[str, str]:
+    """Return the columns of a model's averages after 4,000 steps at its best rate."""
+    return {**AVERAGE, "rate": BEST_RATES.get(model, AVERAGE["rate"])}
+
+
 def plateau(model: str, metric: str = "BLEU") -> Sample:
     """Return the scores after 4,000 steps, each model at its best rate."""
     table = table_of(model)
-    values = AT_SIXTEEN if model == WIDE else AVERAGE
-    return sample(table, model, metric, **values, **({"form": "float32"} if table == "bytes" else {}))
+    return sample(table, model, metric, **at_best_rate(model), **({"form": "float32"} if table == "bytes" else {}))
 
 
 def small_models() -> list[str]:
     """Return the models of `SMALL` that have several seeds."""
-    return [model for model in SMALL if len(select("bytes", model=model, form="float32", **AVERAGE)) > 1]
+    return [model for model in SMALL if len(select("bytes", model=model, form="float32", **at_best_rate(model))) > 1]
 
 
 def at_steps(model: str, steps: int) -> Sample:
@@ -217,8 +221,8 @@ def files() -> dict[str, dict[str, File]]:
     models = ["dense", *(f"{model}{taught}" for model in SMALL for taught in ("", DISTILLED))]
     found: dict[str, dict[str, File]] = {}
     for model in models:
-        for row in select("bytes", model=model, steps="4000"):
-            same = {"steps": "4000", "rate": row["rate"], "form": row["form"]}
+        for row in select("bytes", model=model, **at_best_rate(model)):
+            same = {**at_best_rate(model), "form": row["form"]}
             bleu, chrf = (sample("bytes", model, metric, **same) for metric in ("BLEU", "chrF"))
             found.setdefault(model, {})[row["form"]] = (float(row["megabytes"]), bleu, chrf)
     return found
