@@ -96,8 +96,8 @@ def bullets() -> str:
         "`phmctl train multi30k-de-en-tiny`",
         f"- **{share(EIGHTH)} (n = 8 everywhere)**: {eighth}. "
         f"`phmctl train multi30k-de-en-tiny --n 8 --set training.learning_rate={results.BEST_RATES[EIGHTH]}`",
-        f"  Distilled {eighth_student}, dense {dense_student}. `phmctl distil DENSE --recipe multi30k-de-en-tiny --n 8` "
-        "(DENSE: a run of `multi30k-de-en`)",
+        f"  Distilled {eighth_student}, dense {dense_student}. "
+        "`phmctl distil DENSE --recipe multi30k-de-en-tiny --n 8` (DENSE: a run of `multi30k-de-en`)",
         f"- **{share(HALF)} (n = 2 everywhere)**: {interval(half)}, {counted(plateau(HALF).count)}. "
         f"`phmctl train multi30k-de-en-tiny --n 2`; dense embeddings ({share('PHM, n = 2')}): "
         f"{signed(tables.value.value)}.",
