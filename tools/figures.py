@@ -81,9 +81,13 @@ def draw_seeds(axes: Axes, at: float, seeds: Sequence[float], color: str, *, upr
     axes.plot(*(points if upright else points[::-1]), "o", color=color, alpha=0.45, markersize=4, markeredgewidth=0)
 
 
-def draw_bar(axes: Axes, at: float, low: float, high: float, color: str, *, upright: bool = True) -> None:
+def draw_bar(
+    axes: Axes, at: float, low: float, high: float, color: str, *, upright: bool = True, width: float = 2
+) -> None:
+    """Draw an interval; a wide bar is pale and behind the others."""
     ends = ([at, at], [low, high])
-    axes.plot(*(ends if upright else ends[::-1]), color=color, linewidth=2, solid_capstyle="butt")
+    style = {"alpha": 0.4, "zorder": 1} if width > 2 else {}
+    axes.plot(*(ends if upright else ends[::-1]), color=color, linewidth=width, solid_capstyle="butt", **style)
 
 
 def draw_name(
@@ -120,13 +124,13 @@ def parameters() -> Figure:
     drawn = figure(3.3)
     axes = drawn.add_subplot(ylabel="BLEU")
     left = ("right", -8, 0)
-    sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("right", -8, 4)}
-    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", -12, -49), results.HALF: ("left", 8, 8), EMBEDDED: left}
+    sides = {"dense": left, "PHM, n = 2": left, "PHM, n = 8": left, NARROW: ("left", 6, -14)}
+    sides |= {"quaternion": ("left", 8, -6), EIGHTH: ("left", 4, 34), results.HALF: ("left", 8, 8), EMBEDDED: left}
     for model in ("dense", *results.STRUCTURES, *results.small_models()):
         count, sample = results.weights(model) / 1e6, results.plateau(model)
         draw_sample(axes, count, sample, COLORS[color_of(model)])
         side, right, up = sides.get(model, ("left", 8, 0))
-        name = model.removeprefix("PHM, ").partition(", embeddings")[0]
+        name = model.removeprefix("PHM, ").partition(", embeddings")[0].replace(", ", ",\n")
         draw_name(axes, (count, sample.mean), name, side, (right, up), COLORS[color_of(model)])
     draw_scale(axes, (0.7, 1, 1.5, 2, 3, 4, 6), "all weights, millions")
     axes.set_xlim(0.6, 7)
@@ -299,7 +303,8 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
         color = colors[color_of(model)]
         interval = sample.interval
         if interval is not None:
-            draw_bar(axes, count, interval.low, interval.high, color)
+            taught = model.endswith(results.DISTILLED)  # a wide pale bar, on which the model's own is seen
+            draw_bar(axes, count, interval.low, interval.high, color, width=7 if taught else 2)
         axes.plot(count, sample.mean, "o", color=color, markersize=8)
         draw_name(axes, (count, sample.mean), label, side, shift, color)
     draw_scale(axes, (0.7, 1, 1.5, 2, 3, 4, 6), "all weights, millions")
