@@ -231,10 +231,14 @@ def teacher() -> str:
 def by_bytes() -> str:
     rows = []
     files = results.files()
+    (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
     for model, forms in files.items():
         seeds = ", ".join(dict.fromkeys(str(forms[form][1].count) for form in results.FORMS))
-        rows.append([model, seeds, *(file_text(forms[form]) for form in results.FORMS)])
-    (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
+        smallest = forms["int4"][1]
+        cells = [signed(smallest.mean - dense.mean), "one seed"]
+        if smallest.count > 1:
+            cells = tested(welch(dense, smallest))
+        rows.append([model, *cells, seeds, *(file_text(forms[form]) for form in results.FORMS)])
     change = welch(dense, small_bleu)
     four, eight = (files[f"{model}{DISTILLED}"]["int4"] for model in (EMBEDDED, EIGHTH))
     return section(
@@ -245,7 +249,7 @@ def by_bytes() -> str:
         f"({counted(four[1].count)}), and n = 8 {eight[1].text()} in {eight[0]:g} MB ({counted(eight[1].count)}).",
         "bytes",
         "BLEU over megabytes of the file",
-        ["model", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],
+        ["model", "4 bits − dense, float32 (95 %)", "p", "seeds", "float32: BLEU, chrF", "int8", "4 bits"],
         rows,
     )
 
