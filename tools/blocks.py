@@ -131,6 +131,13 @@ def tested(change: results.Change) -> list[str]:
     return [interval(change), probability(change.p_value)]
 
 
+def compared(baseline: results.Sample, system: results.Sample) -> list[str]:
+    """Return the cells of the difference of two samples, which is tested if both have several seeds."""
+    if min(baseline.count, system.count) > 1:
+        return tested(welch(baseline, system))
+    return [signed(system.mean - baseline.mean), "one seed"]
+
+
 @block
 def size() -> str:
     changes = {model: against_dense(model) for model in (*results.STRUCTURES, *results.small_models())}
@@ -234,11 +241,9 @@ def by_bytes() -> str:
     (large, dense, _), (rounded, _, _), (small, small_bleu, _) = results.compared_files()
     for model, forms in files.items():
         seeds = ", ".join(dict.fromkeys(str(forms[form][1].count) for form in results.FORMS))
-        smallest = forms["int4"][1]
-        cells = [signed(smallest.mean - dense.mean), "one seed"]
-        if smallest.count > 1:
-            cells = tested(welch(dense, smallest))
-        rows.append([model, *cells, seeds, *(file_text(forms[form]) for form in results.FORMS)])
+        rows.append(
+            [model, *compared(dense, forms["int4"][1]), seeds, *(file_text(forms[form]) for form in results.FORMS)]
+        )
     change = welch(dense, small_bleu)
     four, eight = (files[f"{model}{DISTILLED}"]["int4"] for model in (EMBEDDED, EIGHTH))
     return section(
@@ -266,26 +271,21 @@ def file_text(file: results.File) -> str:
 
 @block
 def tasks() -> str:
-    rows, lost, gains, tests = [], [], {}, {}
-    for name, (metric, _) in results.TASKS.items():
-        for model, dense, system in results.task(name):
-            gains[name, model] = gain = signed(system.mean - dense.mean)
-            cells = [gain, "one seed"]
-            if dense.count > 1 and system.count > 1:
-                change = tests[name, model] = welch(dense, system)
-                cells = tested(change)
-                if change.value.high < 0:
-                    lost.append(f"{model.removeprefix('PHM, ')} on {name} ({gain}, {p_is(change)})")
-            unit = "BLEU" if metric == "BLEU" else "%"
-            rows.append([f"{name}, {unit}", model, *cells, dense.text(), system.text()])
-    *_, (_, _, embedded) = results.task("Shakespeare")
-    spread = max(embedded.seeds) - min(embedded.seeds)
+    rows, lost = [], []
+    scores = {(name, model): pair for name in results.TASKS for model, *pair in results.task(name)}
+    gains = {key: signed(system.mean - dense.mean) for key, (dense, system) in scores.items()}
+    for (name, model), (dense, system) in scores.items():
+        unit = "BLEU" if results.TASKS[name][0] == "BLEU" else "%"
+        rows.append([f"{name}, {unit}", model, *compared(dense, system), dense.text(), system.text()])
+        if system.count > 1 and (change := welch(dense, system)).value.high < 0:
+            lost.append(f"{model.removeprefix('PHM, ')} on {name} ({gains[name, model]}, {p_is(change)})")
+    five, embedded = ("sentence pairs", "PHM, n = 5"), ("Shakespeare", EMBEDDED)
+    seeds = scores[embedded][1].seeds
     return section(
         f"Significantly below dense on test: {', '.join(lost)}. Sentence pairs with n = 5 "
-        f"({gains['sentence pairs', 'PHM, n = 5']}, {p_is(tests['sentence pairs', 'PHM, n = 5'])}) are not. On "
-        f"Shakespeare n = 4 has {gains['Shakespeare', 'PHM, n = 4']} BLEU, and with PHM embeddings "
-        f"{gains['Shakespeare', EMBEDDED]}, where three seeds differ by up to {spread:.1f}. The others are not "
-        "significant, or of one seed.",
+        f"({gains[five]}, {p_is(welch(*scores[five]))}) are not. On Shakespeare n = 4 has "
+        f"{gains['Shakespeare', 'PHM, n = 4']} BLEU, and with PHM embeddings {gains[embedded]}, where three seeds "
+        f"differ by up to {max(seeds) - min(seeds):.1f}. The others are not significant, or of one seed.",
         "tasks",
         "Difference of PHM from dense by task",
         ["task", "model", "difference (95 %)", "p", "score of dense", "score"],

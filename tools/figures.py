@@ -82,12 +82,12 @@ def draw_seeds(axes: Axes, at: float, seeds: Sequence[float], color: str, *, upr
 
 
 def draw_bar(
-    axes: Axes, at: float, low: float, high: float, color: str, *, upright: bool = True, width: float = 2
+    axes: Axes, at: float, low: float, high: float, color: str, *, upright: bool = True, pale: bool = False
 ) -> None:
-    """Draw an interval; a wide bar is pale and behind the others."""
+    """Draw an interval, a pale one wide and behind the others."""
     ends = ([at, at], [low, high])
-    style = {"alpha": 0.4, "zorder": 1} if width > 2 else {}
-    axes.plot(*(ends if upright else ends[::-1]), color=color, linewidth=width, solid_capstyle="butt", **style)
+    style = {"linewidth": 7, "alpha": 0.4, "zorder": 1} if pale else {"linewidth": 2}
+    axes.plot(*(ends if upright else ends[::-1]), color=color, solid_capstyle="butt", **style)
 
 
 def draw_name(
@@ -303,8 +303,8 @@ def draw_quality(axes: Axes, colors: Sequence[str]) -> None:
         color = colors[color_of(model)]
         interval = sample.interval
         if interval is not None:
-            taught = model.endswith(results.DISTILLED)  # a wide pale bar, on which the model's own is seen
-            draw_bar(axes, count, interval.low, interval.high, color, width=7 if taught else 2)
+            # On a student's pale bar the bar of the same model without a teacher is seen.
+            draw_bar(axes, count, interval.low, interval.high, color, pale=model.endswith(results.DISTILLED))
         axes.plot(count, sample.mean, "o", color=color, markersize=8)
         draw_name(axes, (count, sample.mean), label, side, shift, color)
     draw_scale(axes, (0.7, 1, 1.5, 2, 3, 4, 6), "all weights, millions")

@@ -71,9 +71,10 @@ def rank_linear(x: Tensor, T: Tensor, U: Tensor, V: Tensor, bias: Tensor | None 
     dtype = compute_dtype(x)
     if not x.is_floating_point():
         raise UserError(f"the input of a linear map must be floating-point, not {x.dtype}")
-    if x.shape[-1] != V.shape[1] * T.shape[2]:
-        raise DimensionError(f"input of shape {tuple(x.shape)}: expected {V.shape[1] * T.shape[2]} features")
-    flat = x.reshape(-1, x.shape[-1]).to(dtype)  # (N, d)
+    width = V.shape[1] * T.shape[2]  # d
+    if x.shape[-1] != width:
+        raise DimensionError(f"input of shape {tuple(x.shape)}: expected {width} features")
+    flat = x.reshape(-1, width).to(dtype)  # (N, d)
     T, U, V = T.to(dtype), U.to(dtype), V.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     if needs_plain_operations():

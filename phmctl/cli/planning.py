@@ -43,7 +43,7 @@ def training_plan(
         task = None
         notes.append(f"the time is not measured: {error}")
     if run is None or not saved_steps(run.checkpoints_folder):
-        find_start(resolved, task, runs_root(runs))  # prints what is copied, and raises an error if nothing is
+        find_start(resolved, task, runs_root(runs))  # notes what is copied. Copying nothing is an error
     sizes = task_of(resolved).sizes(resolved, root)
     if sizes.trained:
         notes.append(sizes.note)

@@ -427,7 +427,7 @@ def _remove_kronecker(module: nn.Module, weights: dict[tuple[int, ...], nn.Param
     for key, chain in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
         if is_computed(module, key):
             sources = list(chain.parameters())
-            H = getattr(module, key).clone(memory_format=torch.contiguous_format)  # safetensors wants no other
+            H = getattr(module, key).clone(memory_format=torch.contiguous_format)  # safetensors refuses others
             weight = nn.Parameter(H, any(source.requires_grad for source in sources))
             restore(module, key, weights.setdefault(tuple(map(id, sources)), weight))
 

@@ -152,7 +152,7 @@ def log_line(entry: Mapping[str, object]) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a training log, which has none if the file is missing. Raises RunError."""
+    """Return the entries of a training log, or an empty list if the file is missing. Raises RunError."""
     return [entry for _, entry in read_log_lines(path)]
 
 

@@ -306,7 +306,7 @@ class Run(Trained):
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
-        """Write the error into the run if the training in this block fails, and remove that of an earlier training."""
+        """Remove the error of an earlier training from the run, and write the error of this block if it fails."""
         with suppress(OSError):
             (self.folder / FAILURE).unlink(missing_ok=True)
         try:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -109,8 +109,9 @@ def train(
         old, folder = processes.from_leader(find_run_and_data)
         with processes.agreed():
             task = trains(recipe).open(recipe, folder)
-        options: dict[str, Any] = {"checkpoint": checkpoint, "record": record}
-        return train_task(task, recipe, root, old=old, data=folder, processes=processes, **options)
+        return train_task(
+            task, recipe, root, old=old, data=folder, checkpoint=checkpoint, processes=processes, record=record
+        )
 
 
 def data_of(run: Run | None) -> Path:
